@@ -1,4 +1,4 @@
-"""The start-up hook of a project's trials: the commands in it that may install something."""
+"""The start-up hook of a project's trials, and the commands in the hook with a possible installation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 #: The name of the hook, next to the code.
 STARTUP_HOOK = "startup-hook.sh"
-#: A line with this comment was looked at, and is right as it is.
+#: A comment that accepts a line.
 ACCEPTED = re.compile(r"#\s*det-lightning:\s*ok\b")
 
-# Whatever is not one of these may install something.
+# Every other command counts as a possible installation.
 _HARMLESS = re.compile(
     r":|\[\[?|basename|break|cat|cd|chmod|continue|cp|date|declare|df|dirname|du|echo|exit|export|false|free|grep|head"
     r"|hostname|id|local|ls|ln|mkdir|mktemp|mv|nproc|nvidia-smi|printf|pwd|readlink|readonly|realpath|return|rm|set|shift"
@@ -35,25 +35,25 @@ _TOKEN = re.compile(
 
 
 class Install(NamedTuple):
-    """A command that may install something."""
+    """A command with a possible installation."""
 
     line: int
     tool: str
-    text: str  # the whole line, with those that it goes on in
+    text: str  # the whole line, with continuation lines
 
 
 def find_installs(script: str) -> list[Install]:
-    """Return the commands of a shell script that may install something, without those that a comment accepts.
+    """Return the commands of a shell script with a possible installation, except on lines accepted by a comment.
 
-    All may that are not known to be harmless: programs have many ways to install.
+    Every command counts, unless known to be harmless: programs have many ways to install.
     """
     return _Reader(script).found
 
 
-def installs_of(code: Path) -> Iterator[tuple[Path, Install]]:
-    """Yield the commands that may install something, in the hook of a directory and in the scripts that it runs."""
+def find_all_installs(code: Path) -> Iterator[tuple[Path, Install]]:
+    """Yield the possible installations in the hook of a directory, and in the scripts run by the hook."""
     scripts = [code / STARTUP_HOOK]
-    for script in scripts:  # which grows
+    for script in scripts:  # grows
         if script.is_file():
             reader = _Reader(script.read_text(encoding="utf-8", errors="replace"))
             yield from ((script, install) for install in reader.found)
@@ -62,18 +62,18 @@ def installs_of(code: Path) -> Iterator[tuple[Path, Install]]:
 
 
 class _Reader:
-    """Finds the commands of a shell script, those within others included; not read as strictly as a shell does."""
+    """Finds the commands of a shell script, nested commands included; less strict than a shell."""
 
     def __init__(self, script: str, *, begins: bool = True) -> None:
         self.found: list[Install] = []
-        self.runs: list[Install] = []  # the scripts that are run
-        self._tools: list[str] = []  # those of the line that may install something
-        self._scripts: list[str] = []  # those of the line
+        self.runs: list[Install] = []  # the scripts to run
+        self._tools: list[str] = []  # possible installers in the line
+        self._scripts: list[str] = []  # scripts in the line
         self._open: list[tuple[str, bool]] = []  # brackets, and whether a command began before
         self._begins = begins  # a word is a command, rather than an argument
-        self._shell = ""  # a shell whose script is the next word
-        self._is_file = False  # the next word is what output goes to
-        self._is_joined = False  # the next word goes on where the last one ended
+        self._shell = ""  # a shell before its script
+        self._is_file = False  # the next word is the target of a redirection
+        self._is_joined = False  # the next word continues the last word
         self._has_moved = False  # names of scripts mean other files
         start = 0
         accepted = False
@@ -101,7 +101,7 @@ class _Reader:
         self._scripts = []
 
     def _end_command(self) -> None:
-        if self._shell:  # it reads commands from elsewhere
+        if self._shell:  # the shell reads commands from elsewhere
             self._tools.append(self._shell)
         self._begins = True
         self._shell = ""

@@ -66,13 +66,13 @@ def _commands_like(name: str, commands: Mapping[str, Any]) -> str:
 
 
 def _describe_counterpart(arguments: list[str]) -> str:
-    from det_lightning.porting.det_program import NoCounterpart, is_det_command, translated
+    from det_lightning.porting.det_program import NoCounterpart, is_det_command, translate
 
     words = ["det", *arguments]
     if not is_det_command(words):
         return ""
     try:
-        instead = shlex.join(translated(words))
+        instead = shlex.join(translate(words))
     except NoCounterpart as e:
         instead = str(e)
     name = " ".join(words[:3])

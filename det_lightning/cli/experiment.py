@@ -18,7 +18,7 @@ import typer
 
 from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
-from det_lightning.startup_hook import STARTUP_HOOK, installs_of
+from det_lightning.startup_hook import STARTUP_HOOK, find_all_installs
 
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig
@@ -245,7 +245,7 @@ def _check_hook(code: Path, choice: Hook | None) -> None:
     """Raise an error if the start-up hook may install something and there is no choice; otherwise announce the hook."""
     if not (code / STARTUP_HOOK).is_file() or choice is Hook.skip:
         return
-    installs = [*installs_of(code)]
+    installs = [*find_all_installs(code)]
     if installs and choice is None:
         for script, install in installs:
             warn(f"{script}:{install.line}: {install.text}")

@@ -1,4 +1,4 @@
-"""``det-lightning port``: rewrite a project, or write a trial as a LightningModule. Needs libcst and PyYAML."""
+"""``det-lightning port``: rewrite a project, or write a trial as a LightningModule. Needs the extra ``port``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXIT_CODES = (
     "Exit codes: 0 success; 1 with --check, if something would change, is left to do, or fails with --try; 2 wrong "
     "usage."
 )
-_REQUIRED = ("libcst", "packaging", "ruff", "yaml")
+_REQUIRED = ("libcst", "packaging", "ruff")
 _LIGHTNING = re.compile(r"^[ \t]*(?:import|from)[ \t]+(lightning|pytorch_lightning)\b", re.MULTILINE)
 _AGGREGATION = re.compile(r"^\s*aggregation_frequency:\s*(\w+)", re.MULTILINE)
 
@@ -152,7 +152,7 @@ def _write_file(port: FilePort) -> FilePort:
         try:
             port.write()
         except OSError as e:
-            return port.not_written(str(e), "make the file and its directory writable")
+            return port.refuse_writing(str(e), "make the file and its directory writable")
     return port
 
 

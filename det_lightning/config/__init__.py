@@ -1,4 +1,4 @@
-"""The experiment configuration: reading it, its typed model, and which of its fields have an effect here."""
+"""The experiment configuration: reading, the typed model, and the effect of each field."""
 
 from __future__ import annotations
 

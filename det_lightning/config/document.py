@@ -1,4 +1,4 @@
-"""A configuration as it was written: its values, the keys that lead to them, their lines, and what is wrong."""
+"""A configuration as written: values, key paths, lines, and mistakes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KeyPath = tuple[str | int, ...]
 
 
 def path_text(path: KeyPath) -> str:
-    """Return a path as people write it: ``bind_mounts[0].host_path``."""
+    """Return a path in the usual spelling: ``bind_mounts[0].host_path``."""
     text = ""
     for key in path:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
@@ -20,7 +20,7 @@ def path_text(path: KeyPath) -> str:
 
 
 def leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
-    """Yield the path of each value that is not a mapping with entries."""
+    """Yield the path of each value other than a mapping with entries."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaf_paths(item, (*path, key))
@@ -29,10 +29,10 @@ def leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 
 
 class SourceLines(dict[KeyPath, int | None]):
-    """The line of each key in a file. A key from elsewhere, such as an override, has the line None."""
+    """The line of each key in a file. A key from elsewhere, for example from an override, has the line None."""
 
     def find(self, path: KeyPath) -> int | None:
-        """Return the line of ``path``; for a missing key, the line of the mapping that should have it."""
+        """Return the line of ``path``, or for a missing key the line of the mapping around the key."""
         known = (path[:end] for end in range(len(path), -1, -1) if path[:end] in self)
         return self.get(next(known, path))
 
@@ -40,15 +40,15 @@ class SourceLines(dict[KeyPath, int | None]):
         return ConfigMistake(self.find(path), path_text(path), message)
 
 
-@dataclasses.dataclass(repr=False)  # it may hold secrets
+@dataclasses.dataclass(repr=False)  # secrets
 class Document:
-    """The content of a configuration, and what was found while it was read."""
+    """The content of a configuration, with all findings from reading."""
 
-    data: Any  # dicts with string keys, lists, strings, finite numbers, booleans and None; None if it cannot be read
+    data: Any  # dicts with string keys, lists, strings, finite numbers, booleans and None; None if unreadable
     name: str = "the configuration"  # in messages
     lines: SourceLines = dataclasses.field(default_factory=SourceLines)
     mistakes: list[ConfigMistake] = dataclasses.field(default_factory=list)
-    #: What was read differently than it is written.
+    #: Values read differently than written.
     notes: list[ConfigMistake] = dataclasses.field(default_factory=list)
-    #: Keys that no release knows, where these are left out.
+    #: Unknown keys, where unknown keys are left out.
     unknown: list[ConfigMistake] = dataclasses.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What each field of a configuration does, under ``det-lightning run`` and in calls, in one table."""
+"""The table of effects: the part of each configuration field under ``det-lightning run`` and in calls."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pydantic import BaseModel
 from det_lightning.config.document import KeyPath, path_text
 from det_lightning.config.experiment import ExperimentConfig
 
-#: What happens to a field; ``warned`` means ignored, with a warning that something may be missing.
+#: The treatment of a field; ``warned`` means ignored, with a warning about a possible lack.
 Effect = Literal["used", "ignored", "warned", "refused"]
 
 
 class FieldRule(NamedTuple):
-    """A row of the table; it also applies to everything below its field that has no row of its own."""
+    """A row of the table; the row also applies below the field, except to fields with their own row."""
 
     field: str  # dotted keys
     effect: Effect
-    note: str  # what the field does, or why it does nothing
-    # In a configuration passed to init, TrialModule or pytest --trial-config, if that differs.
+    note: str  # the effect of the field, or why there is none
+    # In a configuration passed to init, TrialModule or pytest --trial-config, if different.
     in_calls: Effect | None = None
 
 
@@ -139,35 +139,35 @@ _BY_FIELD = {rule.field: rule for rule in FIELD_RULES}
 
 @dataclasses.dataclass(frozen=True)
 class FieldEffect:
-    """What a field that was given does."""
+    """The effect of a given field."""
 
-    line: int | None  # in the file; None if it came from elsewhere
-    path: str  # its keys, such as resources.shm_size
+    line: int | None  # in the file; None for a field from elsewhere
+    path: str  # the keys, such as resources.shm_size
     effect: Effect  # never "refused", because reading such a field fails
-    note: str  # what it does, or why it does nothing
+    note: str  # the effect of the field, or why there is none
 
 
 def field_effects(config: ExperimentConfig) -> list[FieldEffect]:
-    """Return what each given field of a configuration does under ``det-lightning run``, in the order of the file."""
-    effects = [_effect(config, path) for path in _given(config, ()) if path[0] != "bind_mounts"]
+    """Return the effect of each given field under ``det-lightning run``, in the order of the file."""
+    effects = [_effect(config, path) for path in _find_given(config, ()) if path[0] != "bind_mounts"]
     for i, mount in enumerate(config.bind_mounts):
         path = ("bind_mounts", i)
         if mount.container_path == mount.host_path or Path(mount.container_path).exists():
             effects.append(_effect(config, path))
         else:
             note = f"{mount.container_path} does not exist here: link it to {mount.host_path}, or change the code"
-            effects.append(FieldEffect(config.line_of(path), path_text(path), "warned", note))
+            effects.append(FieldEffect(config.find_line(path), path_text(path), "warned", note))
     return sorted(effects, key=lambda effect: (effect.line or 0, effect.path))
 
 
 def without_effect_in_calls(
     config: ExperimentConfig, *, idle: Collection[str] = (), read: Collection[str] = ()
 ) -> list[str]:
-    """Return the names of given fields that a call which trains one trial ignores, unless they have their defaults.
+    """Return the names of given fields ignored by a call for one trial, unless a field has the default value.
 
-    This call also ignores the sections ``idle``; the trial itself reads the fields ``read``.
+    The call also ignores the sections ``idle``; the trial itself reads the fields ``read``.
     """
-    paths = {path_text(path): path for path in _given(config, ())}
+    paths = {path_text(path): path for path in _find_given(config, ())}
     return sorted(
         {
             *(name for name, path in paths.items() if name not in read and _is_idle(config, path)),
@@ -193,7 +193,7 @@ def _has_default(config: ExperimentConfig, path: KeyPath) -> bool:
 
 
 def rule_for(path: KeyPath) -> FieldRule:
-    """Return the row of the table that applies to a field; raise a KeyError if there is none."""
+    """Return the row of the table for a field, or raise a KeyError."""
     names = [key for key in path if isinstance(key, str)]
     for end in range(len(names), 0, -1):
         if (rule := _BY_FIELD.get(".".join(names[:end]))) is not None:
@@ -206,15 +206,15 @@ def _effect(config: ExperimentConfig, path: KeyPath) -> FieldEffect:
     effect = rule.effect
     is_idle_profiling = path[0] == "profiling" and not config.profiling.enabled
     if effect == "warned" and (_has_default(config, path) or is_idle_profiling):
-        effect = "ignored"  # nothing was asked for that the experiment may lack
-    return FieldEffect(config.line_of(path), path_text(path), effect, rule.note)
+        effect = "ignored"  # the experiment lacks nothing
+    return FieldEffect(config.find_line(path), path_text(path), effect, rule.note)
 
 
-def _given(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+def _find_given(value: Any, path: KeyPath) -> Iterator[KeyPath]:
     """Yield the path of each given field below ``path``, as deep as the table goes."""
     is_divided = not path or any(rule.field.startswith(f"{path_text(path)}.") for rule in FIELD_RULES)
     if is_divided and isinstance(value, BaseModel):
         for name in value.model_fields_set:
-            yield from _given(getattr(value, name), (*path, name))
+            yield from _find_given(getattr(value, name), (*path, name))
     else:
         yield path

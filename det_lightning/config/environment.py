@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from det_lightning.config.section import Count, Integer, Positive, Section, shown
+from det_lightning.config.section import Count, Integer, Positive, Section, show_value
 
 _MEMORY_SIZE = re.compile(r"([0-9]*[.])?[0-9]+ ?(([kmgtpKMGTP]([iI]?[bB])?)|[bB])?")
 
@@ -16,24 +16,24 @@ _MEMORY_SIZE = re.compile(r"([0-9]*[.])?[0-9]+ ?(([kmgtpKMGTP]([iI]?[bB])?)|[bB]
 def _memory_size(size: Any) -> Any:
     is_size = _MEMORY_SIZE.fullmatch(size) if isinstance(size, str) else isinstance(size, int) and size is not True
     if not is_size:
-        raise ValueError(f"must be a number of bytes, or a size such as 4G; got {shown(size)}")
+        raise ValueError(f"must be a number of bytes, or a size such as 4G; got {show_value(size)}")
     return size
 
 
 def _absolute(path: str) -> str:
     if not PurePosixPath(path).is_absolute():
-        raise ValueError(f"must be an absolute path; got {shown(path)}")
+        raise ValueError(f"must be an absolute path; got {show_value(path)}")
     return path
 
 
 def _below_the_code(path: str) -> str:
     if PurePosixPath(path) == PurePosixPath("."):
-        raise ValueError("must not be the directory of the code itself; name a directory in it")
+        raise ValueError("must not be the directory of the code itself; name a directory below")
     return path
 
 
 def _device(value: Any) -> Any:
-    """Return the mapping that ``host:container:mode`` abbreviates."""
+    """Return the mapping abbreviated as ``host:container:mode``."""
     parts = value.split(":") if isinstance(value, str) else []
     if len(parts) not in (2, 3):
         return value
@@ -65,7 +65,7 @@ class Resources(Section):
 
 
 class BindMount(Section):
-    """A directory of the machine that is visible in containers."""
+    """A directory of the machine, visible in containers."""
 
     host_path: Annotated[str, AfterValidator(_absolute)]
     container_path: Annotated[str, AfterValidator(_below_the_code)]
@@ -111,7 +111,7 @@ class EnvironmentVariables(Section):
 
 
 class ProxyPort(Section):
-    """A port that the master forwards."""
+    """A port forwarded by the master."""
 
     proxy_port: Integer
     proxy_tcp: bool = False

@@ -9,17 +9,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
-from det_lightning.config import go_patterns
 from det_lightning.config.document import KeyPath, SourceLines
 from det_lightning.config.environment import BindMount, Environment, Pbs, Resources, Slurm
 from det_lightning.config.hyperparameters import Hyperparameters
 from det_lightning.config.length import Length, Period
 from det_lightning.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
-from det_lightning.config.section import UNTYPED, Count, Integer, Positive, Section, refuse, shown
+from det_lightning.config.section import UNTYPED, Count, Integer, Positive, Section, refuse, show_value
 from det_lightning.config.storage import AnyStorage, StorageConfig
 from det_lightning.errors import ConfigMistake
 from det_lightning.masking import mask
 
+# Python would read these otherwise, as a set of characters.
+_NAMED_CLASS = re.compile(r"\[:\^?\w+:\]")
 _TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+")
 _LAUNCHED_TRIAL = re.compile(r"(?:^|\s)--trial[\s=]+([\w.]+:[\w.]+)")
 _LAUNCHER = re.compile(r"\bdet(?:ermined|_lightning)\.launch\.")
@@ -29,8 +30,8 @@ _HARNESS = re.compile(r"-m\s+det(?:ermined|_lightning)\.(?:exec\.harness|launch\
 def _entrypoint(value: Any) -> Any:
     is_command = isinstance(value, list) and value and all(isinstance(part, str) for part in value)
     if not is_command and not (isinstance(value, str) and value.strip()):
-        raise ValueError(f"must be module:Class, a command, or a list of a command's parts; got {shown(value)}")
-    # A block scalar of YAML ends with a line break, which Determined allows after a class.
+        raise ValueError(f"must be module:Class, a command, or a list of a command's parts; got {show_value(value)}")
+    # A block scalar of YAML ends with a line break, allowed by Determined after a class.
     return value.strip() if isinstance(value, str) and _TRIAL_CLASS.fullmatch(value.strip()) else value
 
 
@@ -65,7 +66,7 @@ class Profiling(Section):
 
 
 class Reproducibility(Section):
-    """The seed from which all random numbers derive; by default the time of reading."""
+    """The seed of all random numbers. Defaults to the time of reading."""
 
     experiment_seed: Annotated[Integer, Field(ge=0, lt=2**32)] = Field(default_factory=lambda: int(time.time()))
 
@@ -74,16 +75,23 @@ def _action(value: Any) -> Any:
     return value["type"] if isinstance(value, dict) and set(value) == {"type"} else value
 
 
+def compile_log_pattern(pattern: str) -> re.Pattern[str]:
+    """Return a pattern for Go, compiled by Python; raise an ``re.error`` for syntax unknown to Python."""
+    if (found := _NAMED_CLASS.search(pattern)) is not None:
+        raise re.error(f"{found[0]} is Go's: write the characters, such as A-Za-z for [:alpha:]")
+    return re.compile(pattern)
+
+
 def _pattern(pattern: str) -> str:
     try:
-        go_patterns.compiled(pattern)
-    except (re.error, OverflowError, RecursionError) as e:  # the last two for numbers and nesting beyond its limits
-        raise ValueError(f"is not a regular expression that Python can read: {e}; got {shown(pattern)}") from e
+        compile_log_pattern(pattern)
+    except (re.error, OverflowError, RecursionError) as e:  # the last two for numbers and nesting beyond the limits
+        raise ValueError(f"is not a regular expression that Python can read: {e}; got {show_value(pattern)}") from e
     return pattern
 
 
 class LogPolicy(Section):
-    """What to do when a line appears in a trial's log."""
+    """The action after a line appears in a trial's log."""
 
     name: str | None = None
     pattern: Annotated[str, AfterValidator(_pattern)] | None = None
@@ -103,9 +111,9 @@ _DEFAULT_LOG_POLICIES = [
 
 
 class ExperimentConfig(Section):
-    """A Determined experiment configuration, including its defaults.
+    """A Determined experiment configuration, including all defaults.
 
-    Created by :func:`~det_lightning.config.read_config`, which also checks what no single section can see.
+    Created by :func:`~det_lightning.config.read_config`, after checks across sections.
     """
 
     name: str = "experiment"
@@ -156,14 +164,14 @@ class ExperimentConfig(Section):
 
     @property
     def notes(self) -> tuple[ConfigMistake, ...]:
-        """What was read differently than written, or is probably not intended, in the order of the file."""
+        """Values read differently than written, and probable mistakes, in the order of the file."""
         doubts = [*self.searcher.doubts(), *self._doubts_about_validations()]
         located = [self._lines.mistake(("searcher", name), message) for name, message in doubts]
         return tuple(sorted([*self._notes, *located], key=ConfigMistake.position))
 
     @property
     def unknown_keys(self) -> tuple[ConfigMistake, ...]:
-        """Keys that no release knows; they are allowed only in a configuration that a call was given."""
+        """Keys unknown to every release; allowed only in a configuration given to a call."""
         return tuple(sorted(self._unknown, key=ConfigMistake.position))
 
     def _doubts_about_validations(self) -> Iterator[tuple[str, str]]:
@@ -171,13 +179,13 @@ class ExperimentConfig(Section):
         if waits and self.trial_class is not None and self.min_validation_period.units == 0:
             yield "max_time", "no trial is stopped early: without min_validation_period it validates at its end only"
 
-    def line_of(self, path: KeyPath) -> int | None:
-        """Return the line of a key in the file; None if it came from elsewhere."""
+    def find_line(self, path: KeyPath) -> int | None:
+        """Return the line of a key in the file, or None for a key from elsewhere."""
         return self._lines.find(path)
 
     @property
     def trial_class(self) -> str | None:
-        """The trial as ``module:Class``, if Determined's training loop runs one; it may be named with ``--trial``."""
+        """The trial as ``module:Class``, if Determined's training loop runs one, also through ``--trial``."""
         command = self.entrypoint if isinstance(self.entrypoint, str) else " ".join(self.entrypoint or [])
         if _TRIAL_CLASS.fullmatch(command):
             return command
@@ -185,7 +193,7 @@ class ExperimentConfig(Section):
         return found[1] if found else None
 
     def as_dict(self, *, masked: bool = False) -> dict[str, Any]:
-        """Return the configuration with all its defaults, as Determined gave it to trials; ``masked`` for display."""
+        """Return the configuration with all defaults, as Determined gave trials; ``masked`` for display."""
         plain = self.model_dump()
         displayed: dict[str, Any] = mask(plain) if masked else plain
         return displayed

@@ -1,4 +1,4 @@
-"""The hyperparameters of a configuration: constants, ranges, choices, and groups of them."""
+"""The hyperparameters of a configuration: constants, ranges, choices, and groups."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from det_lightning.config.section import (
     Integer,
     Positive,
     Section,
-    mistakes_in,
+    collect_mistakes,
     raise_all,
     read_variant,
     refuse,
-    shown,
+    show_value,
     variants,
 )
 
-# All values that a grid takes from a range are held in memory.
+# All values of a grid are in memory.
 _MOST_VALUES = 1_000_000
 # A range of integers is drawn from with 63 bits.
 _WIDEST = 2**63
-# The exponent of e at which a float is infinite.
+# The exponent of e for the largest float.
 _LARGEST_EXPONENT = 709
 
 
 class Const(Section):
-    """One value; a bare value in a file means the same."""
+    """A constant; a bare value in a file means the same."""
 
     type: Literal["const"] = "const"
     val: Annotated[Any, UNTYPED]
 
 
 class Categorical(Section):
-    """One of several values, which may be anything that JSON can hold."""
+    """A choice among values of any type known to JSON."""
 
     type: Literal["categorical"] = "categorical"
     vals: Annotated[list[Any], Field(min_length=1), UNTYPED]
@@ -124,14 +124,14 @@ _MODELS: dict[str, type[Leaf]] = variants("type", Const, Int, Double, Log, Categ
 
 def _read_group(entries: Any) -> dict[str, Hyperparameter]:
     if not isinstance(entries, dict):
-        refuse((), f"must be a mapping; got {shown(entries)}")
+        refuse((), f"must be a mapping; got {show_value(entries)}")
     mistakes: list[InitErrorDetails] = []
     group: dict[str, Hyperparameter] = {}
     for name, entry in entries.items():
         try:
             group[name] = _read_entry(entry)
         except ValidationError as e:
-            mistakes += mistakes_in(e, (name,))
+            mistakes += collect_mistakes(e, (name,))
     raise_all(mistakes)
     return group
 
@@ -155,7 +155,7 @@ def _as_plain(entry: Hyperparameter) -> dict[str, Any]:
 
 
 def leaves(group: dict[str, Hyperparameter], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Leaf]]:
-    """Yield each hyperparameter that is not a group, preceded by the names that lead to it."""
+    """Yield each hyperparameter except groups, after the path of names."""
     for name, entry in group.items():
         if isinstance(entry, dict):
             yield from leaves(entry, (*path, name))

@@ -1,4 +1,4 @@
-"""Older spellings in releases from 0.12 to 0.38, rewritten to those of the newest release.
+"""Spellings of the releases from 0.12 to 0.38, rewritten to the newest release.
 
 Until 0.12.13, training was counted in steps of ``batches_per_step`` batches.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from det_lightning.config.document import Document, KeyPath, leaf_paths, path_text
-from det_lightning.config.section import shown
+from det_lightning.config.section import show_value
 
 _BATCHES_PER_STEP = 100
 # How long a trial trained, in steps.
 _LENGTHS = ("max_steps", "target_trial_steps")
-# Fields of searchers that count in steps.
+# Fields of searchers in steps.
 _OF_STEPS = {*_LENGTHS, "step_budget", "steps_per_round"}
 _RENAMED = {"integration": "integrations", "log_pattern_policies": "log_policies"}
 # Log policies once had a ``policy`` in place of an ``action``; the last kind sent a webhook, and did nothing else.
@@ -28,9 +28,9 @@ _OF_SCHEDULERS = {"slurm": "sbatch_args", "pbs": "pbsbatch_args"}
 
 
 def rewrite_older_spellings(document: Document) -> None:
-    """Rewrite a configuration in place, note what was rewritten, and report what could not be.
+    """Rewrite old spellings in place, note each change, and report mistakes.
 
-    A rewritten key has the line of the old one.
+    A rewritten key has the line of the old key.
     """
     searcher = document.data.get("searcher")
     searcher = searcher if isinstance(searcher, dict) else {}
@@ -62,7 +62,7 @@ def _move(document: Document, old: KeyPath, new: KeyPath, value: Any) -> None:
         return
     parent[new[-1]] = value
     document.lines.update(dict.fromkeys([new, *leaf_paths(value, new)], document.lines.find(old)))
-    meaning = shown(value, new[-1])
+    meaning = show_value(value, new[-1])
     message = f"read as {meaning}" if old == new else f"read as {path_text(new)}: {meaning}"
     document.notes.append(document.lines.mistake(old, message))
 
@@ -92,12 +92,12 @@ def _rewrite_steps(document: Document, searcher: dict[str, Any]) -> None:
 
 
 def _take_integer(document: Document, parent: dict[str, Any], path: tuple[str, ...]) -> int | None:
-    """Return the integer at ``path``; remove any other value, and report it unless it is null."""
+    """Return the integer at ``path``. Remove any other value, and report a value other than null."""
     value = parent.get(path[-1])
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if value is not None:
-        document.mistakes.append(document.lines.mistake(path, f"must be an integer; got {shown(value)}"))
+        document.mistakes.append(document.lines.mistake(path, f"must be an integer; got {show_value(value)}"))
     parent.pop(path[-1], None)
     return None
 

@@ -17,7 +17,7 @@ from det_lightning.config.older_releases import rewrite_older_spellings
 from det_lightning.config.overrides import read_overrides, with_overrides
 from det_lightning.config.rules import broken_rules
 from det_lightning.config.searchers import change_search
-from det_lightning.config.section import UNKNOWN_KEY, shown
+from det_lightning.config.section import UNKNOWN_KEY, show_value
 from det_lightning.config.yaml_reader import MOST_CHARACTERS, YamlDocument
 from det_lightning.errors import ConfigError, ConfigMistake
 from det_lightning.files.file_kinds import require_file
@@ -31,56 +31,56 @@ def read_config(source: Source, overrides: Sequence[str] = (), *, partial: bool 
 
     Args:
         source: a file; its text, as a string with a line break; or its content, as a dict.
-        overrides: values that override those of the source, each written like ``searcher.max_trials=4``.
-        partial: the configuration may lack what only an experiment needs: entrypoint, searcher and metric.
+        overrides: new values for the configuration, each written like ``searcher.max_trials=4``.
+        partial: allow the configuration to lack entrypoint, searcher and metric, needed by experiments only.
 
     Raises:
-        ConfigError: the configuration cannot be read or used; the message lists all mistakes with their lines.
+        ConfigError: the configuration is unreadable or unusable; the message lists all mistakes with line numbers.
     """
-    document = Document(copy.deepcopy(dict(source))) if isinstance(source, Mapping) else _opened(source)
-    return _typed(document, overrides, partial=partial)
+    document = Document(copy.deepcopy(dict(source))) if isinstance(source, Mapping) else _open(source)
+    return _build(document, overrides, partial=partial)
 
 
 @dataclasses.dataclass(frozen=True)
 class GivenConfig:
-    """The configuration that a call was given."""
+    """A configuration given to a call."""
 
-    #: Its values; fields that it does not set are not among the ``model_fields_set`` of a section.
+    #: The values; ``model_fields_set`` of a section has the given fields only.
     typed: ExperimentConfig
-    #: What the trial sees: a dict as it was given, a file with all defaults.
+    #: The trial's view: a dict as given, a file with all defaults.
     plain: dict[str, Any] = dataclasses.field(repr=False)
-    #: This section as it was given; its secrets may be masked.
+    #: The section as given, perhaps with masked secrets.
     checkpoint_storage: dict[str, Any] | None = dataclasses.field(repr=False)
 
 
 def read_given(source: Source) -> GivenConfig:
-    """Read the configuration that a call was given: a file, or a dict that may have only some keys, also unknown ones.
+    """Read a configuration given to a call: a file, or a dict with any keys, also unknown ones.
 
     Raises:
-        ConfigError: Determined's master would refuse what is there; the message lists all mistakes.
+        ConfigError: Determined's master would refuse a value; the message lists all mistakes.
     """
-    document = Document(_plain(source)) if isinstance(source, Mapping) else _opened(source)
+    document = Document(_plain(source)) if isinstance(source, Mapping) else _open(source)
     section = _take_storage(document.data)
-    typed = _typed(document, partial=True, forgiving=True)
+    typed = _build(document, partial=True, forgiving=True)
     if isinstance(source, Mapping):
         return GivenConfig(typed, source if isinstance(source, dict) else dict(source), section)
     plain = typed.as_dict()
     if "experiment_seed" not in typed.reproducibility.model_fields_set:
-        # The default is the time, which differs between the processes of a run.
+        # The default is the time, different in each process of a run.
         plain["reproducibility"]["experiment_seed"] = 0
     plain["checkpoint_storage"].update(section or {})
     return GivenConfig(typed, plain, section)
 
 
 def _plain(value: Any) -> Any:
-    """Copy mappings and sequences, but not the values in them, which may be large or impossible to copy."""
+    """Copy mappings and sequences, but not the values inside: a value may be large or impossible to copy."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _take_storage(data: Any) -> dict[str, Any] | None:
-    """Return the ``checkpoint_storage`` section, and drop its masked values before going on."""
+    """Return the ``checkpoint_storage`` section, and drop masked values from the data."""
     section = data.get("checkpoint_storage") if isinstance(data, dict) else None
     if not isinstance(section, dict):
         return None
@@ -88,7 +88,7 @@ def _take_storage(data: Any) -> dict[str, Any] | None:
     return section
 
 
-def _opened(source: str | os.PathLike[str]) -> Document:
+def _open(source: str | os.PathLike[str]) -> Document:
     is_text = isinstance(source, str) and "\n" in source
     document = YamlDocument(str(source)) if is_text else YamlDocument(_text(Path(source)), os.fspath(source))
     if document.data is None and document.mistakes:
@@ -107,14 +107,14 @@ def _text(path: Path) -> str:
         raise ConfigError(str(path), [ConfigMistake(None, "", f"is not UTF-8: {e}")]) from e
 
 
-def _typed(
+def _build(
     document: Document, overrides: Sequence[str] = (), *, partial: bool, forgiving: bool = False
 ) -> ExperimentConfig:
-    """Return the configuration in a document, which is modified."""
+    """Return the configuration in a document; the document is modified."""
     if document.data is None and overrides:
         document.data = {}
     if not isinstance(document.data, dict):
-        message = f"must be a mapping, with entrypoint, searcher and the like; got {shown(document.data)}"
+        message = f"must be a mapping, with entrypoint, searcher and the like; got {show_value(document.data)}"
         raise ConfigError(document.name, [*document.mistakes, ConfigMistake(None, "", message)])
     before = document.data.get("searcher")
     document.data = with_overrides(document.data, overrides)
@@ -126,14 +126,14 @@ def _typed(
         change_search(searcher, [str(path[1]) for path in given if path[0] == "searcher" and len(path) > 1])
     if partial and isinstance(document.data.get("searcher"), dict):
         document.data["searcher"].setdefault("name", "single")
-    config = _validated(document, partial=partial, forgiving=forgiving)
+    config = _validate(document, partial=partial, forgiving=forgiving)
     if document.mistakes:
         raise ConfigError(document.name, sorted(set(document.mistakes), key=ConfigMistake.position))
     return config
 
 
-def _validated(document: Document, *, partial: bool, forgiving: bool) -> ExperimentConfig:
-    """Return the configuration without the sections that cannot be read, whose mistakes are added to the document."""
+def _validate(document: Document, *, partial: bool, forgiving: bool) -> ExperimentConfig:
+    """Return the configuration without unreadable sections, and add the mistakes to the document."""
     context = {"document": document, "forgiving": forgiving}
     unreadable: set[str] = set()
     try:
@@ -144,8 +144,8 @@ def _validated(document: Document, *, partial: bool, forgiving: bool) -> Experim
         if unknown:
             for error in unknown:
                 _leave_out(document, error["loc"], error["msg"])
-            return _validated(document, partial=partial, forgiving=forgiving)
-        # Values that could not be read from the text are null by now, and already reported.
+            return _validate(document, partial=partial, forgiving=forgiving)
+        # Unreadable values are null by now, and already reported.
         reported = {mistake.path for mistake in document.mistakes}
         mistakes = [document.lines.mistake(error["loc"], error["msg"]) for error in found]
         document.mistakes += [mistake for mistake in mistakes if mistake.path not in reported]

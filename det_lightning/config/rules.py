@@ -1,4 +1,4 @@
-"""Rules for a configuration that no section can check alone."""
+"""Rules across the sections of a configuration."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PERIODS = ("min_validation_period", "min_checkpoint_period")
 def broken_rules(
     config: ExperimentConfig, unreadable: set[str], *, partial: bool, forgiving: bool
 ) -> Iterator[_Mistake]:
-    """Yield each mistake of the sections that could be read, with its path; none about ``unreadable`` ones.
+    """Yield each mistake across the readable sections, with the path; sections in ``unreadable`` are skipped.
 
-    A ``partial`` configuration may lack what only an experiment needs; if ``forgiving``, a call may supply the
-    training length and the hyperparameters.
+    A ``partial`` configuration may lack the fields needed by experiments only. With ``forgiving``, a call may supply
+    the training length and the hyperparameters.
     """
     if not partial:
         yield from _incomplete(config, unreadable)
@@ -47,9 +47,7 @@ def _incomplete(config: ExperimentConfig, unreadable: set[str]) -> Iterator[_Mis
     elif config.searcher.metric is None:
         yield ("searcher", "metric"), "is missing: write the name of the validation metric to search by"
     if config.searcher.source_trial_id is not None:
-        message = (
-            "names a trial of Determined's master, which is not known here: write the id or the path of its newest"
-        )
+        message = "names a trial of Determined's master, unknown here: write the id or the path of the trial's newest"
         yield ("searcher", "source_trial_id"), f"{message} checkpoint as source_checkpoint_uuid"
 
 
@@ -62,7 +60,7 @@ def _grid_without_counts(config: ExperimentConfig) -> Iterator[_Mistake]:
 
 
 def _unusable_lengths(config: ExperimentConfig, *, partial: bool) -> Iterator[_Mistake]:
-    """Yield lengths that the training loop of a trial class cannot handle, though a script might."""
+    """Yield the lengths unusable in the training loop of a trial class, though perhaps usable in a script."""
     searcher = config.searcher
     length = searcher.max_length
     if length is None and not isinstance(searcher, HalvingSearcher) and not partial:

@@ -1,4 +1,4 @@
-"""The ``searcher`` section: which trials to run, and how long they train."""
+"""The ``searcher`` section: the trials to run, and the training length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from det_lightning.config.section import Count, Integer, Positive, Section, read
 
 # Each rung is a list of metrics.
 _MOST_RUNGS = 1000
-# The exponent of e up to which the powers of a divisor are floats, with some to spare.
+# The exponent of e for the largest power of a divisor, with a margin.
 _LARGEST_EXPONENT = 700
 
 _Divisor = Annotated[float, Field(gt=1)]
@@ -21,7 +21,7 @@ _Mode = Literal["aggressive", "standard", "conservative"]
 
 
 class SearcherConfig(Section):
-    """The fields that all searches share."""
+    """The fields shared by all searches."""
 
     name: str
     metric: str | None = None
@@ -40,12 +40,12 @@ class SearcherConfig(Section):
         return self.max_length
 
     def doubts(self) -> Iterator[tuple[str, str]]:
-        """Yield each field that is allowed but probably not intended, and why."""
+        """Yield each allowed but probably unintended field, and the reason."""
         return iter(())
 
 
 class SingleSearcher(SearcherConfig):
-    """One trial; its value from a range of hyperparameters is drawn at random."""
+    """One trial; a range of hyperparameters gives a random value."""
 
     name: Literal["single"] = "single"
 
@@ -59,14 +59,14 @@ class RandomSearcher(SearcherConfig):
 
 
 class GridSearcher(SearcherConfig):
-    """One trial for each combination of hyperparameters."""
+    """A trial for each combination of hyperparameters."""
 
     name: Literal["grid"] = "grid"
     max_concurrent_trials: Count = 16
 
 
 class HalvingSearcher(SearcherConfig):
-    """The fields that both searches that stop trials share."""
+    """The fields shared by both searches with early stopping."""
 
     max_trials: Positive
     max_time: Positive | None = None
@@ -93,30 +93,30 @@ class HalvingSearcher(SearcherConfig):
         return self
 
     def most_rungs(self) -> tuple[str, int]:
-        """Return how many rungs a bracket has at most, after the name of the field that says so."""
+        """Return the name of the field limiting the rungs, and the number of rungs in the longest bracket."""
         raise NotImplementedError
 
     def doubts(self) -> Iterator[tuple[str, str]]:
         if self.stop_once:
-            yield "stop_once", "has no effect: a trial that was stopped never goes on"
+            yield "stop_once", "has no effect: a stopped trial never goes on"
         if self.max_time is not None and self.max_length is not None:
             same_unit = self.max_length.unit in (None, self.time_metric)
             if not same_unit or self.max_length.units != self.max_time:
-                yield "max_length", "differs from max_time, by which trials are compared: one may end before that"
+                yield "max_length", "differs from max_time, which compares trials: a trial may end earlier"
 
     @property
     def full_time(self) -> int:
-        """The value of ``time_metric`` when a trial is complete; files up to 0.37 give it as ``max_length``."""
+        """The value of ``time_metric`` at the end of a complete trial; up to 0.37 given as ``max_length``."""
         return self.max_time or (self.max_length.units if self.max_length else 0)
 
     @property
     def clock(self) -> str:
-        """The metric that measures how long a trial has trained; ``batches`` if the only length has no unit."""
+        """The metric for a trial's progress; ``batches`` if the only length has no unit."""
         return self.time_metric or (self.max_length and self.max_length.unit) or "batches"
 
     @property
     def validates_at_rungs(self) -> bool:
-        """Whether trials must validate wherever the search decides, as they do if only ``max_length`` is given."""
+        """Whether trials must validate at each decision of the search, as with ``max_length`` alone."""
         return self.max_time is None
 
 
@@ -135,7 +135,7 @@ class AdaptiveAshaSearcher(HalvingSearcher):
 
 
 class AsyncHalvingSearcher(HalvingSearcher):
-    """Asynchronous halving in one bracket."""
+    """Asynchronous halving in a single bracket."""
 
     name: Literal["async_halving"] = "async_halving"
     num_rungs: Positive
@@ -145,7 +145,7 @@ class AsyncHalvingSearcher(HalvingSearcher):
 
 
 class GivenSearcher(SearcherConfig):
-    """Some fields of any search, for a call that trains one trial: it does not search, and requires none of them."""
+    """Some fields of any search, all optional, for a call that trains one trial without a search."""
 
     max_trials: Positive | None = None
     max_concurrent_trials: Count | None = None
@@ -163,7 +163,7 @@ SEARCHERS: dict[str, type[SearcherConfig]] = variants(
     "name", SingleSearcher, RandomSearcher, GridSearcher, AdaptiveAshaSearcher, AsyncHalvingSearcher
 )
 
-#: Searches that are not supported, and what to write in their place.
+#: Unsupported searches, and the advice.
 REFUSED_SEARCHERS = {
     "adaptive": "write name: adaptive_asha, and max_trials (how many trials to try) in place of budget and "
     "train_stragglers; metric, max_length, mode, divisor, max_rungs and bracket_rungs stay",
@@ -175,7 +175,7 @@ REFUSED_SEARCHERS = {
 
 
 def change_search(searcher: dict[str, Any], kept: Collection[str]) -> None:
-    """Remove the fields that the named search does not have, such as those of another one, unless they are ``kept``."""
+    """Remove the fields unknown to the named search, for example from another search, except the ``kept`` fields."""
     model = SEARCHERS.get(str(searcher.get("name")))
     if model is None:
         return

@@ -1,4 +1,4 @@
-"""What all sections of a configuration have in common: strict types, null for the default, plain error messages."""
+"""The base of all sections: strict types, null for the default, plain error messages."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _OURS: _Kind = "configuration"
 #: The type of pydantic's errors about unknown keys.
 UNKNOWN_KEY: _Kind = "unknown_key"
 _MOST_LISTED_NAMES = 12
-# In a message, the value that was given and what it was compared with, or a quoted one.
+# In a message, the given value after the limit, or a quoted value.
 _VALUES = re.compile(r"(?:, [^,;]*)?; got .*| '.*'", re.DOTALL)
-# By pydantic's error type, what was expected; formatted with the context of the error.
+# The expectations by pydantic's error type, formatted with the context of the error.
 _EXPECTED = {
     "bool_type": "must be true or false",
     "dict_type": "must be a mapping",
@@ -49,12 +49,12 @@ _EXPECTED = {
 
 
 def mistake(path: KeyPath, message: str, kind: _Kind = _OURS) -> InitErrorDetails:
-    """Return a mistake for :func:`raise_all`; its path is relative to the value that is validated."""
+    """Return a mistake for :func:`raise_all`; the path is relative to the validated value."""
     return InitErrorDetails(type=PydanticCustomError(kind, "{m}", {"m": message}), loc=path, input=None)
 
 
-def mistakes_in(error: ValidationError, below: KeyPath = ()) -> Iterator[InitErrorDetails]:
-    """Yield the mistakes in the value at ``below``; under the name of a secret, their messages show no values."""
+def collect_mistakes(error: ValidationError, below: KeyPath = ()) -> Iterator[InitErrorDetails]:
+    """Yield the mistakes in the value at ``below``; messages about a secret show no values."""
     is_secret = any(map(is_secret_name, below))
     for found in error.errors(include_url=False):
         kind = UNKNOWN_KEY if found["type"] == UNKNOWN_KEY else _OURS
@@ -69,7 +69,7 @@ def raise_all(mistakes: list[InitErrorDetails]) -> None:
 
 
 def refuse(path: KeyPath, message: str) -> NoReturn:
-    """Raise one mistake."""
+    """Raise a single mistake."""
     raise ValidationError.from_exception_data("configuration", [mistake(path, message)])
 
 
@@ -82,11 +82,11 @@ def _message(found: Any) -> str:
     if kind == "value_error":
         return str(found["ctx"]["error"])
     expected = _EXPECTED[kind].format(**found.get("ctx", {})) if kind in _EXPECTED else str(found["msg"])
-    return f"{expected}; got {shown(found['input'], found['loc'][-1] if found['loc'] else '')}"
+    return f"{expected}; got {show_value(found['input'], found['loc'][-1] if found['loc'] else '')}"
 
 
-def shown(value: Any, name: str | int = "") -> str:
-    """Return a value as shown in messages: in YAML's spelling, on one line, shortened, with secrets masked."""
+def show_value(value: Any, name: str | int = "") -> str:
+    """Return a value for messages: in YAML's spelling, on a single line, shortened, with secrets masked."""
     masked = mask({name: value})[name]
     if masked is None or isinstance(masked, bool):
         return {None: "null", True: "true", False: "false"}[masked]
@@ -94,8 +94,8 @@ def shown(value: Any, name: str | int = "") -> str:
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
-def hint_for(name: object, known: Iterable[str]) -> str:
-    """Return what to append to a message: the most similar known name, or all if there are few, or nothing."""
+def suggest(name: object, known: Iterable[str]) -> str:
+    """Return a hint to append to a message: the most similar known name, or all names if there are few, or nothing."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1)
     if near:
@@ -107,9 +107,9 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-#: For what may be anything that JSON can hold, of which Determined's master knew no types.
+#: For values of any type known to JSON, unchecked by Determined's master.
 UNTYPED = AfterValidator(as_passed_on)
-#: Larger integers do not fit into those of Determined's master.
+#: Larger integers overflow in Determined's master.
 INTEGER_LIMIT = 2**63
 #: Determined accepts 5.0 as an integer, but neither true nor "5".
 Integer = Annotated[int, BeforeValidator(_integral), Field(ge=-INTEGER_LIMIT, lt=INTEGER_LIMIT)]
@@ -121,26 +121,26 @@ SectionT = TypeVar("SectionT", bound="Section")
 
 
 def variants(key: str, *models: type[SectionT]) -> dict[str, type[SectionT]]:
-    """Return models by the value of their entry ``key``."""
+    """Return models by the default of their field ``key``."""
     return {model.model_fields[key].default: model for model in models}
 
 
 def read_variant(
     value: Any, key: str, models: Mapping[str, type[SectionT]], refused: Mapping[str, str] | None = None
 ) -> SectionT:
-    """Return the section in a mapping, whose entry ``key`` selects one of ``models``; raise a ValidationError.
+    """Return the section in a mapping, selected from ``models`` by the entry ``key``; raise a ValidationError.
 
-    ``refused`` says what to write in place of values that older releases knew.
+    ``refused`` has the advice for values known to older releases only.
     """
     if not isinstance(value, dict):
-        refuse((), f"must be a mapping; got {shown(value)}")
+        refuse((), f"must be a mapping; got {show_value(value)}")
     name = value.get(key)
     if name is None:
         refuse((key,), f"is missing; known are {', '.join(models)}")
     if isinstance(name, str) and refused is not None and name in refused:
         refuse((key,), f"{name} cannot be used: {refused[name]}")
     if not isinstance(name, str) or name not in models:
-        refuse((key,), f"unknown {key} {shown(name)}{hint_for(name, models)}")
+        refuse((key,), f"unknown {key} {show_value(name)}{suggest(name, models)}")
     return models[name].model_validate(value)
 
 
@@ -163,12 +163,12 @@ class Section(BaseModel):
         for name, item in value.items():
             field = cls.model_fields.get(name)
             if field is None:
-                mistakes.append(mistake((name,), f"unknown key{hint_for(name, cls.model_fields)}", UNKNOWN_KEY))
+                mistakes.append(mistake((name,), f"unknown key{suggest(name, cls.model_fields)}", UNKNOWN_KEY))
             elif item is not None or field.is_required():
                 known[name] = item
         try:
             section = handler(known)
         except ValidationError as e:
-            mistakes += mistakes_in(e)
+            mistakes += collect_mistakes(e)
         raise_all(mistakes)
         return section

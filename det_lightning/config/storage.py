@@ -1,4 +1,4 @@
-"""The ``checkpoint_storage`` section: where checkpoints are stored, and which are kept."""
+"""The ``checkpoint_storage`` section: the place of checkpoints, and how many to keep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from det_lightning.config.section import Count, Section, read_variant, refuse
 
 
 class StorageConfig(Section):
-    """Which checkpoints to keep after an experiment; without a type, they are stored in the experiment's directory."""
+    """How many checkpoints to keep. Without a type, checkpoints go into the experiment's directory."""
 
     type: str | None = None
     save_experiment_best: Count = 0

@@ -1,4 +1,4 @@
-"""What a configuration says about training one trial, under the names of the corresponding arguments."""
+"""The settings of a configuration for training a trial, under the names of the corresponding arguments."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 
 
 class TrainingSettings:
-    """What a configuration supplies for arguments that ``init`` and ``fit`` were not given; None if it does not.
+    """Values of a configuration for arguments missing in ``init`` and ``fit``; None for values not in the file.
 
     ``global_batch_size`` among ``hparams`` converts records to batches. ``trial_seed`` replaces the experiment's seed.
-    ``rungs`` are lengths, in units of the search, at which the search needs a validation.
+    ``rungs`` are the lengths with a validation for the search, in units of the search.
     """
 
     def __init__(
@@ -31,24 +31,24 @@ class TrainingSettings:
         self._config = config
         self._hparams = hparams or {}
         self._rungs = rungs
-        seed = _said(config.reproducibility, "experiment_seed") if trial_seed is None else trial_seed
+        seed = _get_if_given(config.reproducibility, "experiment_seed") if trial_seed is None else trial_seed
         optimizations = config.optimizations
         self.trial_seed: int | None = seed
         self.checkpoint_storage = checkpoint_storage
-        self.aggregation_frequency: int | None = _said(optimizations, "aggregation_frequency")
-        self.average_aggregated_gradients: bool | None = _said(optimizations, "average_aggregated_gradients")
-        self.checkpoint_policy: str | None = _said(config, "checkpoint_policy")
-        self.step_zero_validation: bool | None = _said(config, "perform_initial_validation")
+        self.aggregation_frequency: int | None = _get_if_given(optimizations, "aggregation_frequency")
+        self.average_aggregated_gradients: bool | None = _get_if_given(optimizations, "average_aggregated_gradients")
+        self.checkpoint_policy: str | None = _get_if_given(config, "checkpoint_policy")
+        self.step_zero_validation: bool | None = _get_if_given(config, "perform_initial_validation")
 
     @property
     def max_length(self) -> TrainUnit | None:
-        """How long to train; a ValueError if it has no unit, or is in records without ``global_batch_size``."""
+        """The training length. Raises a ValueError for a missing unit, or records without batch size."""
         length = self._config.searcher.training_length
         return None if length is None else self._unit("searcher.max_length", length)
 
     @property
     def validation_period(self) -> list[TrainUnit] | None:
-        """When validations are due; if there are several periods, after each of them."""
+        """The periods between validations; a validation is due after each period."""
         periods = [self._period("min_validation_period"), self._validations_for_search()]
         return [period for period in periods if period is not None] or None
 
@@ -58,11 +58,11 @@ class TrainingSettings:
 
     @property
     def reporting_period(self) -> TrainUnit | None:
-        unit = _said(self._config, "scheduling_unit")
+        unit = _get_if_given(self._config, "scheduling_unit")
         return None if unit is None else Batch(unit)
 
     def _period(self, name: str) -> TrainUnit | None:
-        period: Length | None = _said(self._config, name)
+        period: Length | None = _get_if_given(self._config, name)
         return None if period is None else self._unit(name, period)
 
     def _validations_for_search(self) -> TrainUnit | None:
@@ -82,5 +82,5 @@ class TrainingSettings:
             raise ValueError(f"{name} of the configuration: {e}") from None
 
 
-def _said(section: BaseModel, name: str) -> Any:
+def _get_if_given(section: BaseModel, name: str) -> Any:
     return getattr(section, name) if name in section.model_fields_set else None

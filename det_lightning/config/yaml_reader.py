@@ -1,8 +1,8 @@
-"""Reading YAML as Determined did, with the line of every key and all mistakes at once.
+"""Reading YAML like Determined, with the line of every key and all mistakes at once.
 
-Determined's command line read YAML 1.2 and refused duplicate keys; its master, which had the last word on values, also
-accepted the booleans of YAML 1.1 (``yes``, ``off``). Dates were text, and only what JSON can hold got through, where
-``64.0`` is ``64``.
+Determined's command line read YAML 1.2 and refused duplicate keys. Determined's master had the last word on values, and
+also accepted the booleans of YAML 1.1 (``yes``, ``off``). Dates were text, only values known to JSON got through, and
+``64.0`` became ``64``.
 """
 
 from __future__ import annotations
@@ -38,18 +38,31 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
 _MOST_VALUES = 25_000
 
 
+def _make_parser(composer: type[Composer] = Composer) -> YAML:
+    """Return a parser for a single text: directives in the text may change the parser's version of YAML."""
+    parser = YAML(typ="safe", pure=True)
+    parser.Composer = composer  # before the next line, which makes one
+    parser.composer.warn_double_anchors = False  # YAML allows double anchors, and the warning would show the text
+    return parser
+
+
+def compose_documents(text: str) -> list[Node]:
+    """Return the root node of each non-empty document in a text, or raise a YAMLError."""
+    try:
+        return [node for node in _make_parser().compose_all(text) if node is not None]
+    except AssertionError as e:  # a %YAML directive with an unknown version
+        raise YAMLError("a %YAML directive with an unknown version") from e
+
+
 class YamlDocument(Document):
-    """The content of one YAML document. The notes say what was read differently than YAML 1.2 specifies."""
+    """The content of a YAML document. The notes list values read differently than in YAML 1.2."""
 
     def __init__(self, text: str, name: str = "the configuration") -> None:
         super().__init__(None, name)
         self._open: list[Node] = []
         self._values = 0
-        self.without_value: list[KeyPath] = []  # the keys after which nothing is written
-        # Every document needs its own state, because its directives may set the version.
-        self._yaml = YAML(typ="safe", pure=True)
-        self._yaml.Composer = _BoundedComposer
-        self._yaml.composer.warn_double_anchors = False  # YAML allows them, and the warning would show the text
+        self.without_value: list[KeyPath] = []  # keys with nothing after the colon
+        self._yaml = _make_parser(_BoundedComposer)
         if len(text) > MOST_CHARACTERS:
             self.mistakes.append(ConfigMistake(None, "", f"more than {MOST_CHARACTERS:,} characters"))
             return
@@ -61,15 +74,13 @@ class YamlDocument(Document):
         except MarkedYAMLError as e:
             mark = e.problem_mark or e.context_mark
             problem = mask_text(": ".join(part for part in (e.context, e.problem) if part))
-            if mark is not None and _has_secret(text, mark.line):  # of which a part may be taken for a name
+            if mark is not None and _has_secret(text, mark.line):  # a part may look like a name
                 problem = f"{problem.partition(chr(39))[0].strip()}: write the value in quotes"
             self.mistakes.append(ConfigMistake(None if mark is None else mark.line + 1, "", f"not YAML: {problem}"))
-        except (YAMLError, AssertionError) as e:  # the latter for a %YAML directive with an unknown version
+        except (YAMLError, AssertionError) as e:  # an AssertionError for a %YAML directive with an unknown version
             self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
         except (_TooLarge, RecursionError):
-            message = (
-                f"more than {_MOST_VALUES:,} keys and values, or too many levels; keep data in a file of their own"
-            )
+            message = f"more than {_MOST_VALUES:,} keys and values, or too many levels; keep data in a separate file"
             self.mistakes.append(ConfigMistake(None, "", message))
 
     def _convert(self, node: Node, path: KeyPath) -> Any:
@@ -79,14 +90,14 @@ class YamlDocument(Document):
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
         if any(node is parent for parent in self._open):
-            return self._wrong(node, path, "an alias must not stand for what it is a part of")
+            return self._wrong(node, path, "an alias must not stand for a value around it")
         self._open.append(node)
         try:
             if isinstance(node, MappingNode) and node.tag == f"{_TAG}map":
                 return self._mapping(node, path)
             if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
                 return self._sequence(node, path)
-            return self._wrong(node, path, f"values of the type {_shown(node.tag, path)} cannot be used")
+            return self._wrong(node, path, f"values of the type {_show_text(node.tag, path)} cannot be used")
         finally:
             self._open.pop()
 
@@ -119,7 +130,7 @@ class YamlDocument(Document):
             if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}null":
                 self._wrong(key, path, "a key must be a string")
                 continue
-            name = self._joined(key, path, key.value)
+            name = self._join_surrogates(key, path, key.value)
             entry_path = (*path, name)
             if name in own:
                 self._wrong(key, entry_path, f"duplicate key; the first is in line {self.lines.find(entry_path)}")
@@ -139,10 +150,10 @@ class YamlDocument(Document):
                 message = f"{text} is read as {meant}, as Determined did; write {meant}, or '{text}'"
                 self.notes.append(ConfigMistake(node.start_mark.line + 1, path_text(path), message))
                 return value
-            return self._joined(node, path, text)
+            return self._join_surrogates(node, path, text)
         if node.tag not in _NUMBERS | _CONSTANTS:
             return self._wrong(
-                node, path, f"values of the type {_shown(node.tag, path)} cannot be used; quote it if it is text"
+                node, path, f"values of the type {_show_text(node.tag, path)} cannot be used; quote it if it is text"
             )
         try:
             value = self._yaml.constructor.construct_object(node)
@@ -154,13 +165,13 @@ class YamlDocument(Document):
             meanings = f"is {value} in YAML 1.2 and {int(text, 8)} before: write {value} or 0o{text.lstrip('+-0')}"
             if _is_secret(path):
                 meanings = "is another number before YAML 1.2: write it in quotes"
-            return self._wrong(node, path, f"{_shown(text, path)} {meanings}")
+            return self._wrong(node, path, f"{_show_text(text, path)} {meanings}")
         if isinstance(value, float) and not math.isfinite(value):
-            return self._wrong(node, path, f"must be a finite number; got {_shown(text, path)}")
+            return self._wrong(node, path, f"must be a finite number; got {_show_text(text, path)}")
         return as_passed_on(value) if isinstance(value, float) else value
 
-    def _joined(self, node: Node, path: KeyPath, text: str) -> str:
-        """Return a text with JSON's escapes, in which some characters are two surrogates, joined to characters."""
+    def _join_surrogates(self, node: Node, path: KeyPath, text: str) -> str:
+        """Return a text with the surrogate pairs from JSON's escapes joined to characters."""
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
@@ -175,8 +186,8 @@ def _is_secret(path: KeyPath) -> bool:
     return any(map(is_secret_name, path))
 
 
-def _shown(text: str | None, path: KeyPath) -> str:
-    """Return a text as a message may show it that is at, or below, the keys of a path."""
+def _show_text(text: str | None, path: KeyPath) -> str:
+    """Return a text for a message about the value at a path, masked below the name of a secret."""
     return MASK if _is_secret(path) else f"{mask_text(str(text)):.100}"
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from det_lightning.config import go_patterns
+from det_lightning.config.experiment import compile_log_pattern
 from det_lightning.escaping import escape, name_some
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def find_retry_policy(config: dict[str, Any], log: Path, limit_s: float = _LIMIT
     }
     if not patterns or not log.exists():
         return None
-    policies = [(_AT_FIRST.sub("", go_patterns.compiled(given).pattern), name) for given, name in patterns.items()]
+    policies = [(_AT_FIRST.sub("", compile_log_pattern(given).pattern), name) for given, name in patterns.items()]
     try:
         search = subprocess.run(
             [sys.executable, "-I", "-c", _SEARCH],

@@ -1,4 +1,4 @@
-"""Which names of a file stand for parts of Determined, and where they are used."""
+"""Names in a file for parts of Determined, and the uses of these names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from det_lightning.porting.python_syntax import PythonFile, dotted_name
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Binding:
-    """A name that an import statement gives to a part of Determined."""
+    """A name given to a part of Determined by an import statement."""
 
     name: str  # in the file
-    path: str  # what it stands for, as a dotted name of Determined
+    path: str  # the imported part, as a dotted name of Determined
     imported: str  # the same, but determined.pytorch where ``import determined.pytorch`` binds ``determined``
     statement: cst.Import | cst.ImportFrom
-    alias: cst.ImportAlias  # the part of the statement that binds the name
+    alias: cst.ImportAlias  # the binding part of the statement
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,13 +26,13 @@ class Reference:
     """A use of a binding."""
 
     node: cst.Name
-    attributes: list[cst.Attribute]  # for ``a`` in ``a.b.c`` those of ``b`` and ``c``
-    binding: Binding  # one of them if there are several
+    attributes: list[cst.Attribute]  # for ``a`` in ``a.b.c`` the attributes ``b`` and ``c``
+    binding: Binding  # any of several bindings
     certain: bool  # the name cannot stand for anything else
 
     @property
     def path(self) -> str:
-        """What is used, as a dotted name of Determined."""
+        """The dotted name of the used part, as Determined spells the name."""
         return ".".join([self.binding.path, *(attribute.attr.value for attribute in self.attributes)])
 
     @property
@@ -41,7 +41,7 @@ class Reference:
 
 
 class Bindings:
-    """The names that a file imports from ``package``, by Determined's names, and their uses."""
+    """The names imported from ``package``, by Determined's names, with all uses in the file."""
 
     def __init__(self, file: PythonFile, package: str = "determined") -> None:
         self._file = file
@@ -113,7 +113,7 @@ class Bindings:
         return [binding for binding in self.found if binding.statement is statement]
 
     def uses_trial_api(self) -> bool:
-        """Return whether the file uses a part of Determined's PyTorch API that det_lightning has."""
+        """Return whether the file uses a part of Determined's PyTorch API with a counterpart in det_lightning."""
         return any(path.startswith("determined.pytorch") and counterpart(path) for path in self._paths())
 
     def uses_core_api(self) -> bool:
@@ -121,6 +121,6 @@ class Bindings:
         return any(f"{path}.".startswith("determined.core.") for path in self._paths())
 
     def _paths(self) -> list[str]:
-        """Return the dotted names of what the file imports and uses, as Determined has them."""
+        """Return the dotted names of all imports and uses, as Determined spells the names."""
         paths = [binding.imported for binding in self.found] + [use.path for use in self.references]
         return paths + [self._path(dotted_name(star.module)) for star in self.stars]

@@ -1,4 +1,4 @@
-"""Code that bypasses a trial's context, such as its own devices and steps, and what scripts use of a cluster."""
+"""Findings for code around a trial's context, such as devices and steps of its own, and for uses of a cluster."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 import libcst as cst
 
-from det_lightning.bypass_rules import find_bypasses, parse
-from det_lightning.porting.counterparts import methods_in, package_finding
+from det_lightning.bypass_rules import find_bypasses, find_torch_names, parse
+from det_lightning.porting.counterparts import package_finding, read_methods
 from det_lightning.porting.findings import Finding, Premise, Severity
 from det_lightning.porting.older_releases import spellings
 from det_lightning.porting.python_syntax import (
@@ -16,11 +16,11 @@ from det_lightning.porting.python_syntax import (
     dotted_name,
     is_keyword,
     last_name,
-    methods_of,
+    list_methods,
 )
 
 _LOADER = (
-    "torch's DataLoader is returned, which is refused: it is not sharded and does not resume",
+    "torch's DataLoader is refused: such a loader neither shards nor resumes",
     "return det_lightning.pytorch.DataLoader, or call context.experimental.disable_dataset_reproducibility_checks()",
 )
 _APEX = (
@@ -28,8 +28,8 @@ _APEX = (
     "context.experimental.use_amp()"
 )
 _CLUSTER = (
-    "start the script with det-lightning run CONFIG; where it is started otherwise, take hparams from your own "
-    'configuration; latest_checkpoint="last" resumes from the newest one'
+    "start the script with det-lightning run CONFIG; for any other start, take hparams from your own "
+    'configuration; latest_checkpoint="last" resumes from the newest checkpoint'
 )
 _DEEPSPEED = (
     "from_deepspeed() needs Determined's launcher of DeepSpeed",
@@ -39,28 +39,28 @@ _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, s
 
 
 def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
-    """Note what does not work with det_lightning although it is not a name of Determined."""
+    """Note code that does not work with det_lightning, beyond the names of Determined."""
     for statement in file.find(cst.Import, cst.ImportFrom):
-        for module in _imported(statement):
+        for module in _list_imports(statement):
             _check_module(file, statement, module)
     for trial in trials:
-        optimizers = _wrapped_optimizers(file, trial)
-        for method in _training_methods(file, trial):
+        optimizers = _find_wrapped_optimizers(file, trial)
+        for method in _find_training_methods(file, trial):
             _check_steps(file, method, optimizers)
         if "disable_dataset_reproducibility_checks" not in file.edits.text:
             _check_loaders(file, trial)
 
 
 def note_devices(file: PythonFile, premise: Premise) -> None:
-    """Note devices and processes that code sets up itself, although a trial's context does so."""
+    """Note devices and processes set up by the code, although a trial's context sets them up."""
     makes_own_group = "from_torch_distributed" in file.edits.text
     for found in find_bypasses(parse(file.edits.text)):
         if not (makes_own_group and "init_process_group" in found.code):
             file.findings.append(Finding(found.line, Severity.check, found.reason, found.advice, premise=premise))
 
 
-def _imported(statement: cst.Import | cst.ImportFrom) -> list[str]:
-    """Return what a statement imports; with a dot at the end where it is all names of a module."""
+def _list_imports(statement: cst.Import | cst.ImportFrom) -> list[str]:
+    """Return the imported names; a module with a dot at the end stands for all names of the module."""
     if isinstance(statement, cst.Import):
         return [dotted_name(alias.name) for alias in statement.names]
     module = dotted_name(statement.module)
@@ -86,21 +86,22 @@ def _check_module(file: PythonFile, node: cst.CSTNode, module: str) -> None:
 
 
 def _check_loaders(file: PythonFile, trial: cst.ClassDef) -> None:
-    torch_names = _names_from_torch(file)
+    names = find_torch_names(parse(file.edits.text))
     builders = ("build_training_data_loader", "build_validation_data_loader")
-    for method in methods_of(trial):
+    for method in list_methods(trial):
         for returned in file.find(cst.Return, within=method) if method.name.value in builders else []:
             loader = returned.value
-            called = dotted_name(loader.func) if isinstance(loader, cst.Call) else ""
-            if loader and (called == "torch.utils.data.DataLoader" or torch_names.get(called) == "DataLoader"):
+            first, dot, rest = (dotted_name(loader.func) if isinstance(loader, cst.Call) else "").partition(".")
+            called = f"{names.get(first, first)}{dot}{rest}"
+            if loader and called.startswith("torch.") and called.endswith(".DataLoader"):
                 file.note(loader, Severity.problem, *_LOADER)
 
 
-def _training_methods(file: PythonFile, trial: cst.ClassDef) -> list[cst.FunctionDef]:
-    """Return ``train_batch``, and the methods that it calls, directly or indirectly."""
-    methods = {f"self.{method.name.value}": method for method in methods_of(trial)}
+def _find_training_methods(file: PythonFile, trial: cst.ClassDef) -> list[cst.FunctionDef]:
+    """Return ``train_batch``, and all methods called by it, directly or indirectly."""
+    methods = {f"self.{method.name.value}": method for method in list_methods(trial)}
     found = [methods[name] for name in ("self.train_batch",) if name in methods]
-    for method in found:  # which grows
+    for method in found:  # grows
         called = [
             dotted_name(call.func)
             for call in file.find(cst.Call, within=method.body)
@@ -129,12 +130,12 @@ def _check_steps(file: PythonFile, method: cst.FunctionDef, optimizers: set[str]
 
 
 def _is_passed(file: PythonFile, node: cst.CSTNode, method: cst.FunctionDef) -> bool:
-    """Return whether a node is in a function within a method, such as one that is passed as ``clip_grads``."""
+    """Return whether a node is in a function within a method, for example a function passed as ``clip_grads``."""
     around = next(outer for outer in file.ancestors(node) if isinstance(outer, cst.Lambda | cst.FunctionDef))
     return around is not method
 
 
-def _wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
+def _find_wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
     names = spellings("wrap_optimizer")
     return {
         dotted_name(target.target)
@@ -142,19 +143,6 @@ def _wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
         for target in assign.targets
         if isinstance(assign.value, cst.Call) and last_name(assign.value.func) in names
     } - {""}
-
-
-def _names_from_torch(file: PythonFile) -> dict[str, str]:
-    """Return the names that a file imports from torch, and from nowhere else later on, with those they have there."""
-    found: dict[str, str] = {}
-    for statement in file.find(cst.ImportFrom):
-        names = () if isinstance(statement.names, cst.ImportStar) else statement.names
-        bound = {alias.evaluated_alias or alias.evaluated_name: alias.evaluated_name for alias in names}
-        if dotted_name(statement.module).split(".")[0] == "torch":
-            found |= bound
-        else:
-            found = {name: original for name, original in found.items() if name not in bound}
-    return found
 
 
 # In a script
@@ -177,7 +165,7 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
             file.note(use, Severity.check, reason, _CLUSTER, Premise.by_hand)
     for call in file.find(cst.Call):
         if last_name(call.func) == "from_deepspeed":
-            # One of several ways to start is not missed by those who take another one.
+            # A script with several ways to start can take another.
             around = [outer for outer in file.ancestors(call) if isinstance(outer, cst.If | cst.IfExp)]
             is_choice = any(
                 "__name__" not in file.source(outer.test) and (outer.orelse or file.find(cst.Return, within=outer))
@@ -191,17 +179,17 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
 
 
 def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:
-    """Note a call of Determined's ``Trainer`` that cannot work, or that only works in an experiment."""
+    """Note a call of Determined's ``Trainer`` that always fails, or works in experiments only."""
     # Lightning's fit() takes a module first; scripts pass all arguments of Determined's by name.
     has_length = any(given.star or given.keyword is None or is_keyword(given, "max_length") for given in call.args)
     if method == "fit" and not has_length:
         advice = (
-            "start the script with det-lightning run CONFIG; where it is started otherwise, pass "
+            "start the script with det-lightning run CONFIG; for any other start, pass "
             "max_length=Batch(...) or Epoch(...)"
         )
-        reason = "fit() without max_length, which the searcher of an experiment provides"
+        reason = "fit() without max_length: only the searcher of an experiment provides a length"
         file.note(call, Severity.check, reason, advice, Premise.by_hand)
-    elif method not in methods_in("_trainer.py", "Trainer"):
+    elif method not in read_methods("_trainer.py", "Trainer"):
         reason = f"Trainer has no method {method}(), neither here nor in Determined"
         file.note(call, Severity.problem, reason, "call fit(max_length=...), which trains and validates")
 
@@ -213,7 +201,7 @@ def _is_trainer(value: cst.BaseExpression, trainer_names: set[str]) -> bool:
 
 def _check_info(file: PythonFile, node: cst.CSTNode, name: str) -> None:
     variable = re.escape(name)
-    text = re.sub(rf"\bassert\s+{variable}\b[^\n;]*", "", file.edits.text)  # it fails here
+    text = re.sub(rf"\bassert\s+{variable}\b[^\n;]*", "", file.edits.text)  # an assertion fails here
     tests = rf"\b(?:if|elif|not|and|or|while)\s+{variable}\b|\b{variable}\s+is\b|get_cluster_info\(\)\s+is\b"
     if re.search(rf"\b{variable}\.\w", text) and not re.search(tests, text):
         reason = f"get_cluster_info() is None outside of det-lightning run, and the code needs {name}"

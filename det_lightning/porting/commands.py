@@ -7,9 +7,9 @@ import re
 from det_lightning.porting.counterparts import counterpart, missing
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 
-# Before a module in a command line, also on the line after it, or in a list of quoted words.
+# Before a module in a command line, perhaps on the next line, or in a list of quoted words.
 _MODULE_OPTION = r"-m[\"']?(?:\s*,\s*|(?:\s|\\\r?\n)*)"
-# The quote is that before the module's name.
+# The inner group is the quote before the module's name.
 _LAUNCH = re.compile(rf"({_MODULE_OPTION}([\"']?))determined\.launch\.(\w+)(?![\w.])")
 _RUN_INSIDE = re.compile(
     rf"{_MODULE_OPTION}[\"']?(determined\.(?:exec|cli|deploy)[\w.]*)"
@@ -19,12 +19,12 @@ _TRIAL = re.compile(
     r"(?:determined|det_lightning)\.launch\.(?:torch_distributed|\w*horovod)\b[^#;]{0,200}?"
     r"\s[\"']?(?:--trial[\"'\s,=]+)?(--trial\b|[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=[\"'\s]|$))"
 )
-# Of those that Determined sets for a task, what `det-lightning run` or, as DET_CHIEF_IP, its launcher sets too.
+# Determined's variables of a task, as set by `det-lightning run` or, like DET_CHIEF_IP, by the launcher.
 _SET_HERE = {
     "DET_CHIEF_IP", "DET_EXPERIMENT_CONFIG", "DET_EXPERIMENT_ID", "DET_HPARAMS", "DET_LATEST_CHECKPOINT",
     "DET_SLOT_IDS", "DET_STEPS_COMPLETED", "DET_TASK_TYPE", "DET_TRIAL_ID", "DET_TRIAL_RUN_ID", "DET_TRIAL_SEED",
 }  # fmt: skip
-# What a project may set for Determined's own tools, or under names of its own for them, which has no effect here.
+# Variables for Determined's own tools, without effect here.
 _READ_BY_DETERMINED = {
     "DET_MASTER", "DET_MASTER_ADDR", "DET_MASTER_CERT_FILE", "DET_MASTER_CERT_NAME", "DET_MASTER_PORT", "DET_PASS",
     "DET_PASSWORD", "DET_SESSION_TOKEN", "DET_USER", "DET_USERNAME", "DET_USER_TOKEN",
@@ -33,7 +33,7 @@ _VARIABLE = re.compile(r"(?<![\w.-])DET_(?!LIGHTNING_)[A-Z][A-Z0-9_]*(?!\w)")
 
 
 def note_variables(text: str, first_line: int) -> list[Finding]:
-    """Return a finding for each variable of Determined in a text that ``det-lightning run`` does not set."""
+    """Return a finding for each of Determined's variables in a text, except those set by ``det-lightning run``."""
     findings = []
     for found in _VARIABLE.finditer(text):
         name = found.group()
@@ -48,7 +48,7 @@ def note_variables(text: str, first_line: int) -> list[Finding]:
 
 
 def launcher_counterpart(module: str) -> tuple[str, ...] | None:
-    """Return the words that replace ``determined.launch.<module>`` after ``-m``; None if nothing does."""
+    """Return the replacement of ``determined.launch.<module>`` after ``-m``, word by word, or None."""
     if module in ("autohorovod", "auto_horovod"):
         return ("det_lightning.launch.horovod", "--autohorovod")
     ours = counterpart(f"determined.launch.{module}")
@@ -56,16 +56,17 @@ def launcher_counterpart(module: str) -> tuple[str, ...] | None:
 
 
 def missing_launcher(module: str, line: int) -> Finding:
-    """Return the finding for a command that starts ``determined.launch.<module>``, which nothing replaces.
+    """Return the finding for a command with ``determined.launch.<module>``, a launcher without counterpart.
 
-    What DeepSpeed's launcher starts need not stay with it: another launcher can start it once the command is changed.
+    A script started by DeepSpeed's launcher can move without the launcher: after a change of the command another
+    launcher can start the script.
     """
     need = Need.nothing if module == "deepspeed" else Need.file
     return missing(f"determined.launch.{module}", line, need)
 
 
 def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
-    """Return any text with the launch layers of the commands in it rewritten, and what could not be."""
+    """Return a text with the launch layers of all commands rewritten, and findings for the rest."""
     findings = []
     for found in _TRIAL.finditer(text):
         findings.append(runs_a_class(found.group(1), line_at(text, found.start(1), first_line)))
@@ -76,7 +77,7 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         inside = Finding(line, Severity.problem, reason, "remove it", Need.file)
         findings.append(inside if trial is None else runs_a_class(trial, line))
 
-    def replaced(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         before, quote, module = match.groups()
         words = launcher_counterpart(module)
         if words is None:
@@ -84,18 +85,18 @@ def port_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
             return match.group()
         return before + (f"{quote}, {quote}" if quote else " ").join(words)
 
-    return _LAUNCH.sub(replaced, text), findings
+    return _LAUNCH.sub(replace, text), findings
 
 
-def trial_class_in(words: list[str]) -> str | None:
-    """Return the trial class that a command, given as words, has a launcher run; None if there is none."""
+def find_trial_class(words: list[str]) -> str | None:
+    """Return the trial class run by a launcher in a command, or None. The command is given as words."""
     command = " ".join(words)
     launched = _TRIAL.search(command)
     inside = _RUN_INSIDE.search(command)
     return (launched and launched.group(1)) or (inside and inside.group(2)) or None
 
 
-#: What to do about a command that has a launcher run a trial class.
+#: Advice for a command in which a launcher runs a trial class.
 RUN_AN_EXPERIMENT = (
     "name the class as the entrypoint of an experiment configuration, and start det-lightning run CONFIG; or write a "
     "script that calls det_lightning.pytorch.init() and Trainer(...).fit(...), and run it here"
@@ -103,6 +104,6 @@ RUN_AN_EXPERIMENT = (
 
 
 def runs_a_class(given: str, line: int) -> Finding:
-    """Return the finding for a command that has a launcher run a trial class."""
+    """Return the finding for a command in which a launcher runs a trial class."""
     reason = f"{given}: the launchers of det_lightning run classes in experiments only"
     return Finding(line, Severity.problem, reason, RUN_AN_EXPERIMENT)

@@ -1,6 +1,6 @@
-"""What replaces a name of Determined in det_lightning, or the finding that nothing does.
+"""Counterparts in det_lightning of Determined's names, and findings for names without a counterpart.
 
-Names are looked up in the files of det_lightning: importing them would import torch.
+The lookup parses the files of det_lightning, because importing the modules would import torch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import det_lightning
 from det_lightning import parts_of_determined
 from det_lightning.porting.findings import Finding, Need, Severity
 
-#: Uses of the Core API without a name of Determined: a module that gets its context as an argument need not import any.
+#: Uses of the Core API without any import: a module may get the context as an argument.
 CORE_CONTEXT = re.compile(r"\bcore_context\.(?:checkpoint|preempt|searcher|train)\.")
 
 _ROOT = pathlib.Path(det_lightning.__file__).parent
 _PYTORCH = "determined.pytorch"
 
-# Private modules, and modules of older releases, by the public module that has their names.
+# The public modules for private modules and for modules of older releases.
 _MOVED = {
     "determined._core": "determined.core",
     "determined._execution": "determined",
@@ -40,7 +40,7 @@ _RENAMED = {
     "determined.pytorch._SimpleReducer": "determined.pytorch._reducer._SimpleReducer",
     "determined.pytorch._TrainBoundaryType": "determined.pytorch._trainer_utils._TrainBoundaryType",
 }
-# Modules that share names with det_lightning, but are something else.
+# Modules with names of det_lightning but another purpose.
 _BLOCKED = (
     "determined.cli",
     "determined.common",
@@ -80,7 +80,7 @@ _PACKAGES = {
     "attrdict": (
         Severity.check,
         "attrdict does not import on Python 3.10 or later",
-        "pip install attrdict3, which has a module of that name, or write a small class",
+        "pip install attrdict3, which also installs the module attrdict, or write a small class",
     ),
     "pedl": (
         Severity.problem,
@@ -92,13 +92,13 @@ _PACKAGES = {
 
 @functools.cache
 def counterpart(path: str) -> str | None:
-    """Return the dotted name in det_lightning of what Determined has at ``path``; None if there is nothing."""
-    is_there = any(_is_in(path, prefix) for prefix in _IN_BLOCKED)
-    if not is_there and any(_is_in(path, prefix) for prefix in _BLOCKED):
+    """Return the dotted name in det_lightning for Determined's ``path``, or None."""
+    is_there = any(_is_below(path, prefix) for prefix in _IN_BLOCKED)
+    if not is_there and any(_is_below(path, prefix) for prefix in _BLOCKED):
         return None
     for candidate in _candidates(path):
         for old, new in _RENAMED.items():
-            if _is_in(candidate, old):
+            if _is_below(candidate, old):
                 candidate = new + candidate.removeprefix(old)
         ours = "det_lightning" + candidate.removeprefix("determined")
         if _exists(ours):
@@ -107,14 +107,14 @@ def counterpart(path: str) -> str | None:
 
 
 def missing_prefix(path: str) -> str:
-    """Return the shortest prefix of ``path`` that det_lightning does not have."""
+    """Return the shortest prefix of ``path`` without a counterpart in det_lightning."""
     parts = path.split(".")
     prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return next((prefix for prefix in prefixes if counterpart(prefix) is None), path)
 
 
 def missing(path: str, line: int, need: Need = Need.file) -> Finding:
-    """Return the finding for a use of ``path``, a dotted name of Determined that det_lightning does not have."""
+    """Return the finding for a use of ``path``, a dotted name of Determined without counterpart in det_lightning."""
     part = parts_of_determined.missing_part(path)
     return Finding(line, Severity.problem, f"{part.path}: {part.reason}", part.advice, need)
 
@@ -125,8 +125,8 @@ def has_own_advice(path: str, use: str) -> bool:
 
 
 def package_finding(module: str, line: int) -> Finding | None:
-    """Return the finding for a module that is imported or started; None if there is nothing to say of its package."""
-    package = next((name for name in _PACKAGES if _is_in(module, name)), None)
+    """Return the finding for an imported or started module, or None if the package needs no advice."""
+    package = next((name for name in _PACKAGES if _is_below(module, name)), None)
     if package is None:
         return None
     severity, reason, advice = _PACKAGES[package]
@@ -135,25 +135,25 @@ def package_finding(module: str, line: int) -> Finding | None:
 
 
 @functools.cache
-def methods_in(file: str, name: str) -> frozenset[str]:
+def read_methods(file: str, name: str) -> frozenset[str]:
     """Return the names of the methods of a class in a file of ``det_lightning.pytorch``."""
     tree = ast.parse((_ROOT / "pytorch" / file).read_text(encoding="utf-8"))
     (definition,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     return frozenset(node.name for node in definition.body if isinstance(node, ast.FunctionDef))
 
 
-def _is_in(path: str, prefix: str) -> bool:
+def _is_below(path: str, prefix: str) -> bool:
     return f"{path}.".startswith(f"{prefix}.")
 
 
 def _candidates(path: str) -> list[str]:
     """Return where to look for ``path``, in Determined's names."""
-    found = [public + path.removeprefix(module) for module, public in _MOVED.items() if _is_in(path, module)]
-    # det_lightning has some private modules of the same names; a public name is the better one.
+    found = [public + path.removeprefix(module) for module, public in _MOVED.items() if _is_below(path, module)]
+    # det_lightning has some private modules of the same names; public names come first.
     found.append(path)
     parts = path.split(".")
     if path.startswith(f"{_PYTORCH}."):
-        # All public names of its modules are names of the package too.
+        # The package has all public names of the modules.
         found += [".".join([_PYTORCH, *parts[skipped:]]) for skipped in (3, 4) if len(parts) > skipped]
     return found
 
@@ -161,21 +161,21 @@ def _candidates(path: str) -> list[str]:
 def _exists(path: str) -> bool:
     module, *rest = path.split(".")
     for name in rest:
-        if _file_of(f"{module}.{name}") is None:
-            return name in _names_in(module)  # what follows are attributes of its value
+        if _find_file(f"{module}.{name}") is None:
+            return name in _read_names(module)  # attributes follow
         module = f"{module}.{name}"
     return True
 
 
-def _file_of(module: str) -> pathlib.Path | None:
+def _find_file(module: str) -> pathlib.Path | None:
     base = _ROOT.joinpath(*module.split(".")[1:])
     return next((file for file in (base / "__init__.py", base.with_suffix(".py")) if file.is_file()), None)
 
 
 @functools.cache
-def _names_in(module: str) -> frozenset[str]:
-    """Return ``__all__``, or what the module defines if it has none, and what it imports ``as`` the same name."""
-    file = _file_of(module)
+def _read_names(module: str) -> frozenset[str]:
+    """Return ``__all__`` or else all definitions of a module, plus all imports ``as`` the same name."""
+    file = _find_file(module)
     defined: set[str] = set()
     exported: set[str] = set()
     public: set[str] | None = None

@@ -1,4 +1,4 @@
-"""The program ``det`` in shell commands and in words, and what replaces its commands."""
+"""The program ``det`` in shell commands and in lists of words, and the replacements of its commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 
-# No redirection, such as 2>&1; ${{ }} is an expression of GitHub Actions.
+# No redirection like 2>&1; ${{ }} is an expression of GitHub Actions.
 _WORD = r"(?!\d*[<>])(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|\$\{\{[^}\n]*\}\}|[^\s;&|<>#`)\"'\\])+"
 _GAP = r"(?:[ \t]|\\\r?\n)+"
 _PROGRAM = r"(?:[^\s;&|<>#`()@!\"'\\]{0,200}/bin/)?det"
@@ -14,7 +14,7 @@ _PROGRAM = r"(?:[^\s;&|<>#`()@!\"'\\]{0,200}/bin/)?det"
 _BEFORE = r"(?P<before>^[\t@+-]*|[\s;&|(`@!\"'])"
 _COMMAND = re.compile(rf"{_BEFORE}(?P<command>{_PROGRAM}(?={_GAP}[\w-])(?:{_GAP}{_WORD})+)", re.MULTILINE)
 _WORDS = re.compile(_WORD)
-# What reads the output of a command: what it is passed on to, or what is before it.
+# Readers of a command's output: programs after a pipe, and substitutions around the command.
 _READ_BY = re.compile(r"[ \t]*(?:2>&1[ \t]*)?\|[ \t]*(?:[ef]?grep|g?awk|cut|jq|perl|python3?|sed|tr|xargs)\b")
 _IN_COMMENT = re.compile(r"(?:^|\s)#")
 _READ_IN = re.compile(r"(?:\$\(|`|=[ \t]*!)[ \t]*$")
@@ -32,7 +32,7 @@ _GROUPS = {
         "",
     ),
 }  # fmt: skip
-# The groups that are a command by themselves, and the commands of the others, without which "det model" is plain text.
+# Groups that are commands, and the commands of other groups: without a command, "det model" is plain text.
 _ALONE = {"preview-search", "version"}
 _COMMANDS = {
     "activate", "add", "add-user", "agg", "aggregated", "alloc", "allocations", "archive", "assign-role", "auth-token",
@@ -48,12 +48,12 @@ _COMMANDS = {
     "update", "update-batch", "wait", "whoami",
 }  # fmt: skip
 _GLOBAL_OPTIONS = ("-m", "--master", "-u", "--user")
-# Flags of `det experiment create` that mean nothing if experiments run in the foreground and in no project.
+# Flags of `det experiment create` without meaning for experiments in the foreground and outside of projects.
 _DROPPED_FLAGS = ("-f", "--follow", "--follow-first-trial")
 _TEST_FLAGS = ("--local", "--test")
 _DROPPED_OPTIONS = ("--project_id", "--project-id")
 
-# What to do about commands that cannot be translated, mostly because they name an experiment by its number.
+# Advice for untranslatable commands; most name an experiment by number.
 _KEEP = "remove it, or keep it for as long as there is a master"
 _INSTEAD = {
     "det-lightning run CONFIG DIR": ("experiment create",),
@@ -69,30 +69,30 @@ _INSTEAD = {
     "det-lightning checkpoint show CHECKPOINT": ("checkpoint describe",),
     "det-lightning checkpoint export STORAGE": ("experiment download", "trial download", "checkpoint download"),
     "det-lightning checkpoint prune STORAGE": ("checkpoint rm",),
-    "remove it: det-lightning run returns when its experiment is over": ("experiment wait",),
+    "remove it: det-lightning run returns at the end of the experiment": ("experiment wait",),
     "tensorboard --logdir experiments": ("tensorboard start",),
 }  # fmt: skip
 
 
 class NoCounterpart(ValueError):
-    """A command of ``det`` cannot be translated; the message says what to do."""
+    """A command of ``det`` has no translation; the message says how to go on."""
 
 
 def is_det(word: str) -> bool:
-    """Return whether a word is ``det``, by itself or by its path."""
+    """Return whether a word is ``det``, with or without a directory."""
     return re.fullmatch(_PROGRAM, word) is not None
 
 
 def is_det_command(words: list[str]) -> bool:
-    """Return whether words, the first of which is ``det``, name one of its commands."""
+    """Return whether words, beginning with ``det``, name a command of Determined."""
     group, command = [*_without_global_options(words), "", ""][:2]
-    # What is put in while the project runs may be any command, at least of the groups that are no ordinary words.
+    # A variable may stand for any command, at least after a group that is no ordinary word.
     is_put_in = command.startswith(("{", "$")) and bool(_GROUPS.get(group))
     return group in _ALONE or (group in _GROUPS and (command in _COMMANDS or is_put_in))
 
 
-def translated(words: list[str]) -> list[str]:
-    """Return the words of what replaces a command of ``det``, or raise NoCounterpart."""
+def translate(words: list[str]) -> list[str]:
+    """Return the words of the command to run instead of a command of ``det``, or raise NoCounterpart."""
     group, *rest = _without_global_options(words)
     group = _GROUPS.get(group, "")
     if group == "preview-search" and len(rest) == 1:
@@ -106,20 +106,21 @@ def translated(words: list[str]) -> list[str]:
 
 
 def port_det_commands(text: str, first_line: int = 1, is_read: bool = False) -> tuple[str, list[Finding]]:
-    """Return shell commands with those of ``det`` translated, and findings for those that cannot be.
+    """Return shell commands with all commands of ``det`` translated, and findings for the untranslatable rest.
 
-    If their output ``is_read`` by whatever runs them, it is a finding, too; otherwise only where the commands show it.
+    With ``is_read``, the output of every command is read, and each translation is a finding because its output differs.
+    Without, only commands in pipes and substitutions count as read.
     """
     findings = []
 
-    def replaced(found: re.Match[str]) -> str:
+    def replace(found: re.Match[str]) -> str:
         words = _WORDS.findall(found["command"].replace("\\\n", " ").replace("\\\r\n", " "))
         begin = text.rfind("\n", 0, found.start("command")) + 1
         if not is_det_command(words) or _IN_COMMENT.search(text, begin, found.start("command")):
             return found.group()
         line = line_at(text, found.start("command"), first_line)
         try:
-            new = translated(words)
+            new = translate(words)
         except NoCounterpart as e:
             findings.append(needs_a_master(words, str(e), line))
             return found.group()
@@ -127,18 +128,18 @@ def port_det_commands(text: str, first_line: int = 1, is_read: bool = False) -> 
             findings.append(prints_something_else(words, line))
         return found["before"] + " ".join(new)
 
-    return _COMMAND.sub(replaced, text), findings
+    return _COMMAND.sub(replace, text), findings
 
 
 def needs_a_master(words: list[str], advice: str, line: int, need: Need = Need.file) -> Finding:
-    """Return the finding for a command of ``det`` that stays."""
+    """Return the finding for an untranslatable command of ``det``."""
     return Finding(line, Severity.problem, f"{_short(words)}: it needs a Determined master", advice, need)
 
 
 def prints_something_else(words: list[str], line: int) -> Finding:
-    """Return the finding for a translated command whose output is read."""
-    reason = f"{_short(words)}: its output is read, and that of the command in its place is another one"
-    advice = "det-lightning experiment ls --json lists experiments; det-lightning run returns when its one is over"
+    """Return the finding for a translated command with a reader of its output."""
+    reason = f"{_short(words)}: the output is read, and the new command prints something else"
+    advice = "det-lightning experiment ls --json lists experiments, and det-lightning run returns at the end of one"
     return Finding(line, Severity.check, reason, advice, premise=Premise.changed)
 
 
@@ -155,7 +156,7 @@ def _without_global_options(words: list[str]) -> list[str]:
 
 def _run(words: list[str]) -> list[str]:
     if any(word.strip("\"'") in ("$@", "$*", "${@}", "${*}") for word in words):
-        raise NoCounterpart("det-lightning run CONFIG DIR, by hand: whoever calls this may pass options that it lacks")
+        raise NoCounterpart("det-lightning run CONFIG DIR, by hand: callers may pass options unknown to det-lightning")
     given: list[str] = []
     options: list[str] = []
     rest = iter(words)
@@ -167,7 +168,7 @@ def _run(words: list[str]) -> list[str]:
             if not equals:
                 next(rest, "")
         elif name in _TEST_FLAGS:
-            raise NoCounterpart("pytest --trial MODULE:CLASS --trial-config CONFIG, which tries a trial out")
+            raise NoCounterpart("pytest --trial MODULE:CLASS --trial-config CONFIG, to try the trial")
         elif word.startswith("-") and word not in _DROPPED_FLAGS:
             raise NoCounterpart(f"det-lightning run CONFIG DIR, which has no option {name}")
         elif not word.startswith("-"):

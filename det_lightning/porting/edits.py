@@ -1,4 +1,4 @@
-"""Changes to a text that leave the rest of it unchanged, to the byte."""
+"""Replacements in a text; the rest of the text stays the same to the byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Edits:
         return self._line_starts[line - 1] + column if line <= len(self._line_starts) else len(self.text)
 
     def indentation(self, offset: int) -> str:
-        """Return the white space at the start of the line that contains an index."""
+        """Return the white space at the start of the line around an index."""
         start = self._line_starts[bisect.bisect_right(self._line_starts, offset) - 1]
         return self.text[start : len(self.text) - len(self.text[start:].lstrip(" \t"))]
 
@@ -32,7 +32,7 @@ class Edits:
         return found.group() if found else "\n"
 
     def replace(self, start: int, end: int, new: str) -> None:
-        """Replace ``text[start:end]``, and drop the replacements within it; see :meth:`render`."""
+        """Replace ``text[start:end]``, and drop all replacements inside; see :meth:`render`."""
         for span in self._within(start, end):
             del self._replacements[span]
         if (start, end) not in self._replacements and not self.is_free(start, end):
@@ -40,7 +40,7 @@ class Edits:
         self._replacements[start, end] = new
 
     def insert(self, offset: int, new: str, first: bool = False) -> None:
-        """Insert a text before an index, and after earlier insertions there, unless it is to be ``first``."""
+        """Insert a text before an index, after earlier insertions at the same index or, with ``first``, before."""
         present = self._replacements.get((offset, offset), "")
         self._replacements[offset, offset] = new + present if first else present + new
 
@@ -48,11 +48,11 @@ class Edits:
         return not any(start < other_end and other_start < end for other_start, other_end in self._replacements)
 
     def covers(self, start: int, end: int) -> bool:
-        """Return whether ``text[start:end]`` is in a part that is replaced."""
+        """Return whether a replacement covers ``text[start:end]``."""
         return any(first <= start and end <= last for first, last in self._replacements)
 
     def render(self, start: int, end: int) -> str:
-        """Return ``text[start:end]`` with the replacements within it, without what is inserted before or after it."""
+        """Return ``text[start:end]`` with the replacements inside, without insertions at either end."""
         return self._render(start, end, self._within(start, end))
 
     def result(self) -> str:

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 
-# By its name, or by a variable as in a Makefile.
+# By name, or by a variable as in a Makefile.
 _INTERPRETER = r"(?:\bpython[\d.]*(?![\w.-])|\$[({]?\w*PYTHON3?\b[)}]?)[\"']?"
 # Lengths are limited because a search begins again at each of these words. In a list of quoted words too.
 _GAP = r"(?:[\"', \t]|\\\r?\n)+"
@@ -28,7 +28,7 @@ _PARTS = re.compile(
     r"|\\\"(?P<escaped>[^\"\\\n]*)\\\")",
     re.MULTILINE | re.DOTALL,
 )
-# What the shell or make puts in, which is a name while the code is ported.
+# Expansions by the shell or by make; names replace these during porting.
 _EXPANSION = re.compile(r"\$\$?(?:\w+|\{\{[^}\n]{0,200}\}\}|\{[^{}\n]*\}|\([^()\n]*\))")
 EXPANDED = "_expanded_by_the_shell_"
 _FIRST_INDENT = re.compile(r"^([ \t]*)\S", re.MULTILINE)
@@ -37,52 +37,52 @@ _FIRST_INDENT = re.compile(r"^([ \t]*)\S", re.MULTILINE)
 def port_parts(
     text: str, port_commands: Callable[[str, int], str], port_code: Callable[[str, int], str], first_line: int = 1
 ) -> str:
-    """Return a shell script with its commands and the Python code in it ported, each by a function of its own.
+    """Port a shell script by two functions, for the commands and for the Python code, and return the new script.
 
-    The functions also get the line of the script that the part begins in. Comments stay.
+    Each function gets a part of the script and the number of the part's first line. Comments stay.
     """
     written = []
     position = 0
     line = first_line
-    for start, end, kind in _apart(text):
+    for start, end, kind in _split(text):
         commands = text[position:start]
         written.append(port_commands(commands, line))
         line += commands.count("\n")
         part = text[start:end]
-        written.append(part if kind == "comment" else _ported(part, kind, line, port_code))
+        written.append(part if kind == "comment" else _port(part, kind, line, port_code))
         line += part.count("\n")
         position = end
     return "".join([*written, port_commands(text[position:], line)])
 
 
-def programs_in(text: str) -> list[tuple[int, int, str]]:
+def find_programs(text: str) -> list[tuple[int, int, str]]:
     """Return from where to where a shell script contains Python code, and the code."""
-    found = [(start, end, kind) for start, end, kind in _apart(text) if kind != "comment"]
-    return [(start, end, _unquoted(text[start:end], kind)[0]) for start, end, kind in found]
+    found = [(start, end, kind) for start, end, kind in _split(text) if kind != "comment"]
+    return [(start, end, _unquote(text[start:end], kind)[0]) for start, end, kind in found]
 
 
-def _apart(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield what is no command, from where to where, and of which kind it is."""
+def _split(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the start, the end and the kind of each part besides commands."""
     for found in _PARTS.finditer(text):
         kind = next(name for name in ("comment", "document", "single", "double", "escaped") if found[name] is not None)
         yield *found.span(kind), kind
 
 
-def _ported(part: str, kind: str, line: int, port_code: Callable[[str, int], str]) -> str:
-    code, indent = _unquoted(part, kind)
+def _port(part: str, kind: str, line: int, port_code: Callable[[str, int], str]) -> str:
+    code, indent = _unquote(part, kind)
     ported = port_code(code, line)
     if ported == code:
         return part
-    known = {_name_of(index): found for index, found in enumerate(_EXPANSION.findall(part))}
+    known = {_make_name(index): found for index, found in enumerate(_EXPANSION.findall(part))}
     ported = re.sub(rf"{EXPANDED}\d+_", lambda found: known.get(found.group(), found.group()), ported)
     indented = "".join(indent + row if row.strip() else row for row in ported.splitlines(keepends=True))
     return indented.replace('"', '\\"') if kind == "double" else indented
 
 
-def _unquoted(part: str, kind: str) -> tuple[str, str]:
-    """Return code as Python reads it, and the white space that the text has before each of its lines."""
+def _unquote(part: str, kind: str) -> tuple[str, str]:
+    """Return code as Python reads the code, and the common indentation of all lines in the script."""
     numbers = itertools.count()
-    text = _EXPANSION.sub(lambda _: _name_of(next(numbers)), part)
+    text = _EXPANSION.sub(lambda _: _make_name(next(numbers)), part)
     text = text.replace('\\"', '"') if kind == "double" else text
     found = _FIRST_INDENT.search(text)
     indent = found.group(1) if found else ""
@@ -92,5 +92,5 @@ def _unquoted(part: str, kind: str) -> tuple[str, str]:
     return "".join(row.removeprefix(indent) if row.strip() else row for row in rows), indent
 
 
-def _name_of(index: int) -> str:
+def _make_name(index: int) -> str:
     return f"{EXPANDED}{index}_"

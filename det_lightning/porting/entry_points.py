@@ -1,4 +1,4 @@
-"""What can be started in a project, and on which side it runs once that is ported."""
+"""The entry points of a project, and where each will run after porting: on det_lightning or on Determined."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_REASONS = 3
 
 
 class Outcome(str, enum.Enum):
-    """On which side an entry point runs."""
+    """Where an entry point runs after porting."""
 
     moves = "moves"  #: should run on det_lightning, or ran
     waits = "waits"  #: will, once some lines are changed
@@ -29,7 +29,7 @@ class Outcome(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """A line that keeps an entry point from running on det_lightning."""
+    """A finding that keeps an entry point from running on det_lightning."""
 
     path: pathlib.Path
     finding: Finding
@@ -41,21 +41,21 @@ class Reason:
 
 @dataclasses.dataclass(frozen=True)
 class EntryPoint:
-    """Something that a user starts: a configuration, a script, a notebook."""
+    """A configuration, script or notebook that users start."""
 
-    port: FilePort  # its file
-    project: pathlib.Path  # the directory that its code is in
+    port: FilePort  # the file
+    project: pathlib.Path  # the directory of the code
     outcome: Outcome
-    command: str  # what starts it on det_lightning; empty for what is opened, such as a notebook
-    reasons: list[Reason]  # why it does not run yet
-    to_check: int  # how many findings there are in its files to look at
-    files: list[FilePort]  # what it is made of, its own file included
-    tried: bool = False  # it was started for a few batches
-    error: str = ""  # how that failed
+    command: str  # starts the entry point on det_lightning; empty for notebooks
+    reasons: list[Reason]  # the obstacles to running
+    to_check: int  # the number of findings to look at, in all files
+    files: list[FilePort]  # all files of the entry point, including ``port``
+    tried: bool = False  # whether started for a few batches
+    error: str = ""  # the error after a failed try
 
     @property
     def state(self) -> str:
-        """What is known of the entry point, in a word or two."""
+        """The state of the entry point in one or two words."""
         if self.tried:
             return "failed" if self.error else "ran"
         return {"moves": "should run", "waits": "waits", "stays": "stays"}[self.outcome.value]
@@ -67,7 +67,7 @@ class EntryPoint:
 
     @property
     def sentence(self) -> str:
-        """What the entry point will do, without its name."""
+        """A sentence on the future of the entry point, without the entry point's name."""
         how = f"with `{self.command}`" if self.command else "with det_lightning"
         if self.error:
             return f"failed {how}: {self.error}"
@@ -84,66 +84,66 @@ class EntryPoint:
 
 
 def find_entry_points(graph: FileGraph) -> list[EntryPoint]:
-    """Return the entry points of the files of a project, by their directories."""
-    # What a configuration starts, and what a script imports, is not an entry point itself.
+    """Return the entry points of a project, sorted by directory."""
+    # Files started by a configuration or imported by a script are no entry points.
     within = {
         reached.path
         for port in graph.ports.values()
-        for reached in (graph.reached_by(port)[1:] if port.is_configuration else graph.imported_by(port))
+        for reached in (graph.find_reached(port)[1:] if port.is_configuration else graph.find_imports(port))
         if not reached.is_configuration
     }
     order = {Kind.configuration: 0, Kind.commands: 1, Kind.script: 2, Kind.notebook: 3}
     found = []
     for port in graph.ports.values():
         may_be_started = port.facts.kind in order and port.path.name != STARTUP_HOOK and port.path not in within
-        if may_be_started and (port.facts.uses_determined or needs_of(port, Need.file, Need.script)):
+        if may_be_started and (port.facts.uses_determined or find_needs(port, Need.file, Need.script)):
             found.append(_entry_point(graph, port))
     return sorted(found, key=lambda entry: (entry.project, order[entry.port.facts.kind], entry.port.path))
 
 
-def needs_of(port: FilePort, *needs: Need) -> list[Reason]:
-    """Return the findings of a file that have one of these needs, as reasons."""
+def find_needs(port: FilePort, *needs: Need) -> list[Reason]:
+    """Return the findings of a file with one of the given needs, as reasons."""
     return [Reason(port.path, finding) for finding in port.findings if finding.needs_determined in needs]
 
 
-def needs_around(graph: FileGraph, port: FilePort) -> list[Reason]:
-    """Return what keeps on Determined a file and whatever it reaches, where it is imported and where it is started."""
-    started = [reason for file in graph.started_by(port) for reason in needs_of(file, Need.script)]
-    return started + [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
+def find_needs_around(graph: FileGraph, port: FilePort) -> list[Reason]:
+    """Return the reasons why a file and all files reached by imports or starts need Determined."""
+    started = [reason for file in graph.find_started(port) for reason in find_needs(file, Need.script)]
+    return started + [reason for file in graph.find_reached(port) for reason in find_needs(file, Need.file)]
 
 
 def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
-    files = graph.reached_by(port)
-    needs = [*needs_of(port, Need.script), *needs_around(graph, port)]
+    files = graph.find_reached(port)
+    needs = [*find_needs(port, Need.script), *find_needs_around(graph, port)]
     others = [
         Reason(file.path, finding)
         for file in files
         for finding in file.findings
         if finding.severity is Severity.problem and finding.needs_determined is Need.nothing
     ]
-    directory = graph.code_directory(port) if port.is_configuration else None
+    directory = graph.find_code_directory(port) if port.is_configuration else None
     if port.is_configuration:
-        found = _without_code(port) if directory is None else _not_startable(graph, port)
+        found = _explain_missing_code(port) if directory is None else _find_obstacles(graph, port)
         others += [Reason(path, Finding(0, Severity.problem, why, advice)) for path, why, advice in found]
     outcome = Outcome.stays if needs else Outcome.waits if others else Outcome.moves
     reasons: dict[tuple[pathlib.Path, int], Reason] = {}  # one per line
     for reason in needs or others:
         reasons.setdefault((reason.path, reason.finding.line), reason)
     checks = sum(finding.severity is Severity.check for file in files for finding in file.findings)
-    project = port.path.parent if directory is None else _shown(directory)
+    project = port.path.parent if directory is None else _shorten(directory)
     command = _command(port, files, project)
     return EntryPoint(port, project, outcome, command, list(reasons.values()), checks, files)
 
 
-def _not_startable(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
-    for name, module in graph.missing_classes(port):
-        yield port.path, f"there is no class {name} in {_shown(module.path)}", "correct its entrypoint"
-    script = graph.executed_by(port)
+def _find_obstacles(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
+    for name, module in graph.find_missing_classes(port):
+        yield port.path, f"there is no class {name} in {_shorten(module.path)}", "correct its entrypoint"
+    script = graph.find_executed(port)
     if script is not None and not os.access(script.path, os.X_OK):
-        advice = f"make it executable, as with chmod +x {script.path.name}, or name the program that runs it"
+        advice = f"make it executable, as with chmod +x {script.path.name}, or name the program to run it with"
         yield script.path, "it is not executable", advice
-    for hook in [file for file in graph.started_by(port) if file.path.name == STARTUP_HOOK]:
-        for script in graph.reached_by(hook)[1:]:
+    for hook in [file for file in graph.find_started(port) if file.path.name == STARTUP_HOOK]:
+        for script in graph.find_reached(hook)[1:]:
             if script.facts.kind is Kind.commands and (installs := find_installs(script.before)):
                 yield (
                     script.path,
@@ -152,8 +152,8 @@ def _not_startable(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.P
                 )
 
 
-def _without_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
-    """Yield why the code of a configuration is not known, if it should be."""
+def _explain_missing_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
+    """Yield why the code of a configuration is unknown."""
     names = [*(f"module {name}" for name in port.facts.imports), *(f"file {name}" for name in port.facts.starts)]
     if names:
         reason = f"there is no {names[0]} in the directories that were given"
@@ -162,14 +162,14 @@ def _without_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
         yield port.path, "it has no entrypoint", "name the class of the trial, as entrypoint: module:Class"
 
 
-def _shown(directory: pathlib.Path) -> pathlib.Path:
-    """Return a directory relative to the working directory where it is in it."""
+def _shorten(directory: pathlib.Path) -> pathlib.Path:
+    """Return a directory below the working directory as a relative path, and any other directory unchanged."""
     here = pathlib.Path.cwd()
     return directory.relative_to(here) if directory.is_relative_to(here) else directory
 
 
 def _command(port: FilePort, files: Iterable[FilePort], project: pathlib.Path) -> str:
-    path = shlex.quote(escape(_shown(port.path)))
+    path = shlex.quote(escape(_shorten(port.path)))
     if port.is_configuration:
         directory = "" if project == pathlib.Path() else f" {shlex.quote(escape(project))}"
         return f"det-lightning run {path}{directory}"

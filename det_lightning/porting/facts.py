@@ -1,4 +1,4 @@
-"""What a file is, and which others it imports or starts, as far as its text shows."""
+"""The kind of each file, and the other files named by its text through imports or commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from det_lightning.porting.counterparts import CORE_CONTEXT
-from det_lightning.porting.embedded_python import programs_in
+from det_lightning.porting.embedded_python import find_programs
 
 _OF_DETERMINED = (
     "determined", "det_lightning", "determined_cli", "determined_common", "determined_deploy", "model_hub", "pedl",
@@ -25,16 +25,16 @@ _DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:(?:[^\s;&|(`@!\"']{0,200}/bin/)?det|d
 _FOR_TYPES = re.compile(r"(?:\w+\.)*TYPE_CHECKING")
 _LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
 
-# The package may be imported as such, and used as det.pytorch.
+# The package may be imported as a whole, and used as det.pytorch.
 _APIS = {"pytorch": re.compile(r"\bpytorch\b"), "core": re.compile(r"\.core\b|\bimport\b[^\n]*\bcore\b")}
 _WITH_SEARCHER = {"entrypoint", "hyperparameters"}
 
 
 class Kind(str, enum.Enum):
-    """What a file is to its project."""
+    """The part of a file in a project."""
 
     configuration = "configuration"  #: of an experiment
-    script = "script"  #: Python that does something when it is run
+    script = "script"  #: Python to be run
     commands = "commands"  #: for a shell or for make
     notebook = "notebook"
     other = "other"
@@ -42,32 +42,32 @@ class Kind(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What connects the files of a project."""
+    """The links from a file to other files of a project."""
 
     kind: Kind = Kind.other
-    imports: tuple[str, ...] = ()  # modules by their dotted names; a name with dots before it is relative
-    in_programs: tuple[str, ...] = ()  # of the imports, those that only Python within commands names
-    starts: tuple[str, ...] = ()  # files that commands in it name
-    uses_determined: bool = False  # it imports or starts a part of Determined, or of det_lightning
-    apis: frozenset[str] = frozenset()  # of Determined, or of ours, that it uses, or is passed parts of: pytorch, core
-    imports_determined: bool = False  # under that name, once it is ported
-    has_entrypoint: bool = False  # a configuration says what to run
-    executes: str = ""  # what the command of a configuration begins with, if it is a file named with a directory
-    modules: tuple[str, ...] = ()  # of the imports, those that commands in it run as scripts
-    classes: tuple[str, ...] = ()  # that commands in it name, as module:Class
-    names: tuple[str, ...] = ()  # that a module of Python binds; with * if that is not known
-    sets: tuple[str, ...] = ()  # variables that a configuration sets for the processes of a trial
+    imports: tuple[str, ...] = ()  # dotted names of modules; a name after dots is relative
+    in_programs: tuple[str, ...] = ()  # imports only in Python within commands
+    starts: tuple[str, ...] = ()  # files named in commands
+    uses_determined: bool = False  # imports or starts a part of Determined or det_lightning
+    apis: frozenset[str] = frozenset()  # the used APIs of Determined or det_lightning: pytorch, core
+    imports_determined: bool = False  # under the name determined, after porting
+    has_entrypoint: bool = False  # a configuration has an entrypoint
+    executes: str = ""  # the file executed directly by a configuration's command
+    modules: tuple[str, ...] = ()  # imports run as scripts by commands
+    classes: tuple[str, ...] = ()  # module:Class as named in commands
+    names: tuple[str, ...] = ()  # names bound by a module of Python; * for unknown names
+    sets: tuple[str, ...] = ()  # variables set by a configuration for trials
 
 
-def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
-    """Return what Python source says about its file."""
+def read_python_facts(text: str, kind: Kind = Kind.script) -> Facts:
+    """Return the facts in Python source."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as those about escapes, which are the project's
+            warnings.simplefilter("ignore")  # for example about escapes
             tree = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return Facts()
-    imported = list(_imported(tree))
+    imported = list(_find_imports(tree))
     ours = [name for name in imported if name.split(".")[0] in _OF_DETERMINED]
     apis = {api for api, name in _APIS.items() if ours and name.search(text)}
     if CORE_CONTEXT.search(text):
@@ -83,12 +83,12 @@ def facts_of_python(text: str, kind: Kind = Kind.script) -> Facts:
         uses_determined=bool(ours or starts),
         apis=frozenset(apis),
         imports_determined=any(name.split(".")[0] == "determined" for name in ours),
-        names=tuple(sorted(set(_bound(tree.body)))),
+        names=tuple(sorted(set(_find_bound_names(tree.body)))),
     )
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in _executed(tree):
+def _find_imports(tree: ast.Module) -> Iterator[str]:
+    for node in _find_executed(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -98,10 +98,10 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield from (f"{module}{'' if module.endswith('.') else '.'}{alias.name}" for alias in node.names)
 
 
-def _executed(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the nodes of a module without what is for type checkers only."""
+def _find_executed(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the nodes of a module without code for type checkers."""
     left: list[ast.AST] = [tree]
-    for node in left:  # which grows
+    for node in left:  # grows
         yield node
         if isinstance(node, ast.If) and _FOR_TYPES.fullmatch(ast.unparse(node.test)):
             left += node.orelse
@@ -109,8 +109,8 @@ def _executed(tree: ast.Module) -> Iterator[ast.AST]:
             left += ast.iter_child_nodes(node)
 
 
-def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
-    """Yield the names that the statements of a module bind, and ``*`` if they may bind others too."""
+def _find_bound_names(statements: Iterable[ast.stmt]) -> Iterator[str]:
+    """Yield the names bound by the statements of a module, and ``*`` if any other name may be bound."""
     for statement in statements:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield "*" if statement.name == "__getattr__" else statement.name
@@ -120,13 +120,15 @@ def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
             stored = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
             yield from (node.id for node in stored if isinstance(node.ctx, ast.Store))
             yield from ("*" for node in stored if node.id in ("exec", "globals", "setattr"))
-            yield from _bound(child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt))
+            yield from _find_bound_names(
+                child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)
+            )
             handlers = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.ExceptHandler)]
-            yield from (name for handler in handlers for name in _bound(handler.body))
+            yield from (name for handler in handlers for name in _find_bound_names(handler.body))
 
 
 def _does_something(statement: ast.stmt) -> bool:
-    """Return whether a statement at the top of a module is one of a script."""
+    """Return whether a statement at the top of a module makes the module a script."""
     if isinstance(statement, ast.If):
         return "__name__" in {node.id for node in ast.walk(statement.test) if isinstance(node, ast.Name)}
     if isinstance(statement, ast.Expr):
@@ -134,13 +136,13 @@ def _does_something(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.For | ast.While | ast.With)
 
 
-def facts_of_notebook(text: str) -> Facts:
-    """Return what the code and the commands of a notebook, which was ported before, say about it."""
-    from det_lightning.porting.notebooks import parts_of
+def read_notebook_facts(text: str) -> Facts:
+    """Return the facts in the code and the commands of a ported notebook."""
+    from det_lightning.porting.notebooks import split_notebook
 
-    program, commands = parts_of(text)
-    python = facts_of_python(program, Kind.notebook)
-    started = facts_of_commands(commands, Kind.notebook)
+    program, commands = split_notebook(text)
+    python = read_python_facts(program, Kind.notebook)
+    started = read_command_facts(commands, Kind.notebook)
     return dataclasses.replace(
         python,
         kind=Kind.notebook,
@@ -149,31 +151,28 @@ def facts_of_notebook(text: str) -> Facts:
     )
 
 
-def facts_of_yaml(text: str) -> Facts:
-    """Return what YAML says about its file: a configuration of an experiment, or another one with commands."""
-    import yaml
+def read_yaml_facts(text: str) -> Facts:
+    """Return the facts in YAML: in an experiment configuration, or in any other file with commands."""
+    from det_lightning.config.yaml_reader import YamlDocument
 
-    try:
-        content: Any = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return Facts()
+    content = YamlDocument(text).data
     if not isinstance(content, dict) or "searcher" not in content or not content.keys() & _WITH_SEARCHER:
-        named = facts_of_commands(text, Kind.other) if _LAUNCHED.search(text) or _DET.search(text) else Facts()
+        named = read_command_facts(text, Kind.other) if _LAUNCHED.search(text) or _DET.search(text) else Facts()
         return dataclasses.replace(named, uses_determined=False)
     entrypoint = content.get("entrypoint") or ""
     command = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
-    started = facts_of_commands(command, Kind.configuration)
+    started = read_command_facts(command, Kind.configuration)
     words = _WORD.findall(command)
     return dataclasses.replace(
         started,
         uses_determined=True,
         has_entrypoint=bool(command),
         executes=words[0] if words and "/" in words[0] and _FILE.fullmatch(words[0]) else "",
-        sets=_variables_in(content),
+        sets=_find_variables(content),
     )
 
 
-def _variables_in(config: dict[Any, Any]) -> tuple[str, ...]:
+def _find_variables(config: dict[Any, Any]) -> tuple[str, ...]:
     environment = config.get("environment")
     given = environment.get("environment_variables") if isinstance(environment, dict) else None
     lists = list(given.values()) if isinstance(given, dict) else [given]
@@ -181,9 +180,9 @@ def _variables_in(config: dict[Any, Any]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def facts_of_commands(text: str, kind: Kind = Kind.commands) -> Facts:
-    """Return what shell commands, and the Python in them, say about their file."""
-    codes = [facts_of_python(code) for *_, code in programs_in(text)]
+def read_command_facts(text: str, kind: Kind = Kind.commands) -> Facts:
+    """Return the facts in shell commands, embedded Python included."""
+    codes = [read_python_facts(code) for *_, code in find_programs(text)]
     text = _COMMENT.sub("", text)
     words = _WORD.findall(text)
     modules = tuple(module for option, module in itertools.pairwise(words) if option == "-m")

@@ -1,4 +1,4 @@
-"""Which files of a project lead to which others, by importing or starting them."""
+"""The links between the files of a project, by imports and by commands."""
 
 from __future__ import annotations
 
@@ -11,72 +11,72 @@ from det_lightning.startup_hook import STARTUP_HOOK
 
 
 class FileGraph:
-    """The files of a project, ported one by one. Only those in ``ports`` can be asked about."""
+    """The ported files of a project, with all links. Only files in ``ports`` can be asked for."""
 
     def __init__(self, ports: Iterable[FilePort]) -> None:
         self.ports = {_normal(port.path): port for port in ports}
-        self._imported = {port.path: self._imports_of(port) for port in self.ports.values()}
-        self._started = {port.path: self._starts_of(port) for port in self.ports.values()}
+        self._imported = {port.path: self._resolve_imports(port) for port in self.ports.values()}
+        self._started = {port.path: self._resolve_starts(port) for port in self.ports.values()}
 
-    def imported_by(self, port: FilePort) -> list[FilePort]:
-        """Return the files that a file imports, directly or indirectly."""
-        return self._reached(port, started=False)
+    def find_imports(self, port: FilePort) -> list[FilePort]:
+        """Return the files imported by a file, directly or indirectly."""
+        return self._walk(port, started=False)
 
-    def reached_by(self, port: FilePort) -> list[FilePort]:
-        """Return a file, and those that it imports or starts, directly or indirectly."""
-        return [port, *self._reached(port, started=True)]
+    def find_reached(self, port: FilePort) -> list[FilePort]:
+        """Return a file, and all files imported or started by the file, directly or indirectly."""
+        return [port, *self._walk(port, started=True)]
 
-    def started_by(self, port: FilePort) -> list[FilePort]:
-        """Return the files that a file starts as scripts, directly or by what it reaches."""
-        started = [one for file in self.reached_by(port) for one in self._started[file.path]]
+    def find_started(self, port: FilePort) -> list[FilePort]:
+        """Return the files started as scripts by a file, or by any file it reaches."""
+        started = [one for file in self.find_reached(port) for one in self._started[file.path]]
         return list({one.path: one for one in started}.values())
 
-    def named_by(self, port: FilePort) -> dict[str, FilePort]:
-        """Return the files that commands in a file name, by these names."""
+    def find_named(self, port: FilePort) -> dict[str, FilePort]:
+        """Return the files named by commands in a file; the keys are the names in the commands."""
         modules = () if port.path.suffix == ".py" else port.facts.imports
         found = {name: self._file(port, name) for name in port.facts.starts}
         found |= {name: self._module(port, name) for name in modules}
         return {name: named for name, named in found.items() if named is not None}
 
-    def missing_classes(self, port: FilePort) -> list[tuple[str, FilePort]]:
-        """Return the classes that commands in a file name, and that their modules do not have, with these."""
+    def find_missing_classes(self, port: FilePort) -> list[tuple[str, FilePort]]:
+        """Return the classes named by commands in a file but missing in their modules, with these."""
         given = [name.partition(":") for name in port.facts.classes]
         found = [(name, self._module(port, module)) for module, _, name in given]
         return [(name, module) for name, module in found if module and not {name, "*"} & set(module.facts.names)]
 
-    def executed_by(self, port: FilePort) -> FilePort | None:
-        """Return the file of the project that the command of a configuration begins with, if it does."""
+    def find_executed(self, port: FilePort) -> FilePort | None:
+        """Return the file executed directly by the command of a configuration, or None."""
         return self._file(port, port.facts.executes) if port.facts.executes else None
 
-    def code_directory(self, port: FilePort) -> pathlib.Path | None:
-        """Return the directory that a configuration is to be run with; None if its code is not here."""
+    def find_code_directory(self, port: FilePort) -> pathlib.Path | None:
+        """Return the directory to run a configuration with, or None if the project lacks the code."""
         for name in port.facts.imports:
             if found := self._module(port, name):
-                # From pkg/module.py to what pkg is in.
+                # From pkg/module.py to the directory of pkg.
                 return _normal(found.path).parents[name.count(".") + (found.path.name == "__init__.py")]
         for name in port.facts.starts:
             if found := self._file(port, name):
                 return _normal(found.path).parents[len(pathlib.PurePath(name).parts) - 1]
         return None
 
-    def _reached(self, port: FilePort, *, started: bool) -> list[FilePort]:
+    def _walk(self, port: FilePort, *, started: bool) -> list[FilePort]:
         reached: dict[pathlib.Path, FilePort] = {}
         left = [port]
-        for file in left:  # which grows
+        for file in left:  # grows
             for found in [*self._imported[file.path], *(self._started[file.path] if started else [])]:
                 if found.path not in reached and found is not port:
                     reached[found.path] = found
                     left.append(found)
         return list(reached.values())
 
-    def _imports_of(self, port: FilePort) -> list[FilePort]:
+    def _resolve_imports(self, port: FilePort) -> list[FilePort]:
         found = [self._module(port, name) for name in port.facts.imports]
         return [imported for imported in found if imported is not None]
 
-    def _starts_of(self, port: FilePort) -> list[FilePort]:
+    def _resolve_starts(self, port: FilePort) -> list[FilePort]:
         found = [self._file(port, name) for name in port.facts.starts]
         found += [self._module(port, name) for name in port.facts.modules]
-        if port.is_configuration and (directory := self.code_directory(port)):
+        if port.is_configuration and (directory := self.find_code_directory(port)):
             found.append(self.ports.get(directory / STARTUP_HOOK))
         return [started for started in found if started is not None]
 
@@ -96,10 +96,10 @@ class FileGraph:
         return self._first(port, lambda base: self.ports.get(_normal(base / name)))
 
     def _first(self, port: FilePort, find: Callable[[pathlib.Path], FilePort | None]) -> FilePort | None:
-        """Return what is found from the directory of a file or from one above it.
+        """Return the first match in the directory of a file and the directories above.
 
-        For a file that is not Python, the directories right below its own are tried last; a match counts only if
-        exactly one of them has it.
+        For a file of another kind than Python, the directories right below are searched last, and a match counts only
+        if exactly one of these directories has it.
         """
         directory = _normal(port.path.parent)
         found = next(filter(None, map(find, [directory, *directory.parents])), None)
@@ -112,4 +112,4 @@ class FileGraph:
 
 def _normal(path: pathlib.Path) -> pathlib.Path:
     """Return an absolute path without dots; links are not followed."""
-    return pathlib.Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow them)
+    return pathlib.Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow links)

@@ -1,4 +1,4 @@
-"""One file, ported: what kind it is, how it is encoded, and what it is to contain."""
+"""The port of one file: kind, encoding, old and new content, and findings."""
 
 from __future__ import annotations
 
@@ -19,47 +19,48 @@ from det_lightning.masking import mask_text
 from det_lightning.porting.facts import (
     Facts,
     Kind,
-    facts_of_commands,
-    facts_of_notebook,
-    facts_of_python,
-    facts_of_yaml,
+    read_command_facts,
+    read_notebook_facts,
+    read_python_facts,
+    read_yaml_facts,
 )
-from det_lightning.porting.findings import Finding, Need, Severity, unresolved
-from det_lightning.porting.libraries import Libraries, note_pins
+from det_lightning.porting.findings import Finding, Need, Severity, drop_resolved
+from det_lightning.porting.libraries import UNKNOWN, Libraries, note_pins
 
-#: Directories with what a service for continuous integration runs.
+#: Directories for continuous integration.
 OF_CI = (".github", ".circleci")
 
 _BOM = "\ufeff"
 # Notebooks with pictures have several million.
 _MOST_BYTES = 100 * 1024 * 1024
+_MOST_BYTES_OF_SETTINGS = 2**20
 _PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 _FactsOf = Callable[[str], Facts]
-# By the name of a file, the first that fits: what ports its text, and what reads facts from it, if it may start others.
-# The first is imported when it is needed, since each needs a library of its own.
+# By pattern of a file's name, the first match counts: the function to port the text, and the reader of facts, if any.
+# The function is imported late, because each module needs a library of its own.
 _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
-    r"(?is).+\.pyw?": ("python_files.port_python", facts_of_python),
+    r"(?is).+\.pyw?": ("python_files.port_python", read_python_facts),
     r"(?is).+\.pyi": ("python_files.port_python", None),
-    r"(?is).+\.ipynb": ("notebooks.port_notebook", facts_of_notebook),
-    r"(?is).+\.ya?ml": ("yaml_files.port_yaml", facts_of_yaml),
+    r"(?is).+\.ipynb": ("notebooks.port_notebook", read_notebook_facts),
+    r"(?is).+\.ya?ml": ("yaml_files.port_yaml", read_yaml_facts),
+    r"(?is).+\.json": ("gone_names.port_options", None),
     r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("shell_files.port_dockerfile", None),
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", None),
     r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", None),
-    r"startup-hook\.sh": ("shell_files.port_startup_hook", facts_of_commands),
+    r"startup-hook\.sh": ("shell_files.port_startup_hook", read_command_facts),
     r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile": (
         "shell_files.port_shell",
-        facts_of_commands,
+        read_command_facts,
     ),
 }
 _Port = Callable[..., tuple[str, list[Finding]]]
-_CODE = ("python_files", "notebooks")  # their functions take the libraries of the project
-_UNKNOWN = Libraries()
+_CODE = ("gone_names", "python_files", "notebooks")  # with the libraries of the project as an argument
 
 
 @dataclasses.dataclass(frozen=True)
 class FilePort:
-    """The content of a file, and what it becomes."""
+    """The content of a file before and after porting, with findings and facts."""
 
     path: pathlib.Path
     before: str
@@ -78,7 +79,7 @@ class FilePort:
         return self.facts.kind is Kind.configuration
 
     def write(self) -> None:
-        """Replace the file by a new one with the ported content, or raise OSError; hard links to the old one stay."""
+        """Replace the file by a new file with the ported content, or raise OSError; hard links keep the old content."""
         if self.path.is_symlink():
             raise OSError(f"{self.path} is a link, and nothing is written through one")
         content = self.after.encode(self.encoding)
@@ -97,36 +98,38 @@ class FilePort:
             temporary.unlink(missing_ok=True)
             raise
 
-    def not_written(self, reason: str, advice: str) -> FilePort:
+    def refuse_writing(self, reason: str, advice: str) -> FilePort:
         finding = Finding(0, Severity.problem, f"not written: {reason}", advice)
         return dataclasses.replace(self, findings=[finding, *self.findings], may_be_written=False)
 
 
 def is_portable(path: pathlib.Path) -> bool:
-    """Return whether a file is of a kind that the porting tool reads."""
-    return _kind_of(path) is not None
+    """Return whether the porting tool reads files of this kind."""
+    return _find_kind(path) is not None
 
 
-def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
-    """Port a file, without writing it. One that cannot be parsed stays; if it uses Determined, a finding says so.
+def port_file(path: pathlib.Path, libraries: Libraries = UNKNOWN) -> FilePort:
+    """Port a file, without writing. An unreadable file stays; if the file uses Determined, a finding says so.
 
-    ``libraries`` are those of the project.
+    ``libraries`` are the libraries of the project.
     """
     size = path.stat().st_size
+    if path.suffix.lower() == ".json" and (size > _MOST_BYTES_OF_SETTINGS or not libraries.takes_options):
+        return FilePort(path, "", "", [])  # data, or settings of other programs
     if size > _MOST_BYTES:
         finding = Finding(0, Severity.problem, f"not ported: it has {size:,} bytes", "port it by hand, if it is code")
         return FilePort(path, "", "", [finding])
     content = path.read_bytes()
-    encoding = _encoding_of(path, content)
+    encoding = _detect_encoding(path, content)
     try:
         text = content.decode(encoding)
-        # Some of Python's codecs write different text than they read, such as text without line breaks.
+        # Some of Python's codecs write other text than read, for example without line breaks.
         is_readable = text.encode(encoding, "replace") == content and "line\n".encode(encoding) == b"line\n"
     except (UnicodeError, LookupError):
         is_readable = False
     if not is_readable:
-        return FilePort(path, "", "", _not_understood(content.decode("latin-1"), f"it is not encoded as {encoding}"))
-    if "\0" in text:  # it is not text, and may be a large file without content
+        return FilePort(path, "", "", _note_unreadable(content.decode("latin-1"), f"it is not encoded as {encoding}"))
+    if "\0" in text:  # not text, perhaps a large file without content
         return FilePort(path, "", "", [], encoding)
     kind = import_port(path)
     if kind is None:
@@ -137,19 +140,19 @@ def port_file(path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
     try:
         ported, findings = port(body, libraries)
         if ported != body:
-            port(ported, libraries)  # what was written must be readable
+            port(ported, libraries)  # the new text must be readable
     except Exception as e:
-        reason = _unreadable(e)
+        reason = _explain_error(e)
         if reason is None:
             raise
-        return FilePort(path, text, text, _not_understood(body, reason), encoding)
+        return FilePort(path, text, text, _note_unreadable(body, reason), encoding)
     facts = Facts() if facts_of is None else facts_of(ported)
-    return FilePort(path, text, mark + ported, unresolved(findings, body), encoding, facts=facts)
+    return FilePort(path, text, mark + ported, drop_resolved(findings, body), encoding, facts=facts)
 
 
 def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
-    """Return what ports the text of a file of this name, and what reads facts from it; None for other files."""
-    kind = _kind_of(path)
+    """Return the functions that port a file of this name and read its facts, or None for other files."""
+    kind = _find_kind(path)
     if kind is None:
         return None
     name, facts_of = kind
@@ -159,8 +162,8 @@ def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
 
 
 def _with_options(port: _Port, text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
-    """Port the options of programs in a file, then everything else; note what it pins."""
-    from det_lightning.porting.gone_names import port_options  # which needs libcst
+    """Port the options of programs in a file, then everything else, and check the pinned releases."""
+    from det_lightning.porting.gone_names import port_options  # needs libcst
 
     renamed, findings = port_options(text, libraries)
     ported, others = port(renamed)
@@ -168,7 +171,7 @@ def _with_options(port: _Port, text: str, libraries: Libraries) -> tuple[str, li
 
 
 def project_directory(path: pathlib.Path) -> pathlib.Path:
-    """Return the directory whose code a file is for: its own, but the one above ``requirements`` or ``.github``."""
+    """Return the directory whose code a file serves: the parent, or the one above ``requirements`` or ``.github``."""
     of_ci = next((directory for directory in path.parents if directory.name in OF_CI), None)
     inner = path.parent if _lists_requirements(path) else path
     return inner.parent if of_ci is None else of_ci.parent
@@ -178,12 +181,12 @@ def _lists_requirements(path: pathlib.Path) -> bool:
     return path.absolute().parent.name.lower() == "requirements"
 
 
-def _kind_of(path: pathlib.Path) -> tuple[str, _FactsOf | None] | None:
+def _find_kind(path: pathlib.Path) -> tuple[str, _FactsOf | None] | None:
     given = [path.name, *([f"requirements/{path.name}"] if _lists_requirements(path) else [])]
     return next((kind for name in given for names, kind in _KINDS.items() if re.fullmatch(names, name)), None)
 
 
-def _encoding_of(path: pathlib.Path, content: bytes) -> str:
+def _detect_encoding(path: pathlib.Path, content: bytes) -> str:
     if path.suffix.lower() not in _PYTHON or content.startswith(codecs.BOM_UTF8):
         return "utf-8"
     try:
@@ -193,10 +196,10 @@ def _encoding_of(path: pathlib.Path, content: bytes) -> str:
     return encoding
 
 
-def _unreadable(error: Exception) -> str | None:
-    """Return why a file is not of the kind that its name says; None if an error is not about that."""
+def _explain_error(error: Exception) -> str | None:
+    """Return why a file cannot be read as its name says, or None for an error of another cause."""
     import libcst
-    import yaml
+    from ruamel.yaml.error import YAMLError
 
     from det_lightning.porting.notebooks import NotebookError
 
@@ -204,10 +207,10 @@ def _unreadable(error: Exception) -> str | None:
         return f"it is not Python 3: line {error.raw_line}: {error.message}"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return " ".join(mask_text(str(error)).split()) if isinstance(error, yaml.YAMLError | NotebookError) else None
+    return " ".join(mask_text(str(error)).split()) if isinstance(error, YAMLError | NotebookError) else None
 
 
-def _not_understood(text: str, why: str) -> list[Finding]:
+def _note_unreadable(text: str, why: str) -> list[Finding]:
     if not _MENTIONED.search(text):
         return []
     advice = "port it by hand, or make it readable first"

@@ -1,4 +1,4 @@
-"""What the porting tool cannot change by itself, and what to do about it."""
+"""Findings: code for the user to change, and the advice for the change."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ class Severity(str, enum.Enum):
     """How much a finding matters."""
 
     problem = "problem"  #: does not run on det_lightning
-    check = "check"  #: runs, but perhaps not correctly: look at it
+    check = "check"  #: runs, but perhaps not correctly: look at the line
     note = "note"  #: worth knowing; there is nothing to do
 
 
 class Need(str, enum.Enum):
-    """Whether what was found keeps something on the real Determined."""
+    """Whether a finding keeps files on the real Determined."""
 
     nothing = ""  #: no
-    script = "script"  #: the file, where it is run as a script; not where it is imported
-    file = "file"  #: the file, and whatever imports or starts it
+    script = "script"  #: the file, only where run as a script
+    file = "file"  #: the file, and all files that import or start the file
 
 
 class Premise(str, enum.Enum):
-    """What a finding in one file assumes, which the whole project may disprove."""
+    """The assumption behind a finding in one file; the whole project may disprove the assumption."""
 
     nothing = ""
-    changed = "changed"  #: the file is written as it was ported
+    changed = "changed"  #: the ported file is written
     by_hand = "by hand"  #: no configuration starts the file
     in_trial = "in trial"  #: the file is used beside the context of a trial
     unneeded = "unneeded"  #: nothing in the project needs Determined
-    variable_unset = "variable unset"  #: no configuration sets the variable that the reason begins with
+    variable_unset = "variable unset"  #: no configuration sets the variable at the beginning of the reason
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Finding:
-    """Something that the porting tool leaves to its user."""
+    """A piece of work for the user."""
 
-    line: int  # in the file before it was ported, from 1; 0 for the file as a whole
+    line: int  # in the file before porting, from 1; 0 for the file as a whole
     severity: Severity
-    reason: str  # what is there, and why it cannot stay
+    reason: str  # the code or setting, and why it cannot stay
     advice: str
     needs_determined: Need = Need.nothing
     premise: Premise = Premise.nothing
 
 
 def line_at(text: str, offset: int, first_line: int = 1) -> int:
-    """Return the line of ``text[offset]`` in a file in which the text begins at line ``first_line``."""
+    """Return the line of ``text[offset]`` in a file; ``first_line`` is the line of the text's beginning."""
     return first_line + text.count("\n", 0, offset)
 
 
-def unresolved(findings: Iterable[Finding], text: str) -> list[Finding]:
-    """Return the findings in line order, each once, without those that a comment declares resolved."""
+def drop_resolved(findings: Iterable[Finding], text: str) -> list[Finding]:
+    """Return the findings sorted by line, without duplicates and without lines declared resolved by a comment."""
     lines = ["", *text.splitlines()]
     return [
         finding

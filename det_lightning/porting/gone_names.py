@@ -1,4 +1,4 @@
-"""Names that today's libraries no longer have: renamed where another one does the same, else a problem."""
+"""Names removed from today's libraries: an equivalent name is written, any other name becomes a problem."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from det_lightning.porting import ruff_rules
 from det_lightning.porting.bindings import Binding, Bindings, Reference
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Premise, Severity, line_at
-from det_lightning.porting.gone_table import GoneName, mentions_gone_name, option_rows, packages_in, rows_of
+from det_lightning.porting.gone_table import GoneName, find_packages, find_rows, mentions_gone_name, option_rows
 from det_lightning.porting.guards import Guards
 from det_lightning.porting.libraries import Libraries
 from det_lightning.porting.python_syntax import (
     PythonFile,
     called_method,
     dotted_name,
-    methods_of,
-    parameters_of,
-    string_of,
+    list_methods,
+    list_parameters,
+    read_string,
 )
 
-#: The package whose options are renamed in every file of a project.
+#: The options of this package are renamed in every file of a project.
 _WITH_OPTIONS = "transformers"
 _GENERATOR = "<generator>"
 _RUFF_READS = re.compile(r"\bnumpy\b|\bunittest\b|^[ \t]*from[ \t]+collections[ \t]+import", re.MULTILINE)
@@ -33,21 +33,21 @@ _USE = re.compile(r"[^\n,]*")
 
 def may_have_gone_names(text: str, libraries: Libraries) -> bool:
     """Return whether Python source is worth parsing."""
-    packages = _packages_in(text, libraries)
+    packages = _find_packages(text, libraries)
     if libraries.takes_options:
         packages.append(_WITH_OPTIONS)
     return bool(_RUFF_READS.search(text)) or mentions_gone_name(text, packages)
 
 
-def _packages_in(text: str, libraries: Libraries) -> list[str]:
-    """Return the packages of the table that a text mentions, without those that are the project's own."""
-    return [package for package in packages_in(text) if package not in libraries.shadowed]
+def _find_packages(text: str, libraries: Libraries) -> list[str]:
+    """Return the packages of the table mentioned by a text, without the project's own packages."""
+    return [package for package in find_packages(text) if package not in libraries.shadowed]
 
 
 def port_gone_names(file: PythonFile, libraries: Libraries) -> None:
-    """Rename the uses of names that are gone, and note those that nothing replaces; not where code asks for them."""
+    """Rename removed names and note the names without replacement, except where the code checks for a name."""
     port = _GoneNames(file, libraries)
-    for package in _packages_in(file.edits.text, libraries):
+    for package in _find_packages(file.edits.text, libraries):
         port.port_names(package)
     if libraries.takes_options:
         port.port_options()
@@ -62,13 +62,14 @@ class _GoneNames:
         self._file = file
         self._libraries = libraries
         self._guards = Guards(file)
-        self._known: set[int] = set()  # the positions of names that the table has, which may be among ruff's
+        self._noted: set[cst.Attribute] = set()
+        self._known: set[int] = set()  # the positions of names in the table, to skip ruff's findings there
 
     def _holds(self, row: GoneName, node: cst.CSTNode) -> bool:
         needs_gpu = ".cuda." in row.name
         if not row.holds(self._libraries.lack):
             return False
-        return not self._guards.hold(self._file.line(node), self._guards.used_with(node), needs_gpu)
+        return not self._guards.hold(self._file.line(node), self._guards.find_use(node), needs_gpu)
 
     def _note(self, row: GoneName, node: cst.CSTNode, shown: str, found: re.Match[str]) -> None:
         if self._holds(row, node):
@@ -81,8 +82,8 @@ class _GoneNames:
             self._file.replace(node, found.expand(row.replacement) + ending)
 
     def port_names(self, package: str) -> None:
-        """Port what a file imports from a package, and calls of it."""
-        rows = rows_of(package)
+        """Port the imports from a package, the uses of the imported names, and the calls."""
+        rows = find_rows(package)
         bindings = Bindings(self._file, package)
         paths: dict[cst.CSTNode, str] = {}
         for use in bindings.references:
@@ -91,21 +92,19 @@ class _GoneNames:
         for binding in bindings.found:
             self._check_import(binding, package + binding.imported.removeprefix("determined"), rows)
         if bindings.found or bindings.stars:
-            for row in (one for one in rows if one.given.startswith(".")):
+            for row in (one for one in rows if one.is_attribute):
                 self._check_attributes(row)
-        of_calls = [row for row in rows if row.given and not row.given.startswith(".")]
-        for call, path, own in self._calls_of(paths):
+        of_calls = [row for row in rows if row.given and not row.is_attribute]
+        for call, path, own in self._find_calls(paths):
             for row in of_calls:
                 if (found := row.path.fullmatch(path)) and not any(map(row.word.fullmatch, own)):
                     self._check_call(row, call, found)
 
     def _check_use(self, use: Reference, path: str, rows: list[GoneName]) -> None:
         bound = use.binding.path.count(".") + 1
-        for row, found in _gone_in(path, rows):
+        for row, found in _find_gone(path, rows):
             end = found.group().count(".") + 1
-            if end <= bound or (
-                row.still_exists and self._is_type(use.expression)
-            ):  # the import is gone, or it is here
+            if end <= bound or (row.still_exists and self._is_type(use.expression)):  # noted at the import, or a type
                 continue
             self._known.add(self._file.span(use.node)[0])
             if row.replacement:
@@ -119,7 +118,7 @@ class _GoneNames:
         return self._file.is_annotation(node) or any(dotted_name(call.func) == "isinstance" for call in around)
 
     def _check_import(self, binding: Binding, path: str, rows: list[GoneName]) -> None:
-        for row, found in _gone_in(path, rows):
+        for row, found in _find_gone(path, rows):
             is_last = found.group() == path and isinstance(binding.statement, cst.ImportFrom)
             if not row.replacement or not is_last:
                 self._note(row, binding.alias, found.group(), found)
@@ -131,23 +130,30 @@ class _GoneNames:
     def _check_attributes(self, row: GoneName) -> None:
         for node in self._file.find(cst.Attribute):
             found = row.word.fullmatch(node.attr.value)
-            if found is None or found.group() in self._libraries.defined:
+            if found is None or found.group() in self._libraries.defined or node in self._noted:
                 continue
-            if self._is_imported(dotted_name(node.value).partition(".")[0], node):
+            call = self._file.parent(node)
+            keywords = [one.keyword for one in call.args if one.keyword] if isinstance(call, cst.Call) else []
+            named = [keyword for keyword in keywords if keyword.value == row.keyword]
+            is_used = isinstance(self._file.parent(call), cst.Assign | cst.Return | cst.Attribute)
+            is_other = (row.keyword and not named) or (row.given.startswith("=") and not is_used)
+            if is_other or self._is_imported(dotted_name(node.value).partition(".")[0], node):
                 continue
             if row.replacement:
-                self._rename(row, node.attr, found)
+                self._rename(row, named[0] if named else node.attr, found)
             else:
-                self._note(row, node, f"{row.name.partition('(')[0].rpartition('.')[2]}.{found.group()}", found)
+                self._noted.add(node)
+                owner = row.name.partition("(")[0].rpartition(".")[2]
+                self._note(row, node, f"{owner}.{found.group()}{f'({row.keyword}=)' if named else ''}", found)
 
     def _is_imported(self, name: str, within: cst.CSTNode) -> bool:
-        """Return whether a name stands for a module or part of one, rather than for an object."""
+        """Return whether a name stands for a module or for part of a module, rather than for an object."""
         first = next((node for node in self._file.names(within=within) if node.value == name), None)
         given = [] if first is None else self._file.assignments(first)
         return any(isinstance(one, cst.Import | cst.ImportFrom) for one in given)
 
-    def _calls_of(self, paths: dict[cst.CSTNode, str]) -> Iterator[tuple[cst.Call, str, list[str]]]:
-        """Yield the calls of names with these paths, and of classes derived from them with parameters of their own."""
+    def _find_calls(self, paths: dict[cst.CSTNode, str]) -> Iterator[tuple[cst.Call, str, list[str]]]:
+        """Yield the calls of the named functions and classes, and of derived classes with parameters of their own."""
         bases: dict[cst.CSTNode, str] = {
             definition: paths[base.value]
             for definition in self._file.find(cst.ClassDef)
@@ -161,7 +167,7 @@ class _GoneNames:
             own: list[str] = []
             if name in derived:
                 path = bases[derived[name]]
-                own = _parameters_of_init(derived[name])
+                own = _list_init_parameters(derived[name])
             elif path is None and name.rpartition(".")[2] in self._libraries.trainers:
                 path = f"{_WITH_OPTIONS}.Trainer"
             elif called_method(call) == "__init__" and self._file.source(call.func).startswith("super("):
@@ -173,7 +179,11 @@ class _GoneNames:
         name = called.group().rpartition(".")[2]
         keywords = [argument.keyword for argument in call.args if argument.keyword is not None]
         positional = [argument for argument in call.args if argument.keyword is None and not argument.star]
-        if row.given == _GENERATOR:
+        if row.given.startswith("'"):
+            for text in self._file.find(cst.SimpleString, within=call):
+                if found := row.word.fullmatch(read_string(text) or ""):
+                    self._check_text(row, text, found)
+        elif row.given == _GENERATOR:
             if positional and isinstance(positional[0].value, cst.GeneratorExp):
                 self._note(row, call, f"{called.group()}() of a generator", called)
         elif row.given.startswith("!"):
@@ -189,10 +199,16 @@ class _GoneNames:
         elif len(positional) > row.before > 0:
             self._note(row, call, f"{name}({row.word.pattern}=)", called)
 
+    def _check_text(self, row: GoneName, text: cst.SimpleString, found: re.Match[str]) -> None:
+        if not row.replacement:
+            self._note(row, text, f"'{found.group()}'", found)
+        elif self._holds(row, text):
+            self._file.replace(text, self._file.source(text).replace(found.group(), found.expand(row.replacement)))
+
     def port_options(self) -> None:
-        """Port what stands for an option that the project does not read itself: if renamed, any name or string."""
+        """Port the names, attributes and strings of options, except for options read by the project itself."""
         for node in self._file.find(cst.Name, cst.SimpleString):
-            value = node.value if isinstance(node, cst.Name) else string_of(node) or ""
+            value = node.value if isinstance(node, cst.Name) else read_string(node) or ""
             for row in option_rows():
                 found = row.word.fullmatch(value.removeprefix("--"))
                 if found is None or found.group() in self._libraries.own:
@@ -203,7 +219,7 @@ class _GoneNames:
                     self._note(row, node, f"{value} of TrainingArguments", found)
 
     def _stands_for_option(self, node: cst.CSTNode, value: str) -> bool:
-        """Return whether a node is an attribute of arguments, or a key of a dict for them."""
+        """Return whether a node is an attribute of arguments, or a key in a dict of arguments."""
         parent = self._file.parent(node)
         if isinstance(parent, cst.DictElement):
             return parent.key is node and "TrainingArguments" in self._file.edits.text
@@ -215,7 +231,7 @@ class _GoneNames:
             self._file.replace(node, self._file.source(node).replace(found.group(), new))
 
     def ask_ruff(self) -> None:
-        """Apply the fixes of ruff that are safe, and note what else it finds."""
+        """Apply ruff's safe fixes, and note the other violations."""
         edits = self._file.edits
         rules = [*ruff_rules.OF_PYTHON, *ruff_rules.OF_NUMPY_1]
         rules += ruff_rules.OF_NUMPY_2 if self._libraries.lack("numpy", "2.0") else ()
@@ -241,13 +257,13 @@ def _apply(edits: Edits, changes: list[dict[str, Any]]) -> None:
             edits.replace(start, end, change["content"])
 
 
-def _parameters_of_init(definition: cst.ClassDef) -> list[str]:
-    inits = [method for method in methods_of(definition) if method.name.value == "__init__"]
-    return [one.name.value for init in inits for one in (*parameters_of(init), *init.params.kwonly_params)]
+def _list_init_parameters(definition: cst.ClassDef) -> list[str]:
+    inits = [method for method in list_methods(definition) if method.name.value == "__init__"]
+    return [one.name.value for init in inits for one in (*list_parameters(init), *init.params.kwonly_params)]
 
 
-def _gone_in(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.Match[str]]]:
-    """Yield the row that says that a name, or what it is in, is gone, if there is one."""
+def _find_gone(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.Match[str]]]:
+    """Yield the first row about a name or about a part of the library around the name, with the match."""
     parts = path.split(".")
     prefixes = [".".join(parts[: end + 1]) for end in range(len(parts))]
     pairs = ((row, row.path.fullmatch(prefix)) for prefix in prefixes for row in rows if not row.given)
@@ -258,7 +274,7 @@ def _gone_in(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.Mat
 
 
 def port_options(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
-    """Return YAML or shell commands with options of programs renamed, and findings for options that are gone."""
+    """Return YAML, JSON or shell commands with options renamed, and findings for removed options."""
     if not libraries.takes_options:
         return text, []
     edits = Edits(text)

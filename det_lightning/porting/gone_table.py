@@ -1,4 +1,4 @@
-"""The table of names that today's libraries no longer have: ``gone_names.csv``, whose first lines describe it."""
+"""The table of names removed from today's libraries: ``gone_names.csv``, with a description in the first lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RELEASE = re.compile(r"(?P<library>\S+) (?P<release>[\d.]+)")
 
 @dataclasses.dataclass(frozen=True)
 class GoneName:
-    """A row of the table, with patterns for its name."""
+    """A row of the table, with patterns for the name."""
 
     name: str
     gone: str
@@ -26,13 +26,18 @@ class GoneName:
     advice: str
     severity: Severity
     path: re.Pattern[str]
-    word: re.Pattern[str]  # the last part of the path, or the keyword: what a text that uses the name has in it
-    given: str  # the argument that is meant, as written in the table; empty if it is the name itself
-    before: int  # how many arguments precede it where it is given by position; 0 if it never is
+    word: re.Pattern[str]  # the last part of the path, or the keyword; present in every text with the name
+    given: str  # the removed attribute or argument as in the table; empty for a removed name
+    keyword: str  # only calls of the method with this argument fail; empty for all calls
+    before: int  # the number of arguments before, for an argument by position; else 0
 
     @property
     def package(self) -> str:
         return self.name.split(".")[0]
+
+    @property
+    def is_attribute(self) -> bool:
+        return self.given.startswith((".", "=."))
 
     @property
     def is_option(self) -> bool:
@@ -41,11 +46,11 @@ class GoneName:
 
     @property
     def still_exists(self) -> bool:
-        """Whether only its use has changed, so that nothing is wrong with the name itself."""
+        """Whether the name still exists and only the described use of the name fails."""
         return _RELEASE.fullmatch(self.gone) is None
 
     def holds(self, lack: Callable[[str, str], bool]) -> bool:
-        """Return whether a project does not have the name, given whether it lacks what a release of a library lacks."""
+        """Return whether the name is missing in a project; ``lack`` compares releases."""
         release = _RELEASE.fullmatch(self.gone)
         return release is None or lack(release["library"], release["release"])
 
@@ -64,21 +69,33 @@ def _row(name: str, gone: str, replacement: str, advice: str, level: str) -> Gon
     found = _NAME.fullmatch(name)
     assert found is not None, f"{name} is written as the first lines of the table say"
     given = found["argument"] or ""
-    is_word = given.startswith(".") or (given.endswith("=") and not given.startswith("!"))
-    keyword = given.lstrip("-.").removesuffix("=") if is_word else ""
-    word = keyword or found["path"].rpartition(".")[2]
+    attribute, _, keyword = given.partition(", ") if "." in given[:2] else (given, "", "")
+    given = attribute
+    is_word = given.startswith(("=.", ".", "'")) or (given.endswith("=") and not given.startswith("!"))
+    word = given.strip("'-.=") if is_word else found["path"].rpartition(".")[2]
     before = (found["before"] or "").count(",")
     severity = Severity(level or "problem")
-    return GoneName(name, gone, replacement, advice, severity, _pattern(found["path"]), _pattern(word), given, before)
+    return GoneName(
+        name,
+        gone,
+        replacement,
+        advice,
+        severity,
+        _pattern(found["path"]),
+        _pattern(word),
+        given,
+        keyword.removesuffix("="),
+        before,
+    )
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return a pattern for a name of the table: ``..`` are any modules, ``*`` any letters, ``{a,b}`` one of two."""
+    """Return a pattern for a name of the table: ``..`` is any modules, ``*`` any letters, ``{a,b}`` a or b."""
     text = text.replace("*", r"\w*").replace("..", "\0").replace(".", r"\.").replace("\0", r"\.(?:\w+\.)*")
     return re.compile(re.sub(r"{(.*?)}", lambda found: f"({found[1].replace(',', '|')})", text))
 
 
-def rows_of(package: str) -> list[GoneName]:
+def find_rows(package: str) -> list[GoneName]:
     """Return the rows about a package."""
     return [row for row in read_table() if row.package == package]
 
@@ -88,13 +105,13 @@ def option_rows() -> list[GoneName]:
     return [row for row in read_table() if row.is_option]
 
 
-def packages_in(text: str) -> list[str]:
-    """Return the packages of the table that a text mentions."""
+def find_packages(text: str) -> list[str]:
+    """Return the packages of the table mentioned in a text."""
     return sorted(set(_packages().findall(text)))
 
 
 def mentions_gone_name(text: str, packages: list[str]) -> bool:
-    """Return whether a text has a word from one of the names of ``packages``."""
+    """Return whether a text has a word from a removed name of ``packages``."""
     return any(_words(package).search(text) for package in packages)
 
 
@@ -105,4 +122,4 @@ def _packages() -> re.Pattern[str]:
 
 @functools.cache
 def _words(package: str) -> re.Pattern[str]:
-    return re.compile(rf"\b(?:{'|'.join(row.word.pattern for row in rows_of(package))})\b")
+    return re.compile(rf"\b(?:{'|'.join(row.word.pattern for row in find_rows(package))})\b")

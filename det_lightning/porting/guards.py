@@ -1,4 +1,4 @@
-"""Code that asks whether a name is there, or whether there is a GPU: what is in it may be for other releases."""
+"""Code behind a check for a name, a release or a GPU; such code may be written for other releases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import libcst as cst
 
 from det_lightning.porting.python_syntax import PythonFile
 
-# Where code asks; hasattr and getattr do so for the names that they mention.
+# The checks; hasattr and getattr check for the mentioned names only.
 _ASKS = re.compile(
     r"(?P<any>__version__|version_info|\bVersion\(|TYPE_CHECKING|ImportError|AttributeError|ModuleNotFoundError)"
     r"|(?P<gpu>cuda|gpu)|hasattr|getattr",
@@ -22,10 +22,10 @@ class Guards:
 
     def __init__(self, file: PythonFile) -> None:
         self._file = file
-        self._guarded = [*_guarded_lines(file)]
+        self._guarded = [*_find_guarded_lines(file)]
 
-    def used_with(self, node: cst.CSTNode) -> str:
-        """Return the source of the name or import that a node is in, or of the call that a keyword is for."""
+    def find_use(self, node: cst.CSTNode) -> str:
+        """Return the source of the name or import around a node; for a keyword, the source of the called name."""
         around = cst.Attribute | cst.ImportAlias | cst.ImportFrom
         outer: cst.CSTNode | None = node
         while outer is not None:
@@ -38,7 +38,7 @@ class Guards:
         return self._file.source(node)
 
     def hold(self, line: int, use: str, needs_gpu: bool = False) -> bool:
-        """Return whether a line is only for releases that have what it uses, or for a machine with a GPU."""
+        """Return whether a line only runs with releases where ``use`` exists, or on a machine with a GPU."""
         words = set(re.findall(r"\w+", use))
         return any(
             line in lines
@@ -48,8 +48,8 @@ class Guards:
         )
 
 
-def _guarded_lines(file: PythonFile) -> Iterator[tuple[range, re.Match[str]]]:
-    """Yield the lines of code for several releases of a library, or for a GPU, and what asks for that."""
+def _find_guarded_lines(file: PythonFile) -> Iterator[tuple[range, re.Match[str]]]:
+    """Yield the lines of code behind a check, and the match of the check."""
     for node in file.find(cst.Try):
         for handler in node.handlers:
             if handler.type is not None and (found := _ASKS.search(file.source(handler.type))):

@@ -18,9 +18,9 @@ _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 
 
 class ImportRewriter:
-    """Rewrites imports and their uses. A name none of whose uses can be rewritten stays, and so does such a file.
+    """Rewrites imports and all uses. A name without any rewritable use stays, and so does a file of such names.
 
-    ``taken`` are the names that other files of the project may import from this one; with ``*`` if that is any.
+    ``taken`` are the names imported from this file by other files of the project; ``*`` stands for any name.
     """
 
     def __init__(self, file: PythonFile, taken: Collection[str] = ("*",)) -> None:
@@ -31,13 +31,13 @@ class ImportRewriter:
 
     def _names_to_leave(self) -> set[str]:
         by_name: dict[str, list[bool]] = {}
-        for path, name in self._used_paths():
+        for path, name in self._find_used_paths():
             by_name.setdefault(name, []).append(counterpart(path) is not None)
         if not self.bindings.uses_trial_api() and not all(known for uses in by_name.values() for known in uses):
             return set(by_name)
         return {name for name, uses in by_name.items() if not any(uses)}
 
-    def _used_paths(self) -> Iterator[tuple[str, str]]:
+    def _find_used_paths(self) -> Iterator[tuple[str, str]]:
         used = {reference.binding for reference in self.bindings.references}
         for binding in self.bindings.found:
             if (binding not in used and self._is_movable(binding)) or self._is_for_types(binding):
@@ -51,7 +51,7 @@ class ImportRewriter:
                 yield reference.path, reference.binding.name
 
     def rewrite(self) -> None:
-        """Rewrite the file, and note what cannot be."""
+        """Rewrite the file, and note the rest."""
         for statement in dict.fromkeys(binding.statement for binding in self.bindings.found):
             if isinstance(statement, cst.Import):
                 self._rewrite_import(statement)
@@ -103,13 +103,13 @@ class ImportRewriter:
                 if name != binding.alias.evaluated_name:
                     self.file.replace(binding.alias.name, name if binding.alias.asname else f"{name} as {binding.name}")
 
-    # Names that are missing, and not needed by what a trial's file is imported for
+    # Missing names, unnecessary for the importers of a trial's file
 
     def _uses(self, binding: Binding) -> list[Reference]:
         return [use for use in self.bindings.references if use.binding is binding]
 
     def _is_movable(self, binding: Binding) -> bool:
-        """Return whether a name is missing, has its own import line in the module, and is not mentioned in strings."""
+        """Return whether a name is missing, imported by a line of its own, and not mentioned in strings."""
         if isinstance(binding.statement, cst.Import):
             is_used = any(use.binding.name == binding.name for use in self.bindings.references)
             if is_used or len(binding.statement.names) > 1:
@@ -133,10 +133,10 @@ class ImportRewriter:
         )
 
     def _may_lose(self, binding: Binding) -> bool:
-        """Return whether a file may do without a name: one with a trial, or one that uses nothing missing."""
+        """Return whether a file can lose a name: a file with a trial, or a file without other missing names."""
         if self.bindings.uses_trial_api():
             return True
-        # Nobody imports from a script what it does not use itself.
+        # Nobody imports unused names from a script.
         is_script = any(self._script_around(node) for node in self.file.find(cst.Comparison))
         is_taken = not is_script and not {binding.name, "*"}.isdisjoint(self._taken)
         needed = [use.path for use in self.bindings.references]
@@ -145,7 +145,7 @@ class ImportRewriter:
         return not is_taken and not self._uses(binding) and not any(counterpart(path) is None for path in needed)
 
     def _move(self, binding: Binding) -> bool:
-        """Import a name only where it is used, below ``if __name__ == "__main__"``, or nowhere if it is not used."""
+        """Move the import of a name below ``if __name__ == "__main__"``, or drop an unused import."""
         scripts = {self._script_around(use.node) for use in self._uses(binding)}
         if len(scripts) > 1 or None in scripts:
             return False
@@ -166,7 +166,7 @@ class ImportRewriter:
         return around[-1] if is_script else None
 
     def _split_from(self, statement: cst.ImportFrom, counterparts: dict[Binding, str | None]) -> None:
-        """Write one statement for each module that the names are imported from now."""
+        """Write one statement for each new module of the names."""
         groups: dict[str, list[cst.ImportAlias]] = {}
         for binding, ours in counterparts.items():
             module = dotted_name(statement.module)
@@ -181,7 +181,7 @@ class ImportRewriter:
         shares_line = isinstance(parent, cst.SimpleStatementLine) and len(parent.body) > 1
         start, _ = self.file.span(statement)
         separator = self.file.edits.newline() + self.file.edits.indentation(start)
-        # A line by itself may be part of a command, which another line would break.
+        # A line by itself may be part of a command, where a second line would be an error.
         if shares_line or isinstance(parent, cst.SimpleStatementSuite) or "\n" not in self.file.edits.text:
             separator = "; "
         written = []
@@ -198,11 +198,11 @@ class ImportRewriter:
     def _rewrite_use(self, use: Reference) -> None:
         if counterpart(use.path) is None and counterpart(use.binding.path) is not None:
             self._note_missing(missing_prefix(use.path), use.node)
-        spelled = self._spelled(use.binding, [attribute.attr.value for attribute in use.attributes])
+        spelled = self._spell(use.binding, [attribute.attr.value for attribute in use.attributes])
         if spelled is None:
             return
         if self._decides_by_version(use):
-            advice = "keep only what is for Determined 0.38.1, whose interface det_lightning has"
+            advice = "keep only the code for Determined 0.38.1: det_lightning has the same interface"
             reason = "a check of Determined's version, which is now det_lightning's"
             self.file.note(use.node, Severity.check, reason, advice)
         name, new, kept = spelled
@@ -210,7 +210,7 @@ class ImportRewriter:
         if name != use.node.value:
             self.file.replace(use.node, name)
         if new != [attribute.attr.value for attribute in replaced]:
-            # What is left of a deeper path may be nothing, and the rest begins with a dot of its own.
+            # The rest of a deeper path may be empty, and begins with a dot.
             _, start = self.file.span(use.node)
             _, end = self.file.span([use.node, *replaced][-1])
             self.file.edits.replace(start, end, "".join(f".{attribute}" for attribute in new))
@@ -229,18 +229,18 @@ class ImportRewriter:
                 break
         return False
 
-    def spelled(self, dotted: str) -> str | None:
-        """Return what to write for a name with attributes where code is in a string; None to leave it as it is."""
+    def spell(self, dotted: str) -> str | None:
+        """Return the new spelling of a dotted name in a string of code, or None to keep the old spelling."""
         name, *attributes = dotted.split(".")
         binding = next((binding for binding in self.bindings.found if binding.name == name), None)
-        spelled = None if binding is None else self._spelled(binding, attributes)
+        spelled = None if binding is None else self._spell(binding, attributes)
         if spelled is None or not attributes:
             return None
         name, new, kept = spelled
         return ".".join([name, *new, *attributes[len(attributes) - kept :]])
 
-    def _spelled(self, binding: Binding, old: list[str]) -> tuple[str, list[str], int] | None:
-        """Return the new name, the attributes that replace the first ones, and how many last ones stay."""
+    def _spell(self, binding: Binding, old: list[str]) -> tuple[str, list[str], int] | None:
+        """Return the new name, the attributes to write next, and how many of the old attributes follow."""
         base = counterpart(binding.path)
         if binding.name in self._left or base is None:
             return None
@@ -248,7 +248,7 @@ class ImportRewriter:
         ours = counterpart(path)
         name = binding.name
         if isinstance(binding.statement, cst.Import) and binding.alias.asname is None and self.bindings.renameable:
-            # A statement that stays may import the path, and bind determined.
+            # A staying statement may import the path, and bind determined.
             bound = [one.imported for one in self.bindings.found if one.alias.asname is None]
             left = [module for module in bound if counterpart(module) is None]
             if ours is None and any(f"{module}.".startswith(f"{missing_prefix(path)}.") for module in left):
@@ -263,12 +263,12 @@ class ImportRewriter:
         return name, new[: len(new) - kept], kept
 
     def _note_missing_binding(self, binding: Binding) -> None:
-        """Note a missing name that a statement imports; if all its uses have their own advice, note those instead."""
+        """Note an imported name without counterpart; if every use has advice of its own, note the uses."""
         uses = self._uses(binding)
         is_movable = self._is_movable(binding)
         if self._is_for_types(binding):
             reason = f"{binding.path} is imported for type checkers only, and nothing replaces it"
-            self.file.note(binding.alias, Severity.note, reason, "remove it together with the annotations that name it")
+            self.file.note(binding.alias, Severity.note, reason, "remove the import, together with the annotations")
             return
         if not uses and is_movable:
             reason = f"{binding.path} is imported and not used; the import is removed"
@@ -284,6 +284,6 @@ class ImportRewriter:
 
     def _note_missing(self, path: str, node: cst.CSTNode) -> None:
         need = Need.script if self._script_around(node) else Need.file
-        if path.endswith("__"):  # such as __file__: it runs here once this is gone
+        if path.endswith("__"):  # for example __file__: without this line the file runs here
             need = Need.nothing
         self.file.findings.append(missing(path, self.file.line(node), need))

@@ -30,16 +30,16 @@ class CheckOutcome:
     trial: str
     name: str  # of the check
     outcome: str  # passed, failed, error or skipped
-    message: str  # why it did not pass, in one line
+    message: str  # the reason for a failure, in one line
 
 
 @dataclasses.dataclass(frozen=True)
 class MovedProject:
     """A section of the report."""
 
-    name: str  # the directory of the project; empty for files that belong to none
+    name: str  # the directory of the project; empty for files outside of all projects
     entry_points: list[EntryPoint]
-    files: list[FilePort]  # those that change or have findings
+    files: list[FilePort]  # changed files, and files with findings
 
     @property
     def changed(self) -> list[tuple[FilePort, int]]:

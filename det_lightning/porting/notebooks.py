@@ -1,4 +1,4 @@
-"""Notebooks: the code of their cells, ported as one program."""
+"""Notebooks: the code of all cells, ported as one program."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ from collections.abc import Callable
 from typing import Any
 
 from det_lightning.porting.findings import Finding, Severity, line_at
-from det_lightning.porting.libraries import Libraries
+from det_lightning.porting.libraries import UNKNOWN, Libraries
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.shell_files import port_shell
 
 _END_OF_CELL = "#:::end of cell:::\n"
 _HIDE = "pass  #:::"
-# A command with the lines that a backslash joins to it, whose output a variable may get; or a question.
+# A command, with lines joined by backslashes and perhaps a variable for the output; or a question.
 _MAGIC = re.compile(
     r"^([ \t]*)((?:\w[\w.,\[\]\"' \t]*=[ \t]*)?[%!](?:[^\n]*\\\n)*[^\n]*|\?[^\n]*|[\w.*]+\?{1,2}[ \t]*)$", re.MULTILINE
 )
 _HIDDEN = re.compile(rf"^([ \t]*){_HIDE}([^\n]*(?:(?<=\\)\n[ \t]*{_HIDE}[^\n]*)*)$", re.MULTILINE)
 _NEXT_HIDDEN = re.compile(rf"\n[ \t]*{_HIDE}")
-# What the first line of a cell says about the others.
+# The magic in the first line decides for the whole cell.
 _OF_CELL = re.compile(r"\s*%%(\S*)")
 _PYTHON = ("capture", "memit", "mprun", "prun", "time", "timeit")
-_UNKNOWN = Libraries()
 _SHELL = ("!", "bash", "script", "sh", "sx", "system")
 
 
 class NotebookError(ValueError):
-    """The file is not a notebook that can be written back as it was."""
+    """The file is not a notebook, or has a layout that cannot be reproduced."""
 
 
 def _dump(notebook: dict[str, Any], line_break: str, **options: Any) -> str:
-    """Return the text of a notebook, without what follows its last brace."""
+    """Return the text of a notebook up to the last brace."""
     return json.dumps(notebook, **options).replace("\n", line_break)
 
 
 _Dump = Callable[[dict[str, Any]], str]
-# Jupyter, Colab, Kaggle and editors each have their own way to write notebooks.
+# Jupyter, Colab, Kaggle and editors write notebooks differently.
 _INDENTED: list[tuple[int | str | None, tuple[str, str]]] = [(indent, (",", ": ")) for indent in (1, 2, 4, 3, "\t", 0)]
 _INDENTS = [*_INDENTED, (None, (", ", ": ")), (None, (",", ":"))]
 _LAYOUTS: list[_Dump] = [
@@ -48,10 +47,10 @@ _LAYOUTS: list[_Dump] = [
 ]
 
 
-def port_notebook(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[Finding]]:
-    """Return a notebook with its code cells ported, and findings, whose lines count over the code of all cells."""
+def port_notebook(text: str, libraries: Libraries = UNKNOWN) -> tuple[str, list[Finding]]:
+    """Return a notebook with the code cells ported, and findings; lines count over the code of all cells."""
     notebook, dump = _read(text)
-    cells = _ported_cells(notebook)
+    cells = _select_cells(notebook)
     hidden = [_hide(source) for _, source in cells]
     program = "".join(source.rstrip("\n") + "\n" + _END_OF_CELL for source in hidden)
     ported, findings = port_python(program, libraries)
@@ -65,16 +64,16 @@ def port_notebook(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list
     return dump(notebook) + _ending(text), findings + _findings_of_others(notebook)
 
 
-def parts_of(text: str) -> tuple[str, str]:
-    """Return the Python of a notebook as one program, and the commands in it, a line each; or raise NotebookError."""
+def split_notebook(text: str) -> tuple[str, str]:
+    """Return the Python of a notebook as one program, and the commands, one per line; or raise NotebookError."""
     notebook, _ = _read(text)
-    hidden = [_hide(source) for _, source in _ported_cells(notebook)]
-    commands = [_shown(found).lstrip("%!") for source in hidden for found in _HIDDEN.finditer(source)]
+    hidden = [_hide(source) for _, source in _select_cells(notebook)]
+    commands = [_reveal(found).lstrip("%!") for source in hidden for found in _HIDDEN.finditer(source)]
     return "\n".join(hidden), "\n".join(commands)
 
 
 def _read(text: str) -> tuple[dict[str, Any], _Dump]:
-    """Return a notebook, and a function that writes it in its current layout."""
+    """Return a notebook, and a function to write the notebook in the same layout."""
     try:
         notebook = json.loads(text)
     except ValueError as e:
@@ -83,10 +82,10 @@ def _read(text: str) -> tuple[dict[str, Any], _Dump]:
         raise NotebookError("not a notebook of version 4")
     body = text[: len(text) - len(_ending(text))]
     for dump in _LAYOUTS:
-        # Most are told apart by their first characters, and notebooks may be large.
+        # The first characters rule out most layouts, and notebooks may be large.
         if dump({"": 0})[:2] == body[:2] and dump(notebook) == body:
             return notebook, dump
-    raise NotebookError("not laid out as any program does, so that it could not be written back as it was")
+    raise NotebookError("an unknown layout, which could not be reproduced")
 
 
 def _are_cells(cells: Any) -> bool:
@@ -102,19 +101,21 @@ def _code_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     return [(cell, "".join(cell["source"])) for cell in notebook["cells"] if cell.get("cell_type") == "code"]
 
 
-def _ported_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+def _select_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     """Return code cells and their source, without those that another program than Python and the shell gets."""
-    return [(cell, source) for cell, source in _code_cells(notebook) if _magic_of(source) in (None, *_PYTHON, *_SHELL)]
+    return [
+        (cell, source) for cell, source in _code_cells(notebook) if _find_magic(source) in (None, *_PYTHON, *_SHELL)
+    ]
 
 
-def _magic_of(source: str) -> str | None:
+def _find_magic(source: str) -> str | None:
     found = _OF_CELL.match(source)
     return None if found is None else found.group(1)
 
 
 def _findings_of_others(notebook: dict[str, Any]) -> list[Finding]:
-    magics = {_magic_of(source) for _, source in _code_cells(notebook) if re.search(r"\bdetermined\b", source)}
-    advice = "port what it contains by hand, or keep it in a file of its own"
+    magics = {_find_magic(source) for _, source in _code_cells(notebook) if re.search(r"\bdetermined\b", source)}
+    advice = "port the cell by hand, or keep the code in a separate file"
     return [
         Finding(0, Severity.check, f"a cell that begins with %%{magic} stays as it is, and names determined", advice)
         for magic in magics - {None, *_PYTHON, *_SHELL}
@@ -125,28 +126,28 @@ def _ending(text: str) -> str:
     return text[len(text.rstrip("\r\n")) :]
 
 
-# Lines that are not Python, in a comment while the program is ported
+# Lines other than Python, hidden in comments during porting
 
 
 def _hide(source: str) -> str:
-    source = source.rstrip("\n")  # else a backslash at the end would join a line that is not there
-    if _magic_of(source) in _SHELL:
+    source = source.rstrip("\n")  # a backslash at the end would join the next cell
+    if _find_magic(source) in _SHELL:
         return _HIDE + source.replace("\n", f"\n{_HIDE}")
     return _MAGIC.sub(lambda found: found[1] + _HIDE + found[2].replace("\n", f"\n{found[1]}{_HIDE}"), source)
 
 
-def _shown(found: re.Match[str]) -> str:
+def _reveal(found: re.Match[str]) -> str:
     return _NEXT_HIDDEN.sub("\n", found[2])
 
 
 def _show_magic(source: str, before: str, first_line: int) -> tuple[str, list[Finding]]:
-    """Return a cell with its commands ported; findings refer to the lines before porting."""
+    """Return a cell with the commands ported, and findings with line numbers from before porting."""
     whole = re.sub(rf"^{_HIDE}", "", source, flags=re.MULTILINE)
-    if _magic_of(whole) in _SHELL:
+    if _find_magic(whole) in _SHELL:
         return port_shell(whole, first_line)
     lines = [line_at(before, found.start(), first_line) for found in _HIDDEN.finditer(before)]
     commands = list(_HIDDEN.finditer(source))
-    ported = [port_shell(_shown(command), line) for command, line in zip(commands, lines, strict=False)]
+    ported = [port_shell(_reveal(command), line) for command, line in zip(commands, lines, strict=False)]
     texts = iter(text for text, _ in ported)
-    shown = _HIDDEN.sub(lambda found: found[1] + next(texts, _shown(found)), source)
+    shown = _HIDDEN.sub(lambda found: found[1] + next(texts, _reveal(found)), source)
     return shown, [finding for _, findings in ported for finding in findings]

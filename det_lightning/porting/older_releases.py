@@ -1,4 +1,4 @@
-"""What older releases of Determined had: names and calls, rewritten to today's."""
+"""Names and calls of older releases of Determined, rewritten to today's."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import itertools
 
 import libcst as cst
 
-from det_lightning.porting.counterparts import methods_in
+from det_lightning.porting.counterparts import read_methods
 from det_lightning.porting.findings import Severity
 from det_lightning.porting.python_syntax import (
     PythonFile,
     base_names,
     called_method,
     dotted_name,
+    find_lineage,
     is_keyword,
-    lineage_of,
-    methods_of,
-    string_of,
+    list_methods,
+    read_string,
 )
 
 _RENAMED = {
-    # The interface of several models, before it was public, and in its first releases.
+    # The interface of several models, while private and in the first releases.
     "LRScheduler": "wrap_lr_scheduler",
     "Model": "wrap_model",
     "Optimizer": "wrap_optimizer",
@@ -30,7 +30,7 @@ _RENAMED = {
     "_backward": "backward",
     "_step_optimizer": "step_optimizer",
     "_to_device": "to_device",
-    # Ranks, before they had their own part of the context.
+    # Ranks, before context.distributed.
     "get_local_rank": "distributed.get_local_rank",
     "get_rank": "distributed.get_rank",
     "get_size": "distributed.get_size",
@@ -40,7 +40,7 @@ _RENAMED = {
     "_epoch_len": "position.epoch_len",
     "_should_communicate_and_update": "is_update_batch",
 }
-# det_lightning's context has it too: setting it is how use_amp() gets a scaler with other arguments.
+# det_lightning's context has this name too, for a scaler with other arguments after use_amp().
 _KEPT = {"_scaler"}
 _GONE = {
     "_hvd_config": "ask context.distributed.get_size() > 1",
@@ -48,7 +48,7 @@ _GONE = {
     "hvd_config": "use context.distributed",
 }
 _SEVERAL = "distributed.get_size() > 1"
-# What trials read of the context's inner objects, and what to read of the context instead.
+# Reads of the context's inner objects, and the public replacements.
 _READS = {
     "_hvd_config.use": _SEVERAL,
     "distributed._hvd_config.use": _SEVERAL,
@@ -66,17 +66,17 @@ _NEW_HOOKS = {
     "on_validation_step_start": "on_validation_start",
 }
 _EPOCH_HOOKS = ("on_training_epoch_start", "on_training_epoch_end")
-# What trials in examples did themselves, and is done for them: setting the mode that a method runs in.
+# Needless calls in old examples: the mode is set before the method runs.
 _MODE_CALLS = {"train_batch": ("train()", "train(True)"), "evaluate_batch": ("eval()", "train(False)")}
 
 
 def spellings(method: str) -> list[str]:
-    """Return the names that a method of the context has had."""
+    """Return all names a method of the context has had."""
     return [method, *(old for old, new in _RENAMED.items() if new == method)]
 
 
 def rewrite_older_releases(file: PythonFile, trials: list[cst.ClassDef], callbacks: list[cst.ClassDef]) -> None:
-    """Rewrite names of the context, hooks of callbacks and calls of older releases, and note what is gone."""
+    """Rewrite old names of the context, old hooks and old calls; note names without replacement."""
     attributes = {node.attr.value for node in file.find(cst.Attribute)}
     for node in file.find(cst.Attribute):
         _check_attribute(file, node)
@@ -91,13 +91,13 @@ def rewrite_older_releases(file: PythonFile, trials: list[cst.ClassDef], callbac
         _rewrite_hooks(file, callback, attributes)
     for trial in trials:
         _remove_mode_calls(file, trial)
-        names = {method.name.value for method in methods_of(trial)}
+        names = {method.name.value for method in list_methods(trial)}
         if names >= _BUILDERS:
             reason = f"{trial.name.value} has the interface before Determined 0.12.13 (build_model, optimizer)"
             advice = "it runs through an adapter; to modernize it wrap model and optimizer in __init__"
             file.note(trial, Severity.note, reason, advice)
         if _wraps_its_own(trial, trials):
-            for method in methods_of(trial):
+            for method in list_methods(trial):
                 _remove_model(file, method)
 
 
@@ -121,7 +121,7 @@ def _check_attribute(file: PythonFile, node: cst.Attribute) -> None:
 
 
 def _rewrite_read(file: PythonFile, inner: cst.Attribute) -> bool:
-    """Rewrite what is read of an inner object of the context if the context has it too; return whether it has."""
+    """Rewrite an access to an inner object of the context if the context has the same; return whether it has."""
     read = file.parent(inner)
     outer = file.parent(read)
     if not isinstance(read, cst.Attribute) or isinstance(outer, cst.Del) or getattr(outer, "target", None) is read:
@@ -141,9 +141,9 @@ def _rewrite_read(file: PythonFile, inner: cst.Attribute) -> bool:
 
 
 def _rewrite_hooks(file: PythonFile, callback: cst.ClassDef, attributes: set[str]) -> None:
-    hooks = methods_in("_callback.py", "PyTorchCallback")
-    defined = {method.name.value for method in methods_of(callback)}
-    for method in methods_of(callback):
+    hooks = read_methods("_callback.py", "PyTorchCallback")
+    defined = {method.name.value for method in list_methods(callback)}
+    for method in list_methods(callback):
         name = method.name.value
         new = _NEW_HOOKS.get(name)
         if new is not None and new not in defined and name not in attributes:
@@ -161,7 +161,7 @@ def _rewrite_hooks(file: PythonFile, callback: cst.ClassDef, attributes: set[str
 
 
 def _add_epoch(file: PythonFile, method: cst.FunctionDef) -> None:
-    """Give a hook its argument, which it did not have until Determined 0.17."""
+    """Give a hook the argument added in Determined 0.17."""
     given = method.params
     alone = len(given.params) == 1 and not given.kwonly_params and not given.posonly_params
     starred = isinstance(given.star_arg, cst.Param) or given.star_kwarg is not None
@@ -174,7 +174,7 @@ def _add_epoch(file: PythonFile, method: cst.FunctionDef) -> None:
 
 
 def _remove_mode_calls(file: PythonFile, trial: cst.ClassDef) -> None:
-    """Remove ``self.model.train()`` if the model is in that mode anyway and nothing in the class changes it."""
+    """Remove ``self.model.train()`` where the model is in training mode anyway and the class keeps the mode."""
     wrapped = {
         dotted_name(target.target)
         for assign in file.find(cst.Assign, within=trial)
@@ -182,13 +182,13 @@ def _remove_mode_calls(file: PythonFile, trial: cst.ClassDef) -> None:
         if called_method(assign.value) in spellings("wrap_model")
     } - {""}
     mode_calls = [call for call in file.find(cst.Call, within=trial) if called_method(call) in ("train", "eval")]
-    removable = [line for method in methods_of(trial) for line in _needless_lines(file, method, wrapped)]
+    removable = [line for method in list_methods(trial) for line in _find_needless_lines(file, method, wrapped)]
     if removable and len(removable) == len(mode_calls):
         for line in removable:
             file.remove_lines(line)
 
 
-def _needless_lines(file: PythonFile, method: cst.FunctionDef, wrapped: set[str]) -> list[cst.SimpleStatementLine]:
+def _find_needless_lines(file: PythonFile, method: cst.FunctionDef, wrapped: set[str]) -> list[cst.SimpleStatementLine]:
     needless = {f"{model}.{call}" for model in wrapped for call in _MODE_CALLS.get(method.name.value, ())}
     lines = [
         line
@@ -199,32 +199,32 @@ def _needless_lines(file: PythonFile, method: cst.FunctionDef, wrapped: set[str]
 
 
 def _wraps_its_own(trial: cst.ClassDef, trials: list[cst.ClassDef]) -> bool:
-    """Return whether a trial, all of whose base classes are in the file, wraps models instead of building one."""
-    lineage = lineage_of(trial, trials)
-    names = {method.name.value for one in lineage for method in methods_of(one)}
+    """Return whether a trial wraps models instead of building one, and all base classes are in the file."""
+    lineage = find_lineage(trial, trials)
+    names = {method.name.value for one in lineage for method in list_methods(one)}
     outside = {base for one in lineage for base in base_names(one)} - {one.name.value for one in lineage}
     return outside == {"PyTorchTrial"} and "__init__" in names and not names >= _BUILDERS
 
 
 def _remove_model(file: PythonFile, method: cst.FunctionDef) -> None:
-    """Remove the model from the arguments of a method that does not use it: it is no longer passed."""
+    """Remove an unused model from the parameters of a method, because the model is no longer passed."""
     given = method.params.params
     index = next((i for i, parameter in enumerate(given) if parameter.name.value == "model"), 0)
     if method.name.value not in _TAKE_MODELS or index == 0 or given[index].default is not None:
         return
-    passed = _passed_to_base(file, method)
+    passed = _find_passed_models(file, method)
     if len(passed) < sum(name.value == "model" for name in file.names(within=method.body)):
-        reason = f"{method.name.value}() takes a model, which is not passed where the trial wraps its own"
+        reason = f"{method.name.value}() takes a model, but a trial that wraps models is passed none"
         advice = "remove the parameter, and use the attribute that holds the wrapped model"
         file.note(method, Severity.problem, reason, advice)
         return
-    file.edits.replace(file.end_of(given[index - 1]), file.end_of(given[index]), "")
+    file.edits.replace(file.find_end(given[index - 1]), file.find_end(given[index]), "")
     for before, argument in passed:
         file.edits.replace(file.span(before.value)[1], file.span(argument.value)[1], "")
 
 
-def _passed_to_base(file: PythonFile, method: cst.FunctionDef) -> list[tuple[cst.Arg, cst.Arg]]:
-    """Return the model where a method passes it to the method that it overrides, with the argument before it."""
+def _find_passed_models(file: PythonFile, method: cst.FunctionDef) -> list[tuple[cst.Arg, cst.Arg]]:
+    """Return each model passed on to the overridden method, with the argument before."""
     return [
         (before, argument)
         for call in file.find(cst.Call, within=method)
@@ -244,9 +244,7 @@ _GONE_FROM_CORE = {
     "_report_checkpoint": _STORE,
     "_storage_manager": _STORE,
 }
-# What report_metrics() was called, and the number of batches in it and in the reports of the first releases.
-_OLD_REPORT = "_report_trial_metrics"
-_TOTAL = "total_batches"
+# The number of batches in reports of the first releases, and today.
 _OLD_COUNT = "latest_batch"
 _COUNT = "steps_completed"
 _REPORTS = ("report_training_metrics", "report_validation_metrics")
@@ -254,7 +252,7 @@ _STORES = ("store_path", "upload")
 
 
 def rewrite_core_api(file: PythonFile) -> None:
-    """Rewrite what older releases and private names of the Core API had, and note what is internal."""
+    """Rewrite old and private names of the Core API, and note internal names."""
     for node in file.find(cst.Attribute):
         owner = dotted_name(node.value)
         *_, context, part = ["", "", *owner.split(".")]
@@ -268,19 +266,19 @@ def rewrite_core_api(file: PythonFile) -> None:
 
 
 def _rename_report(file: PythonFile, method: cst.Attribute) -> bool:
-    """Rewrite a report of any group of metrics, if it is one without the metrics of each batch."""
+    """Rewrite a report of a group of metrics, unless the report has metrics of each batch."""
     call = file.parent(method)
-    if method.attr.value != _OLD_REPORT or not isinstance(call, cst.Call) or len(call.args) != 3:
+    if method.attr.value != "_report_trial_metrics" or not isinstance(call, cst.Call) or len(call.args) != 3:
         return False
     file.replace(method.attr, "report_metrics")
     for argument in call.args:
-        if argument.keyword is not None and argument.keyword.value == _TOTAL:
+        if argument.keyword is not None and argument.keyword.value == "total_batches":
             file.replace(argument.keyword, _COUNT)
     return True
 
 
 def _rewrite_batch_counts(file: PythonFile) -> None:
-    """Rename the number of batches in reports of the Core API, and add it under today's name to new checkpoints."""
+    """Rename the number of batches in reports, and add the number by today's name to new checkpoints."""
     metadata: dict[cst.BaseExpression, None] = {}  # in the order of the file
     for call in file.find(cst.Call):
         owner, _, method = dotted_name(call.func).rpartition(".")
@@ -291,11 +289,11 @@ def _rewrite_batch_counts(file: PythonFile) -> None:
             file.replace(keyword, _COUNT)
         elif method in _STORES and owner.rpartition(".")[2] == "checkpoint":
             given = [keywords["metadata"]] if "metadata" in keywords else call.args[_STORES.index(method) :][:1]
-            metadata.update(dict.fromkeys(value for one in given for value in file.values_of(one.value)))
+            metadata.update(dict.fromkeys(value for one in given for value in file.find_values(one.value)))
     for literal in metadata:
         if not isinstance(literal, cst.Dict):
             continue
-        values = {string_of(part.key): part.value for part in literal.elements if isinstance(part, cst.DictElement)}
+        values = {read_string(part.key): part.value for part in literal.elements if isinstance(part, cst.DictElement)}
         count = values.get(_OLD_COUNT)
         if count is not None and _COUNT not in values and not file.find(cst.Call, within=count):
             start, _ = file.span(literal.elements[0])

@@ -1,9 +1,10 @@
-"""The files of a project, which are not trusted: a separate process reads them, and links are never written through."""
+"""The files of a project. A separate process reads these untrusted files, and nothing is written through links."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import stat
@@ -11,20 +12,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from det_lightning.files.file_kinds import require_file
-from det_lightning.porting.entry_points import EntryPoint, find_entry_points, needs_of
+from det_lightning.porting.entry_points import EntryPoint, find_entry_points, find_needs
 from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import OF_CI, FilePort, is_portable
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
-from det_lightning.porting.libraries import Libraries, read_libraries
+from det_lightning.porting.libraries import Libraries
+from det_lightning.porting.library_survey import read_libraries, survey_file
 from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
 from det_lightning.porting.staying import keep_what_stays
 
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
-# What virtual environments have, each kind one of them.
+# Every kind of virtual environment has one of these files.
 _OF_ENVIRONMENTS = ("pyvenv.cfg", "bin/activate", "Scripts/activate", "conda-meta")
-# What shows that a directory is a checkpoint of any release, or an experiment of det-lightning run: the copies of code
-# in them belong to what was trained.
+# The files of a checkpoint of any release, or of an experiment of det-lightning run: copies of code in such directories
+# belong to finished trainings.
 _RECORDS = (
     ("metadata.json", "state_dict.pth"),
     ("load_data.json", "state_dict.pth"),
@@ -36,9 +38,9 @@ _RECORDS = (
 
 
 def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
-    """Return the files below ``paths`` that can be ported, each once, leaving out directories such as ``.git``.
+    """Return all portable files below ``paths``, without duplicates and without directories such as ``.git``.
 
-    Raises FileNotFoundError for paths that do not exist, and ValueError for files of other kinds.
+    Raises FileNotFoundError for missing paths, and ValueError for files of other kinds.
     """
     given = list(paths)
     missing = [str(path) for path in given if not path.exists()]
@@ -50,28 +52,28 @@ def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     other = [str(path) for path in given if path.is_file() and not is_portable(path)]
     if other:
         raise ValueError(
-            f"{', '.join(other)}: not a kind of file that can be ported. Those are Python, notebooks, YAML, shell "
-            "scripts, Makefiles, Dockerfiles, requirements, pyproject.toml, setup.cfg, tox.ini and Pipfile."
+            f"{', '.join(other)}: not a kind of file that can be ported. Those are Python, notebooks, YAML, JSON, "
+            "shell scripts, Makefiles, Dockerfiles, requirements, pyproject.toml, setup.cfg, tox.ini and Pipfile."
         )
-    return list(dict.fromkeys(file for path in given for file in _files_below(path)))
+    return list(dict.fromkeys(file for path in given for file in walk_files(path) if _is_own_file(file, path)))
 
 
-def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def walk_files(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield a file itself, or the files below a directory, without installed, built and recorded files."""
     if path.is_file():
         yield path
-        return
     for directory, names, files in os.walk(path):
-        names[:] = sorted(name for name in names if not is_skipped(pathlib.Path(directory, name)))
-        for name in sorted(files):
-            file = pathlib.Path(directory, name)
-            if not is_portable(file) or not file.is_file():
-                continue
-            # What a link to another file of the project names is found itself.
-            if not file.is_symlink() or not file.resolve().is_relative_to(path.resolve()):
-                yield file
+        names[:] = sorted(name for name in names if not _is_skipped(pathlib.Path(directory, name)))
+        yield from (file for name in sorted(files) if (file := pathlib.Path(directory, name)).is_file())
 
 
-def is_skipped(directory: pathlib.Path) -> bool:
+def _is_own_file(file: pathlib.Path, given: pathlib.Path) -> bool:
+    """Return whether to port a file below a given path: the target of a link inside of the project is found anyway."""
+    is_inner_link = file.is_symlink() and file.resolve().is_relative_to(given.resolve())
+    return file == given or (is_portable(file) and not is_inner_link)
+
+
+def _is_skipped(directory: pathlib.Path) -> bool:
     """Return whether a directory holds no code of a project: hidden, installed, built, or recorded by a run."""
     name = directory.name
     hidden = name.startswith(".") and name not in OF_CI
@@ -84,25 +86,26 @@ def is_skipped(directory: pathlib.Path) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class ProjectPort:
-    """What becomes of the files below some paths."""
+    """The ported files and the entry points below some paths."""
 
-    files: list[FilePort]  # those that change or have findings
-    entry_points: list[EntryPoint]  # what can be started there
+    files: list[FilePort]  # changed files, and files with findings
+    entry_points: list[EntryPoint]  # everything to start there
 
 
 def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) -> ProjectPort:
-    """Port all files below ``paths``; nothing is written.
+    """Port all files below ``paths``, without writing.
 
-    Nothing is returned if nothing but hints was found: such files have nothing to do with Determined.
+    The result is empty if there is nothing but hints: such files have nothing to do with Determined.
 
     Args:
         paths: files and directories of the project.
-        pool: what reads the files, left running for the next project; None starts one, and ends it.
+        pool: a reader to use, and to leave running for the next project. Defaults to a new reader, ended afterwards.
     """
     given = list(paths)
     files = find_files(given)
-    libraries = read_libraries(files, is_whole=all(path.is_dir() for path in given))
     with contextlib.nullcontext(pool) if pool else ReaderPool() as reader:
+        survey = functools.partial(reader.call, survey_file)
+        libraries = read_libraries(files, is_whole=all(path.is_dir() for path in given), survey=survey)
         ported = [_port(reader, file, libraries) for file in files]
     if not any(_is_of_determined(port) for port in ported):
         return ProjectPort([], [])
@@ -120,10 +123,10 @@ def _port(pool: ReaderPool, path: pathlib.Path, libraries: Libraries) -> FilePor
     if not port.changed:
         return port
     if path.is_symlink():
-        return port.not_written(f"it is a link to {path.resolve()}", "name that file itself")
-    # The administrator may write to any file, even one that is write-protected.
+        return port.refuse_writing(f"it is a link to {path.resolve()}", "name that file itself")
+    # An administrator may write even to write-protected files.
     if not path.stat().st_mode & stat.S_IWUSR or not os.access(path, os.W_OK):
-        return port.not_written("it is read-only", "make it writable first")
+        return port.refuse_writing("it is read-only", "make it writable first")
     return port
 
 
@@ -133,17 +136,17 @@ def _is_of_determined(port: FilePort) -> bool:
 
 
 def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:
-    """Return the files of a project without the findings whose premise the project disproves."""
+    """Return the files of a project without the findings disproved by other files."""
     configurations: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
     users: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
     for port in graph.ports.values():
         if port.is_configuration:
-            for reached in graph.reached_by(port):
+            for reached in graph.find_reached(port):
                 configurations[reached.path].append(port.facts)
         elif port.facts.uses_determined:
-            for imported in graph.imported_by(port):
+            for imported in graph.find_imports(port):
                 users[imported.path].append(port.facts)
-    needs = any(needs_of(port, Need.file, Need.script) for port in graph.ports.values())
+    needs = any(find_needs(port, Need.file, Need.script) for port in graph.ports.values())
     kept = []
     for port in graph.ports.values():
         around = (configurations[port.path], users[port.path], needs)
@@ -152,9 +155,9 @@ def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:
 
 
 def _is_relevant(finding: Finding, configurations: list[Facts], users: list[Facts], needs_determined: bool) -> bool:
-    """Return whether a finding still holds, given the configurations that reach its file and what imports it.
+    """Return whether a finding holds, given the configurations around the file and the users of its module.
 
-    It may also depend on whether anything in the project ``needs_determined``.
+    ``needs_determined`` says whether any file of the project needs Determined.
     """
     if finding.premise is Premise.unneeded:
         return not needs_determined

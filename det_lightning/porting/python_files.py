@@ -10,22 +10,20 @@ from det_lightning.porting.counterparts import CORE_CONTEXT, counterpart, missin
 from det_lightning.porting.findings import Finding, Premise
 from det_lightning.porting.gone_names import may_have_gone_names, port_gone_names
 from det_lightning.porting.imports import ImportRewriter
-from det_lightning.porting.libraries import Libraries
+from det_lightning.porting.libraries import UNKNOWN, Libraries
 from det_lightning.porting.older_releases import rewrite_core_api, rewrite_older_releases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.strings import note_python_variables, rewrite_started_commands, rewrite_strings
 
-# Without one of these there is nothing to find, and parsing takes its time.
+# Other files have nothing to port, and parsing takes time.
 _WORTH_PARSING = re.compile(
     r"determined|det_lightning|model_hub|pedl|attrdict|cuda|distributed|DataParallel|horovod|apex|get_cluster_info|"
     r"DET_|\bdet\b(?=[\s\"'])|core_context\."
 )
 
-_UNKNOWN = Libraries()
 
-
-def port_python(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[Finding]]:
-    """Return Python source that uses det_lightning and today's libraries, and what could not be rewritten."""
+def port_python(text: str, libraries: Libraries = UNKNOWN) -> tuple[str, list[Finding]]:
+    """Return Python source ported to det_lightning and to today's libraries, and findings for the rest."""
     has_gone_names = may_have_gone_names(text, libraries)
     if not has_gone_names and not _WORTH_PARSING.search(text):
         return text, []
@@ -54,7 +52,7 @@ def port_python(text: str, libraries: Libraries = _UNKNOWN) -> tuple[str, list[F
     if found or uses_trials or CORE_CONTEXT.search(text):
         rewrite_core_api(file)
     note_bypasses(file, classes["trial"])
-    # A script for the Core API has no context: it sets up devices and processes by itself, here as on Determined.
+    # A script for the Core API has no context: the script sets up devices and processes, here as on Determined.
     if uses_trials or not (imports.bindings.uses_core_api() or ported.uses_core_api()):
         note_devices(file, Premise.nothing if uses_trials else Premise.in_trial)
     return file.edits.result(), file.findings

@@ -1,4 +1,4 @@
-"""A Python file as libcst parses it, with the changes to be made to its text."""
+"""A Python file as parsed by libcst, with the pending changes to its text."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Statement = cst.BaseSmallStatement | cst.BaseCompoundStatement
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 _Other = TypeVar("_Other", bound=cst.CSTNode)
 _FORM_FEEDS = re.compile(r"^\f", re.MULTILINE)
-# A line with nothing but a backslash, which libcst loses where a statement begins with it.
+# A line with nothing but a backslash; libcst loses such a line at the beginning of a statement.
 _JOINED = re.compile(r"^[ \t]*\\\r?$", re.MULTILINE)
-# Where syntax holds a name that is not one of a variable.
+# The places in syntax for names other than variables.
 _LABELS: dict[type, str] = {cst.Attribute: "attr", cst.Arg: "keyword", cst.Param: "name"}
-# Trials of other frameworks, which train differently.
+# Trials of other frameworks, with another training loop.
 _OTHER_TRIALS = {"DeepSpeedTrial", "EstimatorTrial", "TFKerasTrial"}
 
 
 class _Walk(cst.CSTVisitor):
-    """All nodes in the order of the text; those of a subtree are contiguous."""
+    """All nodes in the order of the text; the nodes of a subtree are contiguous."""
 
     def __init__(self, module: cst.Module) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class _Walk(cst.CSTVisitor):
         self.ranges[original_node] = (first, len(self.nodes))
 
 
-def _parsed(code: str) -> cst.Module:
+def _parse(code: str) -> cst.Module:
     module = cst.parse_module(code)
     joined = _JOINED.search(code)
-    if joined is not None and module.code != code:  # its positions are those in another text
+    if joined is not None and module.code != code:  # libcst's positions are wrong
         line = code.count("\n", 0, joined.start()) + 1
         message = "a statement begins with a backslash"
         raise cst.ParserSyntaxError(message, lines=code.splitlines(), raw_line=line, raw_column=0)
@@ -60,10 +60,10 @@ def _parsed(code: str) -> cst.Module:
 
 
 class PythonFile:
-    """Syntax, scopes and positions of a file; raises libcst.ParserSyntaxError if it is not read as Python 3."""
+    """Syntax, scopes and positions of a file. Raises libcst.ParserSyntaxError for files other than Python 3."""
 
     def __init__(self, text: str) -> None:
-        self._wrapper = metadata.MetadataWrapper(_parsed(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
+        self._wrapper = metadata.MetadataWrapper(_parse(_FORM_FEEDS.sub("", text)), unsafe_skip_copy=True)
         self._positions = self._wrapper.resolve(metadata.PositionProvider)
         self.module = self._wrapper.module
         self._walk = _Walk(self.module)
@@ -72,7 +72,7 @@ class PythonFile:
 
     @functools.cached_property
     def _scopes(self) -> Mapping[cst.CSTNode, Any]:
-        """The scopes, which take longest to find, and which only files that import Determined need."""
+        """The scopes. Finding the scopes takes longest, and only files with imports of Determined need scopes."""
         return self._wrapper.resolve(metadata.ScopeProvider)
 
     @overload
@@ -84,7 +84,7 @@ class PythonFile:
     ) -> list[_Node | _Other]: ...
 
     def find(self, *kinds: type[cst.CSTNode], within: cst.CSTNode | None = None) -> Sequence[cst.CSTNode]:
-        """Return the nodes of one or two kinds, of the whole file or of a node and what is in it, in their order."""
+        """Return the nodes of one or two kinds in the file, or in a node and below, in the order of the text."""
         first, last = self._walk.ranges[within or self.module]
         return [node for node in self._walk.nodes[first:last] if isinstance(node, kinds)]
 
@@ -99,8 +99,8 @@ class PythonFile:
         start = self.edits.offset(position.start.line, position.start.column)
         return start, self.edits.offset(position.end.line, position.end.column)
 
-    def end_of(self, parameter: cst.Param) -> int:
-        """Return where a parameter ends in the text, before its comma."""
+    def find_end(self, parameter: cst.Param) -> int:
+        """Return the end of a parameter in the text, before the comma."""
         annotation = None if parameter.annotation is None else parameter.annotation.annotation
         return self.span(parameter.default or annotation or parameter.name)[1]
 
@@ -112,7 +112,7 @@ class PythonFile:
         self.edits.replace(*self.span(node), new)
 
     def remove_lines(self, node: cst.CSTNode) -> None:
-        """Remove the lines of a node, and one of two empty lines that would then follow one another."""
+        """Remove the lines of a node, and one of two adjacent empty lines left by the removal."""
         first = self.line(node)
         last = self.end_line(node)
         start = self.edits.offset(first, 0)
@@ -131,24 +131,24 @@ class PythonFile:
         return None if node is None else self._walk.parents.get(node)
 
     def ancestors(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-        """Yield the nodes that contain a node, innermost first."""
+        """Yield the nodes around a node, innermost first."""
         current = self.parent(node)
         while current is not None:
             yield current
             current = self.parent(current)
 
     def names(self, within: cst.CSTNode | None = None) -> list[cst.Name]:
-        """Return the names of variables, without those of attributes, keyword arguments and parameters."""
+        """Return the names of variables, without names of attributes, keyword arguments and parameters."""
         found = [(name, self.parent(name)) for name in self.find(cst.Name, within=within)]
         return [name for name, outer in found if getattr(outer, _LABELS.get(type(outer), ""), None) is not name]
 
     def assignments(self, name: cst.Name) -> list[cst.CSTNode | None]:
-        """Return the nodes that may have given a name its value where it is used; None is a builtin."""
+        """Return the nodes from which a name may have got a value; None stands for a builtin."""
         scope = self._scopes.get(name)
         return [] if scope is None else [getattr(found, "node", None) for found in scope[name.value]]
 
-    def values_of(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
-        """Return an expression, or for a variable what is assigned to it."""
+    def find_values(self, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+        """Return an expression itself, or the values assigned to a variable."""
         if not isinstance(node, cst.Name):
             return [node]
         targets = [target for target in self.assignments(node) if target is not None]
@@ -174,7 +174,7 @@ class PythonFile:
 
 
 def dotted_name(node: cst.CSTNode | None) -> str:
-    """Return ``a.b.c`` for names and their attributes, and the empty string for anything else."""
+    """Return ``a.b.c`` for names and attributes of names, and the empty string for other nodes."""
     if isinstance(node, cst.Name):
         return node.value
     if isinstance(node, cst.Attribute) and (base := dotted_name(node.value)):
@@ -183,18 +183,18 @@ def dotted_name(node: cst.CSTNode | None) -> str:
 
 
 def last_name(node: cst.CSTNode | None) -> str:
-    """Return ``c`` for ``a.b.c``, and the empty string for anything but names and their attributes."""
+    """Return ``c`` for ``a.b.c``, and the empty string for nodes other than names and attributes of names."""
     return dotted_name(node).rpartition(".")[2]
 
 
 def called_method(node: cst.CSTNode | None) -> str:
-    """Return ``c`` where ``<anything>.c(...)`` is called, and the empty string for anything else."""
+    """Return ``c`` for a call ``<anything>.c(...)``, and the empty string for other nodes."""
     called = node.func if isinstance(node, cst.Call) else None
     return called.attr.value if isinstance(called, cst.Attribute) else ""
 
 
-def string_of(node: cst.CSTNode) -> str | None:
-    """Return the value of a string without escapes that is neither bytes nor an f-string."""
+def read_string(node: cst.CSTNode) -> str | None:
+    """Return the value of a string without escapes, or None for bytes, f-strings and other nodes."""
     if not isinstance(node, cst.SimpleString) or set(node.prefix.lower()) - {"r", "u"}:
         return None
     raw = node.raw_value
@@ -206,50 +206,50 @@ def is_keyword(argument: cst.Arg, name: str) -> bool:
     return argument.keyword is not None and argument.keyword.value == name
 
 
-def targets_of(statement: cst.Assign | cst.AnnAssign) -> list[cst.BaseExpression]:
-    """Return what a statement assigns to."""
+def list_targets(statement: cst.Assign | cst.AnnAssign) -> list[cst.BaseExpression]:
+    """Return the targets of an assignment."""
     return [statement.target] if isinstance(statement, cst.AnnAssign) else [given.target for given in statement.targets]
 
 
-def parameters_of(function: cst.FunctionDef) -> list[cst.Param]:
-    """Return the parameters that can be passed by position."""
+def list_parameters(function: cst.FunctionDef) -> list[cst.Param]:
+    """Return the parameters with a position."""
     return [*function.params.posonly_params, *function.params.params]
 
 
 def parameter_names(function: cst.FunctionDef) -> list[str]:
-    """Return the names of :func:`parameters_of`."""
-    return [parameter.name.value for parameter in parameters_of(function)]
+    """Return the names of :func:`list_parameters`."""
+    return [parameter.name.value for parameter in list_parameters(function)]
 
 
 def base_names(definition: cst.ClassDef) -> list[str]:
-    """Return the last names of the classes that a class derives from."""
+    """Return the last names of the base classes of a class."""
     return [last_name(base.value) for base in definition.bases]
 
 
-def methods_of(definition: cst.ClassDef) -> list[cst.FunctionDef]:
-    """Return the methods that a class defines in its body."""
+def list_methods(definition: cst.ClassDef) -> list[cst.FunctionDef]:
+    """Return the methods defined in the body of a class."""
     return [statement for statement in definition.body.body if isinstance(statement, cst.FunctionDef)]
 
 
-def lineage_of(definition: cst.ClassDef, classes: list[cst.ClassDef]) -> list[cst.ClassDef]:
-    """Return a class, and those of ``classes`` that it derives from, directly or indirectly."""
+def find_lineage(definition: cst.ClassDef, classes: list[cst.ClassDef]) -> list[cst.ClassDef]:
+    """Return a class, and its direct and indirect bases among ``classes``."""
     found = [definition]
-    for one in found:  # which grows
+    for one in found:  # grows
         found += [base for base in classes if base.name.value in base_names(one) and base not in found]
     return found
 
 
 def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
-    """Return the trials and callbacks of a file, including those that derive from others in the file.
+    """Return the trials and callbacks of a file, including classes derived from others in the file.
 
-    What derives from ``SomethingTrial`` of another module and defines ``train_batch`` is a trial too.
+    A class derived from ``SomethingTrial`` of another module is a trial too if the class defines ``train_batch``.
     """
     kinds = {"PyTorchTrial": "trial", "PyTorchCallback": "callback"}
     found: dict[str, list[cst.ClassDef]] = {"trial": [], "callback": []}
     for node in file.find(cst.ClassDef):
         bases = base_names(node)
         is_derived = any(base.endswith("Trial") and base not in _OTHER_TRIALS for base in bases)
-        is_trial = is_derived and any(method.name.value == "train_batch" for method in methods_of(node))
+        is_trial = is_derived and any(method.name.value == "train_batch" for method in list_methods(node))
         kind = next((kinds[base] for base in bases if base in kinds), "trial" if is_trial else None)
         if kind is not None:
             kinds[node.name.value] = kind
@@ -258,7 +258,7 @@ def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
 
 
 def rename_in_code(code: str, renamed: Callable[[str], str | None]) -> str:
-    """Return code, such as a quoted annotation, with the dotted names replaced for which ``renamed`` returns others."""
+    """Return code, for example a quoted annotation, with dotted names replaced by the results of ``renamed``."""
     try:
         file = PythonFile(code)
     except cst.ParserSyntaxError:

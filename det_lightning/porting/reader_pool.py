@@ -1,4 +1,4 @@
-"""A process that ports files, so that a file that cannot be read affects nothing else, however it fails."""
+"""A process for reading untrusted files; a crash or a hang of the process affects one file only."""
 
 from __future__ import annotations
 
@@ -10,43 +10,53 @@ import pathlib
 import signal
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
 
 from det_lightning.porting.file_port import FilePort, import_port, port_file
-from det_lightning.porting.libraries import Libraries
+from det_lightning.porting.libraries import UNKNOWN, Libraries
 
-# A fork runs no code of the project, as an interpreter that starts in its directory might.
+# A fork runs no code of the project; a new interpreter in the project's directory might.
 _CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-_UNKNOWN = Libraries()
+_Result = TypeVar("_Result")
 
 
 class PortingFailed(ValueError):
-    """A file could not be ported, for a reason that says nothing about other files."""
+    """A file could not be ported; other files are not affected."""
 
 
 class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
-    """Ports files in another process, which is replaced after a file that crashed it or took too long.
+    """Reads and ports files in another process, and replaces the process after a crash or a timeout.
 
     Args:
-        cpu_s: how much time of the processor a file may take.
-        memory_bytes: how much address space the process may add, where the system can limit it.
+        cpu_s: the processor time allowed for a file, in seconds.
+        memory_bytes: the address space to add at most, on systems with such a limit.
     """
 
     def __init__(self, cpu_s: float = 15.0, memory_bytes: int = 4 * 2**30) -> None:
         self._cpu_s = cpu_s
         self._memory_bytes = memory_bytes
         self._pool: ProcessPoolExecutor | None = None
-        self._used_s = 0.0  # by the process, up to its last file
+        self._used_s = 0.0  # processor time up to the last file
 
-    def port(self, path: pathlib.Path, libraries: Libraries = _UNKNOWN) -> FilePort:
-        """Port one file; raises PortingFailed if it cannot be read, crashes its reader, or takes too long."""
+    def port(self, path: pathlib.Path, libraries: Libraries = UNKNOWN) -> FilePort:
+        """Port one file. Raises PortingFailed like :meth:`call`."""
+        return dataclasses.replace(self.call(port_file, path, libraries), path=path)
+
+    def call(self, function: Callable[..., _Result], path: pathlib.Path, *arguments: object) -> _Result:
+        """Return ``function(path, *arguments)``, called in the process.
+
+        Raises PortingFailed if the function raises an error, crashes the process, or takes too long.
+        """
         if self._pool is None:
             self._pool = ProcessPoolExecutor(1, _CONTEXT, _begin, (self._memory_bytes,))
             self._used_s = 0.0
         before_s = _children_s()
         try:
-            reply, self._used_s = self._pool.submit(_port, pathlib.Path.cwd(), path, libraries, self._cpu_s).result()
+            call = self._pool.submit(_call, pathlib.Path.cwd(), self._cpu_s, function, path, *arguments)
+            reply, self._used_s = call.result()
         except BrokenProcessPool as e:
             self._end()
             # The system counts in ticks.
@@ -55,7 +65,8 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
             raise PortingFailed("reading it crashed the process") from e
         if isinstance(reply, str):
             raise PortingFailed(reply)
-        return dataclasses.replace(reply, path=path)
+        result: _Result = reply
+        return result
 
     def __exit__(self, *error: object) -> None:
         self._end()
@@ -67,7 +78,7 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
 
 
 def _children_s() -> float:
-    """Return the time of the processor that the ended children of this process took."""
+    """Return the processor time of all ended children of this process."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -76,7 +87,7 @@ def _begin(memory_bytes: int) -> None:
     here = pathlib.Path.cwd()
     sys.path[:] = [entry for entry in sys.path if entry and pathlib.Path(entry).resolve() != here]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    with contextlib.suppress(ImportError, ValueError, OSError):  # only Unix has such limits, and not each all of them
+    with contextlib.suppress(ImportError, ValueError, OSError):  # limits exist on Unix only, and not everywhere
         import resource
 
         pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
@@ -84,23 +95,23 @@ def _begin(memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def _port(
-    directory: pathlib.Path, path: pathlib.Path, libraries: Libraries, cpu_s: float
-) -> tuple[FilePort | str, float]:
-    """Return a file ported, or why it could not be, and the time of the processor that was used in all."""
+def _call(
+    directory: pathlib.Path, cpu_s: float, function: Callable[..., object], path: pathlib.Path, *arguments: object
+) -> tuple[Any, float]:
+    """Return the result of a function or the text of an error, and the processor time used by this process so far."""
     try:
         os.chdir(directory)
-        import_port(path)  # which takes its time, too
+        import_port(path)  # outside of the time limit
         _limit_time(cpu_s)
         try:
-            return port_file(path, libraries), time.process_time()
+            return function(path, *arguments), time.process_time()
         finally:
             _limit_time(0)
-    except Exception as e:  # whatever a file does to its reader, the others must still be ported
+    except Exception as e:  # a failure of one file must not stop the others
         return f"{type(e).__name__}: {e}", time.process_time()
 
 
 def _limit_time(cpu_s: float) -> None:
-    """Let the system end this process once it has used the processor for so long; 0 is no limit."""
+    """Let the system end this process after ``cpu_s`` seconds of processor time; 0 removes the limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, cpu_s)

@@ -1,10 +1,9 @@
-"""The package's name, wherever a project lists its requirements."""
+"""The package's name in all places where a project lists requirements."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection
 
 import det_lightning
 from det_lightning.porting.findings import Finding, Premise, Severity, line_at
@@ -16,17 +15,17 @@ _IN_LINE = re.compile(
     rf"(?P<before>^|[\s,\"'])determined(?:\[[^\]]*\])?{_SPEC.replace('[^;#', '[^;#&|)')}"
     r"(?!\s*@)(?P<after>$|(?=[\s\"';&|)\\]))"
 )
-# Not in a list of quoted words, which have commas between them.
+# Not in a list of quoted words, separated by commas.
 _QUOTED_IN_LINE = re.compile(rf"(?<!,)[ \t]([\"'])determined(?:\[[^\]]*\])?{_SPEC}\1")
 _OURS = re.compile(rf"(?<![\w./-]){_NAME}[\w.~=]*(?![\w./-])")
 _OUR_WORD = re.compile(rf"([\"']?){_OURS.pattern}\1")
-_INSTALLERS = ("pip", "pip3", "pipenv", "poetry", "uv")
-_INSTALLER = rf"\b(?:{'|'.join(_INSTALLERS)})\b[\"',\s]+(?:install|add)\b"
+# With options before the command, also in a list of quoted words.
+_INSTALLER = r"\b(?:pip3?|pipenv|poetry|uv)\b(?:[\"',\s]+(?:pip|-[\w=-]+)){0,4}[\"',\s]+(?:install|add)\b"
 _INSTALL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|[^\n;&|#])*")
 _GONE = r"(determined[-_](?:cli|common|deploy|sdk)|model[-_]hub)(?![\w-])"
 _REQUIRED_USELESS = re.compile(rf"^[ \t]*{_GONE}", re.MULTILINE)
 _INSTALLED_USELESS = re.compile(rf"(?<![\w./-]){_GONE}")
-# A release or the repository of Determined; what else is at a URL may be somebody's own version.
+# A release or the repository of Determined; any other URL may have somebody's own version.
 _RELEASE = (
     r"(?:(?:[^\s\"';]*/)?determined-\d[^\s\"';#]*\.(?:whl|zip|tar\.gz)(?:#[^\s\"';]*)?"
     r"|[^\s\"';]+/determined-ai/determined(?:\.git)?(?:[@#][^\s\"';]*)?)"
@@ -53,13 +52,13 @@ _QUOTED = re.compile(r"([\"'])(determined\b(?:(?!\1).)*)\1")
 
 @functools.cache
 def _compatible() -> str:
-    """Return the version requirement, in characters that mean nothing to a shell."""
+    """Return the version requirement, in characters without a meaning in a shell."""
     major, minor, *_ = det_lightning.__version__.split(".")
     return f"~={major}.{minor}"
 
 
 def port_requirement(requirement: str) -> str | None:
-    """Return what to require instead of ``requirement``; None if that is not Determined."""
+    """Return the requirement to write instead of a requirement of Determined, or None for other packages."""
     requirement = requirement.strip()
     if found := _REQUIREMENT.fullmatch(requirement):
         return _NAME + (_compatible() if found["spec"] else "") + (found["marker"] or "")
@@ -69,29 +68,29 @@ def port_requirement(requirement: str) -> str | None:
 
 
 def port_installs(text: str) -> str:
-    """Return shell commands that install det_lightning where they installed Determined."""
+    """Return shell commands with det_lightning installed in place of Determined."""
 
-    def installed(command: re.Match[str]) -> str:
+    def install(command: re.Match[str]) -> str:
         text = command.group()
         is_there = _OURS.search(text) is not None
         if is_there:
             text = _QUOTED_IN_LINE.sub("", text)
 
-        def required(found: re.Match[str]) -> str:
+        def require(found: re.Match[str]) -> str:
             if is_there and found["before"].isspace():
                 return ""
             return found["before"] + _NAME + (_compatible() if found["spec"] else "")
 
-        return _IN_LINE.sub(required, text)
+        return _IN_LINE.sub(require, text)
 
     without_urls = _INSTALL_BY_URL.sub(lambda command: _URL_IN_LINE.sub(_NAME, command.group()), text)
-    return _INSTALL.sub(installed, without_urls)
+    return _INSTALL.sub(install, without_urls)
 
 
 def install_both(old: str, new: str) -> str | None:
-    """Return a command that installs Determined, as ``old`` does, beside det_lightning, as ``new`` does.
+    """Return a command to install Determined, as ``old`` does, beside det_lightning, as ``new`` does.
 
-    None if it cannot be put together, as where packages are in a list of quoted words.
+    None for a command without room for both, for example a list of quoted words.
     """
     words = old.split(" ")
     ours = new.split(" ")
@@ -101,7 +100,7 @@ def install_both(old: str, new: str) -> str | None:
     for index in changed:
         found = _OUR_WORD.match(ours[index])
         if _NAME not in ours[index]:
-            words[index] = ours[index]  # such as Python code in the same line
+            words[index] = ours[index]  # for example Python code in the same line
         elif found is None or words[index - 1].endswith(","):
             return None
         else:
@@ -110,17 +109,12 @@ def install_both(old: str, new: str) -> str | None:
 
 
 def is_install(text: str) -> bool:
-    """Return whether commands, or their words in a list, install packages."""
+    """Return whether commands, or words in a list, install packages."""
     return re.search(_INSTALLER, text) is not None
 
 
-def installs(words: Collection[str | None]) -> bool:
-    """Return whether the words of a command install packages."""
-    return not {"install", "add"}.isdisjoint(words) and not set(_INSTALLERS).isdisjoint(words)
-
-
 def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
-    """Return a file of requirements, one a line, with Determined replaced, and what could not be."""
+    """Return a requirements file with Determined replaced, and findings for the rest."""
     lines = []
     findings = [_useless(found.group(1), line_at(text, found.start(1))) for found in _REQUIRED_USELESS.finditer(text)]
     for number, line in enumerate(text.splitlines(keepends=True), 1):
@@ -137,14 +131,14 @@ def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
 
 
 def _note_urls(text: str) -> list[Finding]:
-    """Return findings for the requirements of Determined by a URL that is not one of its own."""
+    """Return findings for requirements of Determined by a URL other than Determined's own."""
     reason = "Determined is installed from a URL"
     lines = [line_at(text, found.end()) for found in _BY_URL.finditer(text)]
     return [Finding(line, Severity.problem, reason, f"require {_NAME} instead") for line in lines]
 
 
 def useless_installs(text: str, first_line: int) -> list[Finding]:
-    """Return findings for packages that shell commands install and that are of no use without Determined."""
+    """Return findings for installed packages without a use outside of Determined."""
     return [
         _useless(found.group(1), line_at(text, command.start() + found.start(), first_line))
         for command in _INSTALL.finditer(text)
@@ -173,7 +167,7 @@ class _ConfigReader:
         self._section = ""
         self._key = ""
         self._line = 0
-        self._depth = 0  # of brackets that are open
+        self._depth = 0  # of open brackets
 
     def port(self, line: str) -> str:
         self._line += 1
@@ -196,13 +190,13 @@ class _ConfigReader:
             self._depth += value.count("[") - value.count("]")
         is_ours = key is not None and self._key == "determined"
         if is_ours and self._section.endswith(_NAMED_SECTIONS) and not is_list:
-            return self._named(line)
+            return self._port_named(line)
         if is_ours and self._section == _SOURCES:
             if value.rstrip().endswith("}") and re.search(rf"[\"']{_RELEASE}[\"']", value):
                 return ""
             self._note(*_SOURCE)
         is_requirement = self._requires() and not line.lstrip().startswith("#")
-        return self._listed(line, key) if is_requirement else line
+        return self._port_list(line, key) if is_requirement else line
 
     def _note(self, reason: str, advice: str) -> None:
         self.findings.append(Finding(self._line, Severity.problem, reason, advice))
@@ -210,7 +204,7 @@ class _ConfigReader:
     def _requires(self) -> bool:
         return self._key in _KEYS or self._section.endswith(_SECTIONS)
 
-    def _listed(self, line: str, key: re.Match[str] | None) -> str:
+    def _port_list(self, line: str, key: re.Match[str] | None) -> str:
         quoted = _QUOTED.sub(lambda m: m[1] + (port_requirement(m[2]) or m[2]) + m[1], line)
         if quoted != line:
             return quoted
@@ -221,7 +215,7 @@ class _ConfigReader:
         ported = port_requirement(bare)
         return line if ported is None else before + bare.replace(bare.strip(), ported)
 
-    def _named(self, line: str) -> str:
+    def _port_named(self, line: str) -> str:
         found = _VERSION.match(line)
         if found is None:
             self._note(*_TABLE)

@@ -1,4 +1,4 @@
-"""What ruff finds in Python source, and rewrites there."""
+"""ruff's findings and fixes in Python source."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 from ruff.__main__ import find_ruff_bin
 
-#: Names that are gone from numpy 1.24; from numpy 2; from unittest, and from collections.
+#: Names gone from numpy 1.24; from numpy 2; from unittest and collections.
 OF_NUMPY_1 = ("NPY001",)
 OF_NUMPY_2 = ("NPY003", "NPY201")
 OF_PYTHON = ("UP005", "UP035")
 
 
 def find_violations(text: str, rules: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what violates ``rules``, as ruff's JSON describes it; nothing if the text is not Python."""
-    # For an old release UP035 knows only what is gone, not what has a newer name.
+    """Return the violations of ``rules`` as in ruff's JSON; the list is empty for text other than Python."""
+    # For an old release UP035 reports removed names only, not old names beside new ones.
     reported = _run(text, "--select", ",".join(rules), "--target-version", "py37", "--output-format", "json")
     found: list[dict[str, Any]] = json.loads(reported)
     return [one for one in found if one["code"] in rules]
 
 
 def sort_imports(text: str) -> str:
-    """Return Python source with its imports sorted."""
+    """Return Python source with sorted imports."""
     return _run(text, "--select", "I", "--fix-only", "--quiet")
 
 

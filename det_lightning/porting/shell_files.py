@@ -15,7 +15,7 @@ from det_lightning.porting.python_files import port_python
 from det_lightning.porting.requirements import port_installs, useless_installs
 from det_lightning.startup_hook import find_installs
 
-#: What to do about a hook that may install something.
+#: Advice for a hook with a possible installation.
 INSTALL_ONCE = (
     "install packages once, in a virtual environment of the project, and remove such lines, or end them with "
     "`# det-lightning: ok`, or start with --hook run, or --hook skip: pip may replace torch itself by another release"
@@ -24,7 +24,7 @@ _IMAGE = re.compile(r"^[ \t]*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai
 
 
 def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
-    """Return shell commands with launch layers, packages and Python code rewritten, and what could not be.
+    """Return shell commands with launch layers, packages and Python code rewritten, and findings for the rest.
 
     Comments stay.
     """
@@ -38,7 +38,7 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
     def port_part(part: str, line: int) -> str:
         ported, launched = port_commands(part, line)
         ported, left = port_det_commands(ported, line)
-        # What commands of det name is gone with them.
+        # Variables in translated commands of det are gone.
         variables = [found for found in note_variables(part, line) if found.reason.partition(":")[0] in ported]
         findings.extend([*launched, *left, *useless_installs(part, line), *variables])
         return port_installs(ported)
@@ -47,7 +47,7 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
 
 
 def _port_code(code: str) -> tuple[str, list[Finding]]:
-    """Return a Python program in a script ported, or as it was if it needs Determined: it has one package for all."""
+    """Return a Python program in a script ported, or unchanged if the program needs Determined for any part."""
     try:
         ported, findings = port_python(code)
     except cst.ParserSyntaxError:
@@ -62,12 +62,12 @@ def _port_code(code: str) -> tuple[str, list[Finding]]:
 def _not_read(code: str) -> list[Finding]:
     if "determined" not in code:
         return []
-    reason = "not ported: Python that is put together by the shell"
-    return [Finding(1, Severity.problem, reason, "port it by hand, or keep it in a file of its own", Need.file)]
+    reason = "not ported: Python put together by the shell"
+    return [Finding(1, Severity.problem, reason, "port the code by hand, or keep it in a separate file", Need.file)]
 
 
 def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
-    """Return a Dockerfile with launch layers and installed packages rewritten, and what could not be."""
+    """Return a Dockerfile with launch layers and installed packages rewritten, and findings for the rest."""
     ported, findings = port_shell(text)
     for found in _IMAGE.finditer(text):
         reason = f"{found.group(1)} brings Determined's environment, with an old torch"
@@ -77,9 +77,9 @@ def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
 
 
 def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
-    """Return ``startup-hook.sh`` as :func:`port_shell` does, with one finding if it may install something.
+    """Return ``startup-hook.sh`` as :func:`port_shell` does, with a finding for the first possible installation.
 
-    Determined ran it in the container of a trial, and ``det-lightning run`` does on the machine.
+    Determined ran the hook in the container of a trial; ``det-lightning run`` runs the hook on the machine.
     """
     ported, findings = port_shell(text)
     for install in find_installs(text)[:1]:

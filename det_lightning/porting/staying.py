@@ -1,4 +1,4 @@
-"""What stays in a project, so that whatever still needs Determined keeps running on it."""
+"""The files and lines of a project to leave unchanged, so that everything in need of Determined keeps running there."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import pathlib
 import re
 from collections.abc import Collection, Iterable
 
-from det_lightning.porting.embedded_python import programs_in
-from det_lightning.porting.entry_points import Reason, needs_around, needs_of
-from det_lightning.porting.facts import Kind, facts_of_commands
+from det_lightning.porting.embedded_python import find_programs
+from det_lightning.porting.entry_points import Reason, find_needs, find_needs_around
+from det_lightning.porting.facts import Kind, read_command_facts
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import OF_CI, FilePort, project_directory
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 from det_lightning.porting.requirements import install_both, is_install
 
-# Not an image, whose Python may be too old for det_lightning.
+# Not images: the Python there may be too old for det_lightning.
 _INSTALL_BOTH = (Kind.commands, Kind.notebook)
 _LOGICAL_LINE = re.compile(r"(?:[^\r\n]*\\\r?\n)*[^\r\n]*(?:\r\n|\r|\n|\Z)")
 # A requirement, as opposed to a command of the same name.
@@ -26,59 +26,59 @@ _ON_ITS_OWN = re.compile(
 
 
 def keep_what_stays(ports: Iterable[FilePort]) -> list[FilePort]:
-    """Return the files of a project, with everything for which Determined is still needed left as it was.
+    """Return the files of a project, unchanged wherever Determined is still needed.
 
-    This includes whatever imports or starts what cannot be ported; what such code passes trials to, or gets them from;
-    the commands that start it; and the requirement of Determined itself.
+    Files that import or start unportable files stay, and so do modules sharing an API with such files, the commands to
+    start all of these, and the requirement of Determined itself.
     """
     graph = FileGraph(ports)
     found = list(graph.ports.values())
     why = _reasons_to_stay(graph)
-    # Whatever keeps the requirement of Determined in the directories above it, and what needs det_lightning there.
-    needs = [need for port in found for need in needs_of(port, Need.file, Need.script)]
+    # The needs of Determined, and the files in need of det_lightning; both count for all directories above.
+    needs = [need for port in found for need in find_needs(port, Need.file, Need.script)]
     ours = [port.path for port in found if port.facts.uses_determined and port.path not in why]
-    return [_kept(port, graph, why, needs, ours) for port in found]
+    return [_keep(port, graph, why, needs, ours) for port in found]
 
 
 def _reasons_to_stay(graph: FileGraph) -> dict[pathlib.Path, Reason]:
-    """Return why files stay, by their paths; of shell scripts and notebooks only some lines may."""
+    """Return why files stay, by path. In shell scripts and notebooks perhaps only some lines stay."""
     why: dict[pathlib.Path, Reason] = {}
     found = graph.ports.values()
     for port in found:
-        needs = [reason for file in graph.reached_by(port) for reason in needs_of(file, Need.file)]
+        needs = [reason for file in graph.find_reached(port) for reason in find_needs(file, Need.file)]
         if port.is_configuration:
-            needs = needs_around(graph, port)
+            needs = find_needs_around(graph, port)
         if needs:
             why[port.path] = needs[0]
-    # What a configuration starts on Determined is made for it.
+    # Files started by a configuration on Determined are written for Determined.
     for port in [port for port in found if port.path in why and port.is_configuration]:
-        for started in [*graph.started_by(port), *graph.named_by(port).values()]:
+        for started in [*graph.find_started(port), *graph.find_named(port).values()]:
             why.setdefault(started.path, why[port.path])
-    # Determined's classes cannot train a trial of det_lightning, nor does its master get what our Core API reports.
+    # Determined's classes cannot train our trials, and Determined's master gets no reports of our Core API.
     for port in [port for port in found if port.path in why]:
-        for imported in graph.imported_by(port):
+        for imported in graph.find_imports(port):
             if imported.facts.apis & port.facts.apis:
                 why.setdefault(imported.path, why[port.path])
     return why
 
 
-def _kept(
+def _keep(
     port: FilePort,
     graph: FileGraph,
     why: dict[pathlib.Path, Reason],
     needs: list[Reason],
     ours: list[pathlib.Path],
 ) -> FilePort:
-    """Return a file in which what stays, for the reason that ``why`` gives for its path, is as it was."""
+    """Return a file with the staying parts unchanged; ``why`` has the reasons by path."""
     if not port.changed:
-        return _unchecked(port) if port.path in why else port
-    staying = {name: file for name, file in graph.named_by(port).items() if file.path in why}
+        return _drop_checks(port) if port.path in why else port
+    staying = {name: file for name, file in graph.find_named(port).items() if file.path in why}
     is_notebook = port.facts.kind is Kind.notebook
     is_python = port.path.suffix == ".py"
     before = _lines(port.before, port.facts.kind)
     after = _lines(port.after, port.facts.kind)
-    # A notebook is restored as a whole where it stays, or where ours and theirs would meet in one program.
-    own = needs_of(port, Need.file, Need.script) if is_notebook else []
+    # A staying notebook is restored as a whole, and so is a notebook with both packages in one program.
+    own = find_needs(port, Need.file, Need.script) if is_notebook else []
     is_mixed = is_notebook and (own or port.facts.apis or len(before) != len(after))
     reasons = [*own, *(why[file.path] for file in (port, *staying.values()) if file.path in why)]
     is_whole = is_python or port.is_configuration or is_mixed
@@ -87,24 +87,24 @@ def _kept(
         staying_for = f"stays as it is, for Determined: {reason}"
         finding = Finding(0, Severity.note, staying_for, "port again when that is changed")
         facts = dataclasses.replace(port.facts, imports_determined=True)
-        others = _unchecked(port).findings
+        others = _drop_checks(port).findings
         return dataclasses.replace(port, after=port.before, findings=[finding, *others], facts=facts)
     directory = project_directory(port.path)
     needed = next((reason for reason in needs if reason.path.is_relative_to(directory)), None)
     needs_ours = any(path.is_relative_to(directory) for path in ours)
     if len(before) == len(after):
-        return _kept_by_line(port, before, after, list(staying), needed, needs_ours)
+        return _keep_by_line(port, before, after, list(staying), needed, needs_ours)
     if needed is None or is_notebook or _is_code(port):
         return port
-    # Lines were removed, such as a source of Determined's package.
+    # Lines were removed, for example a source of Determined's package.
     left = [*port.findings, _to_require(needed, 0)] if needs_ours else port.findings
     return dataclasses.replace(port, after=port.before, findings=sorted(left))
 
 
-def _kept_by_line(
+def _keep_by_line(
     port: FilePort, before: list[str], after: list[str], staying: list[str], needed: Reason | None, needs_ours: bool
 ) -> FilePort:
-    """Restore the lines that start what stays, and require Determined, or both, where that is needed."""
+    """Restore the lines that start staying files, and require Determined, or both packages, where necessary."""
     stripped = {line.strip() for line in before}
     is_code = _is_code(port)
     of_ci = not set(OF_CI).isdisjoint(port.path.parts)
@@ -114,15 +114,15 @@ def _kept_by_line(
     line = 1
     for old, new in zip(before, after, strict=True):
         starts_staying = _starts(old, staying, port.facts.in_programs)
-        # Where det_lightning is not installed, or not by these lines, a program stays with what installs Determined.
-        stays = starts_staying or (needed and not has_both and bool(programs_in(old)))
+        # Unless these lines install det_lightning, a program stays together with the installation of Determined.
+        stays = starts_staying or (needed and not has_both and bool(find_programs(old)))
         both = install_both(old, new) if needed and has_both else None
         if old == new or starts_staying or not _OURS.search(new) or (is_code and not is_install(old)):
             lines.append(old if stays else new)
         elif both is not None and not _OURS.search(old):
             lines.append(both)
         else:
-            # Of a notebook the lines of the code are counted, not those of the file.
+            # Lines of a notebook count over the code, not over the file.
             shown = 0 if port.facts.kind is Kind.notebook else line
             is_there = new.strip() in stripped or not (needed is None or needs_ours)
             required, found = _requirement(old, new, is_there, needed, shown)
@@ -133,33 +133,33 @@ def _kept_by_line(
 
 
 def _is_code(port: FilePort) -> bool:
-    """Return whether a file is Python that lists no requirements."""
+    """Return whether a file is Python without a list of requirements."""
     return port.path.suffix == ".py" and port.path.name != "setup.py"
 
 
 def _starts(text: str, names: Iterable[str], in_programs: Collection[str]) -> bool:
-    """Return whether commands name one of several files, or programs in them import one of ``in_programs``."""
+    """Return whether commands name a file of ``names``, or import one of ``in_programs`` in an embedded program."""
     commands = [name for name in names if name not in in_programs]
     if any(re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", text) for name in commands):
         return True
     programs = set(names).intersection(in_programs)
-    return bool(programs) and not programs.isdisjoint(facts_of_commands(text).imports)
+    return bool(programs) and not programs.isdisjoint(read_command_facts(text).imports)
 
 
-def _unchecked(port: FilePort) -> FilePort:
-    """Return a file that stays without the findings that are about running it on det_lightning."""
+def _drop_checks(port: FilePort) -> FilePort:
+    """Return a staying file without findings about running on det_lightning."""
     kept = [one for one in port.findings if one.severity is not Severity.check and one.premise is not Premise.changed]
     return dataclasses.replace(port, findings=kept)
 
 
 def _lines(text: str, kind: Kind) -> list[str]:
-    """Return the lines of a text; those that a backslash joins, or that a Python program is in, are returned as one."""
-    programs = [] if kind is Kind.notebook else programs_in(text)  # a command of a notebook is one line there
+    """Return the lines of a text. Lines joined by a backslash, and all lines of a Python program, count as one line."""
+    programs = [] if kind is Kind.notebook else find_programs(text)  # a notebook has each command on a line
     lines = []
     start = 0
     for found in _LOGICAL_LINE.finditer(text):
         end = found.end()
-        while programs and programs[0][1] < end:  # a here-document ends before the line that ends it
+        while programs and programs[0][1] < end:  # a here-document ends before the line with its mark
             programs.pop(0)
         if start < end and not (programs and programs[0][0] <= end):
             lines.append(text[start:end])
@@ -168,9 +168,9 @@ def _lines(text: str, kind: Kind) -> list[str]:
 
 
 def _requirement(old: str, new: str, is_there: bool, needed: Reason | None, line: int) -> tuple[str, list[Finding]]:
-    """Return what to write for a line that requires Determined, and what is left to do about it.
+    """Return the new text of a line that requires Determined, and the findings.
 
-    If ``is_there``, nothing needs the ``new`` line, which the file may already have.
+    With ``is_there``, no file needs the ``new`` line, or the file has the line already.
     """
     if needed is None:
         return ("" if is_there else new), []

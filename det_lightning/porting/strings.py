@@ -1,4 +1,4 @@
-"""Strings that hold names, commands and variables, as in annotations, module paths and what ``subprocess`` starts.
+"""Strings with names, commands and variables, for example annotations, module paths and arguments of ``subprocess``.
 
 ``determined`` stays in all other strings.
 """
@@ -13,18 +13,18 @@ import libcst as cst
 
 from det_lightning.porting import commands, det_program
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
-from det_lightning.porting.embedded_python import programs_in
+from det_lightning.porting.embedded_python import find_programs
 from det_lightning.porting.findings import Need, Premise, Severity
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.python_syntax import (
     PythonFile,
     dotted_name,
     last_name,
+    list_targets,
+    read_string,
     rename_in_code,
-    string_of,
-    targets_of,
 )
-from det_lightning.porting.requirements import installs, port_installs, port_requirement
+from det_lightning.porting.requirements import is_install, port_installs, port_requirement
 
 _PATH = re.compile(r"determined(\.\w+)*")
 _LAUNCHER = re.compile(r"determined\.launch\.(\w+)")
@@ -44,19 +44,19 @@ _Strings = cst.SimpleString | cst.FormattedString
 _READ_OUTPUT = ("PIPE", "capture_output", "check_output", "getoutput", "popen")
 _IMPORTED = re.compile(r"(?:\b|\\n)(?:import|from)\s+determined\b")
 _PROGRAM = (
-    "Python that imports determined, in a string that starts it",
-    "port it by hand, or keep it in a file of its own",
+    "a string with Python that imports determined",
+    "port the code by hand, or keep it in a separate file",
 )
 _QUOTED = re.compile(r"(?P<start>\w*(?P<quote>\"\"\"|'''|\"|'))(?P<text>.*)(?P=quote)", re.DOTALL)
 
 
 def rewrite_strings(file: PythonFile, imports: ImportRewriter) -> None:
-    """Rewrite the strings of a file that hold names of Determined."""
+    """Rewrite the strings with names of Determined."""
     for node in file.find(cst.SimpleString):
-        value = string_of(node)
+        value = read_string(node)
         if value is not None and not isinstance(file.parent(node), cst.Expr):  # a docstring
             if file.is_annotation(node):
-                _put(file, node, rename_in_code(value, imports.spelled))
+                _put(file, node, rename_in_code(value, imports.spell))
             elif "determined" in value:
                 _rewrite(file, node, value)
     for text in file.find(cst.FormattedStringText):
@@ -101,7 +101,7 @@ def _is_requirement(file: PythonFile, node: cst.SimpleString) -> bool:
         if isinstance(outer, cst.Assign | cst.AnnAssign):
             passed = [one for one in file.find(cst.Arg) if one.keyword and one.keyword.value in _REQUIREMENTS]
             required = {name.value for one in passed for name in file.names(within=one.value)}
-            return any(dotted_name(target) in required for target in targets_of(outer))
+            return any(dotted_name(target) in required for target in list_targets(outer))
         if isinstance(outer, cst.Call | cst.Subscript | cst.BaseStatement | cst.Comparison):
             break
     return False
@@ -129,23 +129,23 @@ def _rewrite_launcher(file: PythonFile, node: cst.SimpleString, module: str) -> 
 
 
 def note_python_variables(file: PythonFile) -> None:
-    """Note the variables of Determined that Python code names in a string of its own."""
+    """Note Determined's variables in strings without other text."""
     for node in file.find(cst.SimpleString):
-        value = string_of(node) or ""
+        value = read_string(node) or ""
         if re.fullmatch(r"\w+", value):
             file.findings += commands.note_variables(value, file.line(node))
 
 
-# Commands of det that Python starts
+# Commands of det started by Python
 
 
 def rewrite_started_commands(file: PythonFile) -> None:
-    """Translate the commands of ``det`` that a file starts; note those that nothing replaces."""
+    """Translate the started commands of ``det``, and note the untranslatable ones."""
     lines: dict[cst.CSTNode, bool] = {}
     for call in file.find(cst.Call):
         if last_name(call.func) in _START and call.args:
-            for given in file.values_of(call.args[0].value):
-                lines.update(_strings_in(file, given))
+            for given in file.find_values(call.args[0].value):
+                lines.update(_find_strings(file, given))
             if not any(argument.star for argument in call.args):
                 _rewrite_words(file, [argument.value for argument in call.args if argument.keyword is None])
     for sequence in file.find(cst.List, cst.Tuple):
@@ -161,8 +161,8 @@ def rewrite_started_commands(file: PythonFile) -> None:
             file.findings.append(det_program.needs_a_master(["det", *words], advice, file.line(node), Need.script))
 
 
-def _strings_in(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNode, bool]:
-    """Return the strings that a command is made of, and whether each is all of it."""
+def _find_strings(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNode, bool]:
+    """Return the strings in a command; True marks a string that is the whole command."""
     if isinstance(command, _Strings):
         return {command: True}
     method = command.func if isinstance(command, cst.Call) else None
@@ -174,12 +174,12 @@ def _strings_in(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNo
 
 
 def _rewrite_line(file: PythonFile, node: cst.CSTNode, source: str) -> None:
-    """Rewrite a string that is a line for the shell."""
+    """Rewrite a string with a line for the shell."""
     quoted = _QUOTED.fullmatch(source)
     assert quoted is not None, "it is the source of a string"
     ported, findings = det_program.port_det_commands(quoted["text"], file.line(node), _reads_output(file))
     ported = port_installs(ported)
-    if any(_IMPORTED.search(code) for *_, code in programs_in(quoted["text"])):
+    if any(_IMPORTED.search(code) for *_, code in find_programs(quoted["text"])):
         file.note(node, Severity.problem, *_PROGRAM, Premise.changed)
     file.findings += [
         dataclasses.replace(found, needs_determined=found.needs_determined and Need.script) for found in findings
@@ -193,14 +193,14 @@ def _reads_output(file: PythonFile) -> bool:
 
 
 def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
-    """Rewrite a command that is given as words; an expression stands for one word."""
-    values = [string_of(node) for node in nodes]
-    if installs(values):
+    """Rewrite a command given as words; an expression stands for one word."""
+    values = [read_string(node) for node in nodes]
+    if is_install(" ".join(value or "" for value in values)):
         for node, value in zip(nodes, values, strict=True):
             if value is not None and (required := port_requirement(value)) is not None:
                 _put(file, node, required)
     for option, code in itertools.pairwise(nodes):
-        if string_of(option) == "-c" and _IMPORTED.search(file.source(code)):
+        if read_string(option) == "-c" and _IMPORTED.search(file.source(code)):
             file.note(code, Severity.problem, *_PROGRAM, Premise.changed)
     if not values or not det_program.is_det(values[0] or ""):
         return
@@ -213,7 +213,7 @@ def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
     try:
         if "#" in file.edits.text[start:end]:
             raise det_program.NoCounterpart("translate it by hand, since there is a comment in it")
-        new = det_program.translated(words)
+        new = det_program.translate(words)
     except det_program.NoCounterpart as e:
         file.findings.append(det_program.needs_a_master(words, str(e), file.line(nodes[0]), Need.script))
         return

@@ -1,4 +1,4 @@
-"""Trying a ported project: each entry point that should run is started for a few batches, in a copy of the files."""
+"""Trying a ported project: every entry point expected to run is started for a few batches, in a copy of the files."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from det_lightning.escaping import escape
 from det_lightning.porting.entry_points import EntryPoint, Outcome
 from det_lightning.porting.facts import Kind
-from det_lightning.porting.project import ProjectPort, is_skipped
+from det_lightning.porting.project import ProjectPort, walk_files
 
-#: The environment variable that lets ``Trainer.fit`` and ``det-lightning run`` train a few batches only.
+#: With this environment variable, ``Trainer.fit`` and ``det-lightning run`` train a few batches only.
 _VARIABLE = "DET_LIGHTNING_TRY"
-# Not from the directory of the project, whose modules may have the names of others.
+# Without the directory of the project: modules there may shadow others.
 _CLI = "import sys; del sys.path[0]; from det_lightning.cli import main; main()"
 _TIMEOUT_S = 300.0
-# How long a process that is asked to end may take.
+# The time for a process to end after SIGTERM.
 _GRACE_S = 30.0
 _MOST_BYTES = 2 * 1024**3
 
 
 def try_project(project: ProjectPort, paths: Iterable[pathlib.Path]) -> ProjectPort:
-    """Return a project whose configurations and scripts were tried, if they should run; its own files stay as they are.
+    """Return a project with all runnable configurations and scripts tried in a copy of the files.
 
     Raises ValueError if the files below ``paths`` are too large to copy.
     """
@@ -36,13 +36,13 @@ def try_project(project: ProjectPort, paths: Iterable[pathlib.Path]) -> ProjectP
         copy = _Copy(pathlib.Path(directory), list(paths))
         for port in project.files:
             if port.changed and port.may_be_written:
-                copy.path_of(port.path).write_text(port.after, port.encoding, newline="")
+                copy.locate(port.path).write_text(port.after, port.encoding, newline="")
         tried = [_try(entry, copy) for entry in project.entry_points]
     return dataclasses.replace(project, entry_points=tried)
 
 
 class _Copy:
-    """A copy of the files below some paths, which lie to each other as the original ones do."""
+    """A copy of the files below some paths, with the same relative positions."""
 
     def __init__(self, directory: pathlib.Path, paths: list[pathlib.Path]) -> None:
         found = [path.resolve() for path in paths]
@@ -53,36 +53,28 @@ class _Copy:
         self._has_here = is_here
         self.experiments = directory / "experiments"
         size = 0
-        for file in (file for path in found for file in _files_below(path)):
+        for file in (file for path in found for file in walk_files(path)):
             size += file.stat().st_size
             if size > _MOST_BYTES:
                 raise ValueError(f"--try copies at most {_MOST_BYTES / 1024**3:g} GiB, and the project is larger.")
-            target = self.path_of(file)
+            target = self.locate(file)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)
             target.chmod(target.stat().st_mode | 0o200)
 
-    def path_of(self, path: pathlib.Path) -> pathlib.Path:
+    def locate(self, path: pathlib.Path) -> pathlib.Path:
         return self._directory / path.resolve().relative_to(self._base)
 
-    def started_in(self, entry: EntryPoint) -> pathlib.Path:
-        """Return the directory in which the command of an entry point is given."""
-        return self.path_of(entry.project if entry.port.is_configuration or not self._has_here else pathlib.Path())
-
-
-def _files_below(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    if path.is_file():
-        yield path
-    for directory, names, files in os.walk(path):
-        names[:] = [name for name in names if not is_skipped(pathlib.Path(directory, name))]
-        yield from (file for name in files if (file := pathlib.Path(directory, name)).is_file())
+    def find_directory(self, entry: EntryPoint) -> pathlib.Path:
+        """Return the directory to start an entry point in."""
+        return self.locate(entry.project if entry.port.is_configuration or not self._has_here else pathlib.Path())
 
 
 def _try(entry: EntryPoint, copy: _Copy) -> EntryPoint:
     command = _command(entry, copy) if entry.outcome is Outcome.moves else None
     if command is None:
         return entry
-    error = _error_of(command, copy.started_in(entry))
+    error = _run(command, copy.find_directory(entry))
     if error is not None and entry.port.is_configuration:
         logs = sorted(copy.experiments.glob("*/trials/*/log.txt"))
         error = _last_line(logs[-1].read_text(encoding="utf-8", errors="replace") if logs else "") or error
@@ -92,18 +84,18 @@ def _try(entry: EntryPoint, copy: _Copy) -> EntryPoint:
 
 
 def _command(entry: EntryPoint, copy: _Copy) -> list[str] | None:
-    """Return what starts an entry point in the copy; None for one that is not tried, such as a notebook."""
-    path = str(copy.path_of(entry.port.path))
+    """Return the command for an entry point in the copy, or None for an entry point not to be tried."""
+    path = str(copy.locate(entry.port.path))
     if entry.port.is_configuration:
         options = ["--try", "--slots", "1", "--experiments", str(copy.experiments)]
-        return [sys.executable, "-c", _CLI, "run", path, str(copy.path_of(entry.project)), *options]
+        return [sys.executable, "-c", _CLI, "run", path, str(copy.locate(entry.project)), *options]
     if entry.port.facts.kind is not Kind.script or entry.needs_configuration:
         return None
     return [sys.executable, *(["-m", "det_lightning"] if "-m det_lightning" in entry.command else []), path]
 
 
-def _error_of(command: list[str], directory: pathlib.Path) -> str | None:
-    """Return the last line of a program that fails; None if it ends well, or still runs after minutes."""
+def _run(command: list[str], directory: pathlib.Path) -> str | None:
+    """Return the last line of a failing program, or None for a program that succeeds or still runs after minutes."""
     environment = {**os.environ, _VARIABLE: "1"}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
@@ -131,6 +123,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_line(text: str) -> str:
-    """Return the last line that is not indented, which in a traceback is the error."""
+    """Return the last line without indentation; in a traceback, this line is the error."""
     lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
     return escape(lines[-1].strip())[:300] if lines else ""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import yaml
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from det_lightning.config import field_effects, read_config
+from det_lightning.config.yaml_reader import compose_documents
 from det_lightning.errors import ConfigError
 from det_lightning.porting.commands import (
     RUN_AN_EXPERIMENT,
+    find_trial_class,
     launcher_counterpart,
     missing_launcher,
     runs_a_class,
-    trial_class_in,
 )
 from det_lightning.porting.counterparts import package_finding
 from det_lightning.porting.edits import Edits
@@ -26,24 +27,24 @@ from det_lightning.porting.shell_files import port_shell
 _OF_CLUSTER = re.compile(r"\bdetermined[-_](?:master|agent|db)\b|/etc/determined/")
 _OF_HELM = re.compile(r"\{\{[^}\n]*\.(?:Values|Release|Chart|Capabilities)\b|\{\{-?\s*(?:include|template|define)\s+\"")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
-# An experiment, or the jobs of a service for continuous integration, which may name a cluster.
+# An experiment, or jobs for continuous integration: either may name a cluster.
 _FOR_A_CLUSTER = re.compile(r"^(?:searcher|hyperparameters|jobs|on|stages|steps)[ \t]*:", re.MULTILINE)
 _MODULE = re.compile(r"determined\.launch\.(\w+)")
 _SEVERITIES: dict[str, Severity] = {"ignored": Severity.note, "warned": Severity.check}
 
 
 def port_yaml(text: str) -> tuple[str, list[Finding]]:
-    """Return YAML with launch layers and packages rewritten, and what could not be.
+    """Return YAML with launch layers and packages rewritten, and findings for the rest.
 
-    Files that describe a cluster of Determined stay; templates of Helm are not even YAML.
+    Files for a cluster of Determined stay. Templates of Helm are not even YAML.
     """
     code = _COMMENT.sub("", text)
     if _OF_HELM.search(text) or (_OF_CLUSTER.search(code) and not _FOR_A_CLUSTER.search(code)):
-        reason = "this file is for a Determined cluster, not for code that trains on one"
+        reason = "a file for a Determined cluster, not for training code"
         note = Finding(0, Severity.note, reason, "keep it for as long as there is a cluster")
         return text, [note] if re.search("determined|DET_", text) else []
     port = _YamlPort(text)
-    documents = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
+    documents = compose_documents(text)
     for document in documents:
         port.visit(document)
         port.check_document(_entries(document))
@@ -58,16 +59,16 @@ class _YamlPort:
         self.findings: list[Finding] = []
         self._seen: set[int] = set()
 
-    def visit(self, node: yaml.Node) -> None:
-        """Port the scalars of a node; an anchored one, which aliases repeat, only once."""
+    def visit(self, node: Node) -> None:
+        """Port the scalars of a node, each only once, even where aliases repeat the node."""
         if id(node) in self._seen:
             return
         self._seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
+        if isinstance(node, MappingNode):
             for pair in node.value:
                 for part in pair:
                     self.visit(part)
-        elif isinstance(node, yaml.SequenceNode):
+        elif isinstance(node, SequenceNode):
             self._visit_words(node)
             for item in node.value:
                 self.visit(item)
@@ -78,51 +79,51 @@ class _YamlPort:
             if ported != text:
                 self._replace(node, ported)
 
-    def _replace(self, node: yaml.Node, new: str) -> None:
+    def _replace(self, node: Node, new: str) -> None:
         self.edits.replace(node.start_mark.index, node.end_mark.index, new)
 
-    def _visit_words(self, node: yaml.SequenceNode) -> None:
-        """Port a command that is given as a list of words."""
+    def _visit_words(self, node: SequenceNode) -> None:
+        """Port a command given as a list of words."""
         for before, word in zip(node.value, node.value[1:], strict=False):
-            found = _MODULE.fullmatch(word.value) if isinstance(word, yaml.ScalarNode) else None
+            found = _MODULE.fullmatch(word.value) if isinstance(word, ScalarNode) else None
             if before.value == "-m" and found:
                 self._seen.add(id(word))
                 if words := launcher_counterpart(found.group(1)):
                     before_word = self.edits.text[self.edits.offset(_line(word), 0) : word.start_mark.index]
                     separator = ", " if node.flow_style else self.edits.newline() + before_word
-                    self._replace(word, separator.join(_quoted(new, word) for new in words))
+                    self._replace(word, separator.join(_quote(new, word) for new in words))
                 else:
                     self.findings.append(missing_launcher(found.group(1), _line(word)))
-        scalars = [word for word in node.value if isinstance(word, yaml.ScalarNode)]
-        if trial := trial_class_in([word.value for word in scalars]):
+        scalars = [word for word in node.value if isinstance(word, ScalarNode)]
+        if trial := find_trial_class([word.value for word in scalars]):
             self.findings.append(runs_a_class(trial, next(_line(word) for word in scalars if trial in word.value)))
 
     # Kinds of documents
 
-    def check_document(self, entries: dict[str, yaml.Node]) -> None:
-        """Port the packages of a conda environment, and note what cannot stay."""
+    def check_document(self, entries: dict[str, Node]) -> None:
+        """Port the packages of a conda environment, and note unportable packages."""
         for item in _items(entries.get("dependencies")):
-            if isinstance(item, yaml.ScalarNode) and port_requirement(item.value.replace(" ", "")) is not None:
+            if isinstance(item, ScalarNode) and port_requirement(item.value.replace(" ", "")) is not None:
                 reason = "conda has no package of det-lightning"
                 self._note(item, Severity.problem, reason, "require det-lightning in the list of pip")
             for package in _items(_entries(item).get("pip")):
-                ported = port_requirement(package.value) if isinstance(package, yaml.ScalarNode) else None
+                ported = port_requirement(package.value) if isinstance(package, ScalarNode) else None
                 if ported is not None:
-                    self._replace(package, _quoted(ported, package))
+                    self._replace(package, _quote(ported, package))
 
-    def check_configuration(self, entries: dict[str, yaml.Node]) -> None:
-        """Note what ``det-lightning run`` does with the fields of an experiment configuration, if this is one."""
+    def check_configuration(self, entries: dict[str, Node]) -> None:
+        """Note the fields of an experiment configuration with little or no effect under ``det-lightning run``."""
         entrypoint = entries.get("entrypoint")
         if "searcher" in entries and entries.keys() & {"entrypoint", "hyperparameters"}:
             self.findings += _findings_of_run(self.edits.text)
-            # In the ported text, because some launchers are replaced with one that has other options.
+            # In the ported text, because the new launcher may have other options.
             trial = _class_that_run_trains(self.edits.result())
             if trial is not None and entrypoint is not None:
-                # In an entrypoint, a launcher that runs a class is fine.
+                # In an entrypoint, a launcher may run a class.
                 lines = range(_line(entrypoint), entrypoint.end_mark.line + 2)
                 self.findings = [f for f in self.findings if f.line not in lines or f.advice != RUN_AN_EXPERIMENT]
                 finding = package_finding(trial.partition(":")[0], _line(entrypoint))
-                if finding is not None and finding.severity is Severity.problem:  # it is not covered
+                if finding is not None and finding.severity is Severity.problem:  # not covered
                     self.findings.append(finding)
         precision = _entries(entries.get("optimizations")).get("mixed_precision")
         if precision is not None and precision.value != "O0":
@@ -133,7 +134,7 @@ class _YamlPort:
             )
             self._note(precision, Severity.check, reason, advice)
 
-    def _note(self, node: yaml.Node, severity: Severity, reason: str, advice: str) -> None:
+    def _note(self, node: Node, severity: Severity, reason: str, advice: str) -> None:
         self.findings.append(Finding(_line(node), severity, reason, advice))
 
 
@@ -141,7 +142,7 @@ class _YamlPort:
 
 
 def _findings_of_run(text: str) -> list[Finding]:
-    """Return a finding for each field of a configuration that is refused, ignored, or read differently."""
+    """Return a finding for each refused, ignored or differently read field of a configuration."""
     try:
         config = read_config(f"{text}\n", partial=True)
     except ConfigError as e:
@@ -160,7 +161,7 @@ def _findings_of_run(text: str) -> list[Finding]:
         advice = field.note.rstrip(".")
         if field.path == "environment.image" and not is_of_determined:
             severity = Severity.check
-            advice = "install what the code needs of the image before the run, in a virtual environment of the project"
+            advice = "before the run, install the needed packages of the image in a virtual environment"
         # The porting tool has advice of its own for mixed_precision.
         if severity is not None and field.path != "optimizations.mixed_precision":
             reason = f"{field.path} has no effect under det-lightning run"
@@ -169,7 +170,7 @@ def _findings_of_run(text: str) -> list[Finding]:
 
 
 def _class_that_run_trains(text: str) -> str | None:
-    """Return the trial class that the entrypoint of a configuration names or has a launcher run, if it does."""
+    """Return the trial class named or launched by the entrypoint of a configuration, or None."""
     try:
         return read_config(f"{text}\n", partial=True).trial_class
     except ConfigError:
@@ -179,19 +180,19 @@ def _class_that_run_trains(text: str) -> str | None:
 # Nodes
 
 
-def _line(node: yaml.Node) -> int:
+def _line(node: Node) -> int:
     line: int = node.start_mark.line
     return line + 1
 
 
-def _quoted(text: str, like: yaml.Node) -> str:
-    quote = like.style if isinstance(like, yaml.ScalarNode) and like.style in ("'", '"') else ""
+def _quote(text: str, like: Node) -> str:
+    quote = like.style if isinstance(like, ScalarNode) and like.style in ("'", '"') else ""
     return f"{quote}{text}{quote}"
 
 
-def _items(node: Any) -> list[yaml.Node]:
-    return node.value if isinstance(node, yaml.SequenceNode) else []
+def _items(node: Any) -> list[Node]:
+    return node.value if isinstance(node, SequenceNode) else []
 
 
-def _entries(node: Any) -> dict[str, yaml.Node]:
-    return {str(key.value): value for key, value in node.value} if isinstance(node, yaml.MappingNode) else {}
+def _entries(node: Any) -> dict[str, Node]:
+    return {str(key.value): value for key, value in node.value} if isinstance(node, MappingNode) else {}

@@ -102,17 +102,17 @@ DEFAULTED: dict[str, Any] = {
 }
 
 
-def test_a_small_configuration_with_all_its_defaults() -> None:
+def test_a_configuration_has_all_defaults() -> None:
     assert read("reproducibility: {experiment_seed: 7}").as_dict() == DEFAULTED
 
 
-def test_the_seed_is_the_time_of_reading_where_none_is_given() -> None:
+def test_the_default_seed_is_the_time() -> None:
     before = int(time.time())
     seed = read("").reproducibility.experiment_seed
     assert before <= seed <= time.time()
 
 
-def test_secrets_are_masked_for_display_only() -> None:
+def test_secrets_are_masked_in_display() -> None:
     config = read_part("""
         data: {secrets: {token: hunter2}, url: "https://user:hunter2@example.com"}
         checkpoint_storage: {type: s3, bucket: b, secret_key: hunter2}
@@ -135,7 +135,7 @@ def test_secrets_are_masked_for_display_only() -> None:
         {"type": "azure", "container": "c", "account_url": "https://a.blob.core.windows.net", "credential": "x"},
     ],
 )
-def test_a_storage_is_where_it_is_for_checkpoints(section: dict[str, Any]) -> None:
+def test_storages_have_one_location(section: dict[str, Any]) -> None:
     config = read_config({"checkpoint_storage": section}, partial=True)
     assert storage_from_config(config.checkpoint_storage.location()) == storage_from_config(section)
 
@@ -159,7 +159,7 @@ def test_a_length_is_a_unit_of_training(length: Length, unit: TrainUnit) -> None
 @pytest.mark.parametrize(
     ("length", "message"), [(Length(9, "records"), "global_batch_size"), (Length(9, None), "unit")]
 )
-def test_a_length_that_cannot_be_trained_is_refused(length: Length, message: str) -> None:
+def test_impossible_lengths_are_refused(length: Length, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         length.train_unit()
 
@@ -210,13 +210,13 @@ CONFIGURATIONS = st.fixed_dictionaries(
 
 
 @given(CONFIGURATIONS)
-def test_a_defaulted_configuration_reads_as_itself(configuration: dict[str, Any]) -> None:
+def test_defaults_read_as_themselves(configuration: dict[str, Any]) -> None:
     defaulted = read_config(configuration).as_dict()
     assert read_config(defaulted).as_dict() == defaulted
 
 
 @given(CONFIGURATIONS)
-def test_a_file_reads_as_the_dict_that_it_holds(configuration: dict[str, Any]) -> None:
+def test_a_file_reads_like_its_dict(configuration: dict[str, Any]) -> None:
     configuration.setdefault("reproducibility", {"experiment_seed": 1})
     from_text = read_config(json.dumps(configuration, ensure_ascii=True) + "\n")
     assert from_text.as_dict() == read_config(configuration).as_dict()
@@ -224,7 +224,7 @@ def test_a_file_reads_as_the_dict_that_it_holds(configuration: dict[str, Any]) -
 
 
 @given(CONFIGURATIONS)
-def test_reading_leaves_its_argument_alone(configuration: dict[str, Any]) -> None:
+def test_arguments_are_not_changed(configuration: dict[str, Any]) -> None:
     before = json.dumps(configuration)
     read_config(configuration, ["searcher.metric=other", "resources.slots_per_trial=0"])
     assert json.dumps(configuration) == before
@@ -241,6 +241,6 @@ def test_whatever_is_wrong_is_one_error(configuration: dict[str, Any]) -> None:
 
 
 @given(st.text())
-def test_whatever_a_text_holds_is_one_error(text: str) -> None:
+def test_any_text_is_one_error(text: str) -> None:
     with pytest.raises(ConfigError):
         read_config(text + "\n")

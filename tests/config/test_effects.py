@@ -21,11 +21,11 @@ def effects_of(text: str) -> dict[str, str]:
     return {effect.path: effect.effect for effect in field_effects(read_part(text))}
 
 
-def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
+def test_the_docs_show_the_table() -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "write_field_table.py", "--check"], check=True)
 
 
-def test_every_field_has_a_row_and_every_row_a_field() -> None:
+def test_fields_and_rows_correspond() -> None:
     documented = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     for name in ExperimentConfig.model_fields:
         assert f"| `{name}` |" in documented or f"| `{name}." in documented
@@ -35,7 +35,7 @@ def test_every_field_has_a_row_and_every_row_a_field() -> None:
         assert f"| `{field}` |" in documented or f"| `{field}." in documented
 
 
-def test_what_the_table_calls_refused_is_refused() -> None:
+def test_refused_rows_are_refused() -> None:
     refused = {rule.field.rpartition(": ")[2] for rule in FIELD_RULES if rule.effect == "refused"}
     assert refused == {*REFUSED_SEARCHERS, "hdfs", "searcher.source_trial_id"}
     for name in REFUSED_SEARCHERS:
@@ -68,7 +68,7 @@ def test_what_the_table_calls_refused_is_refused() -> None:
         ("internal: {a: b}", {"internal": "ignored"}),
     ],
 )
-def test_given_fields_are_listed_with_their_effect(text: str, effects: dict[str, str]) -> None:
+def test_given_fields_have_effects(text: str, effects: dict[str, str]) -> None:
     assert effects_of(text) == effects
 
 
@@ -93,19 +93,17 @@ def test_given_fields_are_listed_with_their_effect(text: str, effects: dict[str,
         ),
     ],
 )
-def test_what_only_a_runner_looks_at_has_no_effect_in_calls_unless_it_is_the_default(
-    text: str, fields: list[str]
-) -> None:
+def test_runner_fields_are_idle_in_calls(text: str, fields: list[str]) -> None:
     assert without_effect_in_calls(read_part(text)) == fields
 
 
-def test_a_configuration_with_all_its_defaults_has_no_field_without_effect() -> None:
+def test_defaults_are_never_idle() -> None:
     searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 8}}
     full = read_config({"searcher": searcher, "entrypoint": "a:B"}).as_dict()
     assert without_effect_in_calls(read_given(full).typed, idle=("checkpoint_policy", "checkpoint_storage")) == []
 
 
-def test_what_a_trial_or_a_call_reads_decides_what_has_no_effect() -> None:
+def test_read_fields_are_not_idle() -> None:
     config = read_part("records_per_epoch: 64\ndata_layer: {type: shared_fs}\ncheckpoint_policy: all")
     assert without_effect_in_calls(config) == ["data_layer", "records_per_epoch"]
     assert without_effect_in_calls(config, read=("data_layer", "records_per_epoch")) == []
@@ -115,7 +113,7 @@ def test_what_a_trial_or_a_call_reads_decides_what_has_no_effect() -> None:
     ]
 
 
-def test_effects_come_in_the_order_of_the_file_with_their_lines() -> None:
+def test_effects_have_lines_in_order() -> None:
     effects = field_effects(read("security: {}\ndata: {a: 1}\nresources:\n  priority: 3"))
     assert [(effect.line, effect.path) for effect in effects][:3] == [
         (1, "security"),
@@ -124,7 +122,7 @@ def test_effects_come_in_the_order_of_the_file_with_their_lines() -> None:
     ]
 
 
-def test_a_mount_is_warned_of_where_its_path_is_not_there(tmp_path: Path) -> None:
+def test_missing_mounts_are_warned_of(tmp_path: Path) -> None:
     config = read_part(f"""
         bind_mounts:
         - {{host_path: /data, container_path: /data}}

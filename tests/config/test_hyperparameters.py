@@ -37,11 +37,11 @@ def hyperparameters_of(text: str) -> dict[str, Any]:
         ("{b: {c: 1}, d: {}}", {"b": {"c": Const(val=1)}, "d": {}}),
     ],
 )
-def test_an_entry_is_what_it_was_on_the_platform(text: str, entry: Any) -> None:
+def test_entries_read_as_on_the_platform(text: str, entry: Any) -> None:
     assert hyperparameters_of(f"{{a: {text}}}") == {"a": entry}
 
 
-def test_large_integers_have_the_precision_of_floats_where_their_type_is_not_known() -> None:
+def test_untyped_integers_are_rounded() -> None:
     values = "[9007199254740992, 9007199254740993, 1234567890123456789, 1000000000000000000001]"
     expected = [2**53, 2**53, 1234567890123456800, 1e21]
     config = read_part(f"""
@@ -87,13 +87,13 @@ def test_large_integers_have_the_precision_of_floats_where_their_type_is_not_kno
         ("{b: {c: {type: int, minval: 1}}}", "a.b.c.maxval", "is missing"),
     ],
 )
-def test_an_entry_that_cannot_be_drawn_is_refused(text: str, path: str, message: str) -> None:
+def test_undrawable_entries_are_refused(text: str, path: str, message: str) -> None:
     (mistake,) = mistakes_in(f"debug: false\nhyperparameters:\n  a: {text}")
     assert (mistake.line, mistake.path) == (3, f"hyperparameters.{path}")
     assert message in mistake.message
 
 
-def test_each_range_of_a_grid_needs_a_count_at_every_depth() -> None:
+def test_grids_need_counts() -> None:
     found = mistakes_in("""
         searcher: {name: grid}
         hyperparameters:
@@ -112,6 +112,6 @@ def test_each_range_of_a_grid_needs_a_count_at_every_depth() -> None:
     ]
 
 
-def test_leaves_come_with_the_names_that_lead_to_them() -> None:
+def test_leaves_have_paths() -> None:
     group = hyperparameters_of("{a: 1, b: {c: {d: 2}, e: {}}}")
     assert list(leaves(group)) == [(("a",), Const(val=1)), (("b", "c", "d"), Const(val=2))]

@@ -105,7 +105,7 @@ def test_a_mistake_in_a_section(text: str, line: int, path: str, message: str) -
         ("entrypoint: model_def:T\nsearcher: {name: single, metric: loss}", "searcher.max_length"),
     ],
 )
-def test_an_experiment_needs_what_a_part_of_one_does_not(text: str, path: str) -> None:
+def test_experiments_need_more_than_parts(text: str, path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_config(f"{text}\n")
     (mistake,) = caught.value.mistakes
@@ -114,7 +114,7 @@ def test_an_experiment_needs_what_a_part_of_one_does_not(text: str, path: str) -
     read_config(f"{text}\n", partial=True)
 
 
-def test_mistakes_of_all_kinds_come_together_in_the_order_of_the_file(tmp_path: Path) -> None:
+def test_mistakes_come_together(tmp_path: Path) -> None:
     file = tmp_path / "adaptive.yaml"
     file.write_text(
         "entrypoint: model_def:T\n"
@@ -146,7 +146,7 @@ def test_mistakes_of_all_kinds_come_together_in_the_order_of_the_file(tmp_path: 
     assert len(message.splitlines()) == 8
 
 
-def test_a_value_that_yaml_cannot_hold_is_one_mistake() -> None:
+def test_impossible_values_are_mistakes() -> None:
     (mistake,) = mistakes_in("hyperparameters: {a: {type: double, minval: 0, maxval: .inf}}")
     assert mistake.message == "must be a finite number; got .inf"
 
@@ -159,19 +159,19 @@ def test_one_mistake_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"- a", b"just text", b"\xff"])
-def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "const.yaml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"const.yaml: (must be a mapping|is not UTF-8)"):
         read_config(file)
 
 
-def test_a_file_that_is_not_there_is_a_mistake_too(tmp_path: Path) -> None:
+def test_missing_files_are_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.yaml: cannot be read: No such file"):
         read_config(tmp_path / "none.yaml")
 
 
-def test_the_error_can_be_caught_as_others_of_the_package() -> None:
+def test_the_error_is_one_of_ours() -> None:
     assert issubclass(ConfigError, DetLightningError)
     assert issubclass(ConfigError, ValueError)
 
@@ -192,7 +192,7 @@ def test_a_mistake_shows_no_secret() -> None:
     assert "hunter2" not in str(found)
 
 
-def test_a_mistake_in_a_hyperparameter_with_the_name_of_a_secret_shows_no_value() -> None:
+def test_secret_hyperparameters_are_not_shown() -> None:
     found = mistakes_in("""
         hyperparameters:
           api_key: {type: int, minval: 4711, maxval: 815}
@@ -211,7 +211,7 @@ def test_a_mistake_in_a_hyperparameter_with_the_name_of_a_secret_shows_no_value(
     ]
 
 
-def test_the_login_of_a_registry_has_known_keys_with_texts() -> None:
+def test_registry_logins_are_typed() -> None:
     found = mistakes_in("environment:\n  registry_auth:\n    user: a\n    email: 5\n    password: null")
     assert [str(mistake) for mistake in found] == [
         "line 3: environment.registry_auth.user: unknown key; did you mean username?",
@@ -219,13 +219,13 @@ def test_the_login_of_a_registry_has_known_keys_with_texts() -> None:
     ]
 
 
-def test_null_is_the_default_wherever_there_is_one() -> None:
+def test_null_is_the_default() -> None:
     nulls = "max_restarts: null\nresources:\nlabels: ~\ncheckpoint_storage: {type: null}\nmin_validation_period: null\n"
     config = read(nulls + "reproducibility: {experiment_seed: 1}")
     assert config.as_dict() == read("reproducibility: {experiment_seed: 1}").as_dict()
 
 
-def test_a_whole_number_with_a_point_is_an_integer() -> None:
+def test_whole_floats_are_integers() -> None:
     config = read("max_restarts: 5.0")
     assert config.max_restarts == 5
     assert type(config.max_restarts) is int
@@ -237,12 +237,12 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     assert read_config(str(file), partial=True).max_restarts == 3
 
 
-def test_a_text_has_a_line_break_and_a_file_name_has_none() -> None:
+def test_texts_have_line_breaks() -> None:
     assert read_alone("entrypoint: python3 a.py\nsearcher: {name: single, metric: a}").entrypoint == "python3 a.py"
     with pytest.raises(ConfigError, match="No such file"):
         read_config("max_restarts: 3")
 
 
-def test_a_key_with_half_a_character_is_a_mistake_where_unknown_keys_are_left_out() -> None:
+def test_half_characters_are_mistakes() -> None:
     with pytest.raises(ConfigError, match="half a character"):
         read_given('"na\\ud800me": a\n')

@@ -96,19 +96,19 @@ def test_a_file_of_0_12_counts_in_steps() -> None:
     assert str(config.notes[3]) == "line 14: searcher.max_steps: read as searcher.max_length: {'batches': 1000}"
 
 
-def test_a_file_of_0_19_has_arguments_of_schedulers_in_the_environment() -> None:
+def test_files_of_0_19_are_read() -> None:
     config = read_part("slurm: {slots_per_node: 4}\nenvironment: {slurm: [--exclusive], pbs: [-p1000]}")
     assert (config.slurm.slots_per_node, config.slurm.sbatch_args) == (4, ["--exclusive"])
     assert config.pbs.pbsbatch_args == ["-p1000"]
     assert "line 2: environment.slurm: read as slurm.sbatch_args: ['--exclusive']" in map(str, config.notes)
 
 
-def test_arguments_of_a_scheduler_in_two_places_are_a_mistake() -> None:
+def test_arguments_in_two_places_are_a_mistake() -> None:
     (mistake,) = mistakes_in("slurm: {sbatch_args: [-A]}\nenvironment: {slurm: [--exclusive]}")
     assert str(mistake).startswith("line 2: environment.slurm: is the older name of slurm.sbatch_args, which is given")
 
 
-def test_a_file_of_0_14_has_lengths_with_units() -> None:
+def test_files_of_0_14_are_read() -> None:
     config = read_alone(LENGTHS)
     assert config.searcher.max_length == Length(800000, "records")
     assert config.min_validation_period == Length(1, "epochs")
@@ -116,7 +116,7 @@ def test_a_file_of_0_14_has_lengths_with_units() -> None:
     assert [note.path for note in config.notes] == ["searcher.stop_once"]
 
 
-def test_a_file_of_0_38_needs_no_rewriting() -> None:
+def test_files_of_0_38_stay() -> None:
     config = read_alone(SCRIPT)
     assert config.notes == ()
     assert config.trial_class is None
@@ -178,7 +178,7 @@ def test_a_file_of_0_38_needs_no_rewriting() -> None:
         ),
     ],
 )
-def test_an_older_spelling_is_read_as_the_newer_one(text: str, changed: dict[str, Any]) -> None:
+def test_older_spellings_are_rewritten(text: str, changed: dict[str, Any]) -> None:
     defaulted = read_part(text).as_dict()
     for section, value in changed.items():
         entries = defaulted[section]
@@ -209,7 +209,7 @@ def test_an_older_spelling_is_read_as_the_newer_one(text: str, changed: dict[str
         ("min_validation_period: yes", 1, "min_validation_period", "must be one of {batches: N}"),
     ],
 )
-def test_a_mistake_in_an_older_spelling_has_the_line_of_that(text: str, line: int, path: str, message: str) -> None:
+def test_mistakes_have_the_old_line(text: str, line: int, path: str, message: str) -> None:
     (mistake,) = mistakes_in(text)
     assert (mistake.line, mistake.path) == (line, path)
     assert message in mistake.message
@@ -232,6 +232,6 @@ def test_a_mistake_in_an_older_spelling_has_the_line_of_that(text: str, line: in
         ("./run.sh", None),
     ],
 )
-def test_the_trial_class_is_found_in_every_form_of_entrypoint(entrypoint: str, trial_class: str | None) -> None:
+def test_trial_classes_are_found(entrypoint: str, trial_class: str | None) -> None:
     search = "searcher: {name: single, metric: a, max_length: {batches: 1}}"
     assert read_alone(f"entrypoint: {entrypoint}\n{search}").trial_class == trial_class

@@ -31,29 +31,29 @@ from tests.config.configurations import mistakes_in, read, read_part
         ("bind_mounts=[{host_path: /a}]", {"bind_mounts": [{"host_path": "/a"}]}),
     ],
 )
-def test_an_override_replaces_a_value_and_leaves_the_rest(override: str, changed: dict[str, Any]) -> None:
+def test_overrides_replace_one_value(override: str, changed: dict[str, Any]) -> None:
     data = {"a": {"b": 1, "c": 2}, "n": None}
     assert with_overrides(data, [override]) == {**data, **changed}
     assert data == {"a": {"b": 1, "c": 2}, "n": None}
 
 
 @pytest.mark.parametrize("section", ["hyperparameters", "data"])
-def test_a_hyperparameter_may_have_the_name_of_a_unit(section: str) -> None:
+def test_hyperparameters_may_be_called_epochs(section: str) -> None:
     data = {section: {"lr": 0.1, "epochs": 3, "pretraining": {"batches": 1}}}
     changed = with_overrides(data, [f"{section}.epochs=4", f"{section}.pretraining.records=5"])
     assert changed == {section: {"lr": 0.1, "epochs": 4, "pretraining": {"batches": 1, "records": 5}}}
 
 
-def test_later_overrides_go_before_earlier_ones() -> None:
+def test_later_overrides_win() -> None:
     assert with_overrides({}, ["a.b=1", "a.c=2", "a.b=3"]) == {"a": {"b": 3, "c": 2}}
 
 
-def test_an_override_of_a_deep_name_is_refused() -> None:
+def test_deep_overrides_are_refused() -> None:
     with pytest.raises(ConfigError, match="has more than 50 names"):
         with_overrides({"a": {}}, [".".join("a" * 5000) + "=1"])
 
 
-def test_overrides_that_cannot_be_read_are_reported_together() -> None:
+def test_bad_overrides_come_together() -> None:
     with pytest.raises(ConfigError) as caught:
         with_overrides({}, ["a", "a..b=1", "=1", "b=[1", "c=.inf", "d=1"])
     assert len(caught.value.mistakes) == 5
@@ -72,7 +72,7 @@ def test_overrides_go_before_the_file() -> None:
 @pytest.mark.parametrize(
     "override", ["searcher.max_length.batches=4", "searcher.max_length={batches: 4}", "min_validation_period.records=9"]
 )
-def test_another_unit_replaces_the_old_one(override: str) -> None:
+def test_another_unit_replaces_the_old(override: str) -> None:
     config = read("min_validation_period: {epochs: 1}", override)
     assert config.searcher.max_length is not None
     lengths = [config.searcher.max_length.as_plain(), config.min_validation_period.as_plain()]
@@ -87,7 +87,7 @@ def test_another_unit_replaces_the_old_one(override: str) -> None:
         ("resources={slots_per_trial: }", "the key 'slots_per_trial' has no value: give it one, or null"),
     ],
 )
-def test_a_key_without_a_value_is_a_mistake(override: str, mistake: str) -> None:
+def test_keys_need_values(override: str, mistake: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(mistake)):
         read("", override)
 
@@ -103,7 +103,7 @@ ADAPTIVE = """
 
 
 @pytest.mark.parametrize("length", ["max_length: {batches: 8}", "max_time: 8\n      time_metric: batches"])
-def test_another_search_leaves_out_what_it_does_not_have(length: str) -> None:
+def test_another_search_drops_fields(length: str) -> None:
     searcher = read_part(ADAPTIVE.format(length), "searcher.name=single").searcher
     assert searcher.name == "single"
     assert searcher.max_length is not None
@@ -113,18 +113,18 @@ def test_another_search_leaves_out_what_it_does_not_have(length: str) -> None:
     assert mistakes_in(ADAPTIVE.format(length), "searcher.name=single", "searcher.max_trials=3")
 
 
-def test_null_removes_what_a_search_does_not_have() -> None:
+def test_null_removes_a_field() -> None:
     changed = ["searcher.name=grid", "searcher.max_trials=null", "searcher.divisor=null"]
     assert read_part(ADAPTIVE.format("max_length: {batches: 8}"), *changed).searcher.name == "grid"
 
 
-def test_older_spellings_work_in_overrides() -> None:
+def test_overrides_may_be_old() -> None:
     assert read_part("batches_per_step: 100", "min_validation_period=3").min_validation_period.as_plain() == {
         "batches": 300
     }
 
 
-def test_a_mistake_in_an_override_has_no_line_of_the_file() -> None:
+def test_overrides_have_no_line() -> None:
     found = mistakes_in("resources:\n  slots_per_trial: 1\n  max_slots: a", "resources.slots_per_trial=b", "debg=1")
     assert [(mistake.line, mistake.path) for mistake in found] == [
         (None, "debg"),

@@ -58,7 +58,7 @@ def searcher_of(text: str) -> Any:
         ),
     ],
 )
-def test_a_search_has_the_defaults_of_the_platform(text: str, defaulted: dict[str, Any]) -> None:
+def test_searches_have_platform_defaults(text: str, defaulted: dict[str, Any]) -> None:
     assert searcher_of(text).model_dump() == defaulted
 
 
@@ -73,9 +73,7 @@ def test_a_search_has_the_defaults_of_the_platform(text: str, defaulted: dict[st
         ("max_length: 50", "batches", 50, True),
     ],
 )
-def test_a_halving_search_has_its_time_from_the_length_where_only_that_is_given(
-    given: str, clock: str, full_time: int, validates_at_rungs: bool
-) -> None:
+def test_lengths_give_the_time(given: str, clock: str, full_time: int, validates_at_rungs: bool) -> None:
     searcher = searcher_of(f"{{name: adaptive_asha, metric: loss, max_trials: 4, {given}}}")
     assert isinstance(searcher, HalvingSearcher)
     assert (searcher.clock, searcher.full_time, searcher.validates_at_rungs) == (clock, full_time, validates_at_rungs)
@@ -118,7 +116,7 @@ def test_a_halving_search_has_its_time_from_the_length_where_only_that_is_given(
         ),
     ],
 )
-def test_a_search_that_cannot_be_run_is_refused_with_what_to_write(text: str, path: str, message: str) -> None:
+def test_refused_searches_get_advice(text: str, path: str, message: str) -> None:
     (mistake,) = mistakes_in(f"searcher: {text}")
     assert (mistake.line, mistake.path) == (1, f"searcher.{path}")
     assert message in mistake.message
@@ -147,9 +145,7 @@ def test_a_search_that_cannot_be_run_is_refused_with_what_to_write(text: str, pa
     ],
 )
 @pytest.mark.parametrize("entrypoint", ["model_def:T", "python3 -m determined.launch.torch_distributed --trial m:T"])
-def test_a_trial_class_needs_a_length_that_its_loop_can_train(
-    entrypoint: str, text: str, path: str, message: str
-) -> None:
+def test_trial_classes_need_usable_lengths(entrypoint: str, text: str, path: str, message: str) -> None:
     (mistake,) = mistakes_in(f"entrypoint: {entrypoint}\n{text}")
     assert (mistake.line, mistake.path) == (2, path)
     assert message in mistake.message
@@ -171,7 +167,7 @@ def test_a_command_may_have_such_lengths() -> None:
         ("entrypoint: python3 train.py", []),
     ],
 )
-def test_a_search_without_validations_to_stop_at_is_noted(text: str, notes: list[tuple[int, str]]) -> None:
+def test_missing_validations_are_noted(text: str, notes: list[tuple[int, str]]) -> None:
     search = "{name: adaptive_asha, metric: a, max_trials: 4, max_time: 100, time_metric: batches}"
     config = read_part(f"searcher: {search}\n{text}")
     assert [(note.line, note.path) for note in config.notes] == notes
@@ -185,14 +181,14 @@ def test_a_search_without_validations_to_stop_at_is_noted(text: str, notes: list
         ("stop_once: true", "searcher.stop_once", "has no effect"),
     ],
 )
-def test_what_is_probably_not_meant_is_noted(given: str, path: str, message: str) -> None:
+def test_doubtful_fields_are_noted(given: str, path: str, message: str) -> None:
     search = "name: adaptive_asha, metric: a, max_trials: 4, max_time: 100, time_metric: batches"
     (note,) = read_part(f"searcher: {{{search}, {given}}}").notes
     assert (note.line, note.path) == (1, path)
     assert message in note.message
 
 
-def test_a_trial_of_the_platform_to_start_from_is_refused_with_what_to_write() -> None:
+def test_platform_trials_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"source_trial_id: .* as source_checkpoint_uuid"):
         read_alone(
             """

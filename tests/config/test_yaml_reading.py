@@ -46,7 +46,7 @@ from det_lightning.errors import ConfigError
         ('"\\ud83d\\ude00"', "\U0001f600"),
     ],
 )
-def test_a_value_means_what_it_meant_on_the_platform(scalar: str, value: Any) -> None:
+def test_values_read_as_on_the_platform(scalar: str, value: Any) -> None:
     document = YamlDocument(f"a: {scalar}")
     assert (document.data, document.mistakes, document.notes) == ({"a": value}, [], [])
     assert type(document.data["a"]) is type(value)
@@ -56,7 +56,7 @@ def test_a_value_means_what_it_meant_on_the_platform(scalar: str, value: Any) ->
     ("scalar", "value"),
     [("yes", True), ("On", True), ("y", True), ("no", False), ("OFF", False), ("N", False)],
 )
-def test_booleans_of_yaml_1_1_are_booleans_and_a_note_says_so(scalar: str, value: bool) -> None:
+def test_old_booleans_are_noted(scalar: str, value: bool) -> None:
     document = YamlDocument(f"a: 1\nb: {scalar}")
     assert document.data["b"] is value
     (note,) = document.notes
@@ -64,11 +64,11 @@ def test_booleans_of_yaml_1_1_are_booleans_and_a_note_says_so(scalar: str, value
     assert f"'{scalar}'" in note.message
 
 
-def test_keys_are_text_whatever_they_look_like() -> None:
+def test_keys_are_text() -> None:
     assert YamlDocument("1: a\nyes: b\n2.5: c\ntrue: d").data == {"1": "a", "yes": "b", "2.5": "c", "true": "d"}
 
 
-def test_anchors_aliases_and_merge_keys_work() -> None:
+def test_anchors_and_merge_keys_work() -> None:
     text = "base: &b {x: 1, y: 2}\nother: &o {y: 3, z: 4}\na: *b\nb: {<<: *b, y: 5}\nc: {<<: [*b, *o]}"
     data = YamlDocument(text).data
     assert data["a"] == {"x": 1, "y": 2}
@@ -76,7 +76,7 @@ def test_anchors_aliases_and_merge_keys_work() -> None:
     assert data["c"] == {"x": 1, "y": 2, "z": 4}
 
 
-def test_a_merged_value_has_the_line_where_it_is_written() -> None:
+def test_merged_values_keep_lines() -> None:
     document = YamlDocument("base: &b {x: 1}\nother: &o {x: 2}\nc: {<<: *b, <<: *o}")
     assert document.data["c"] == {"x": 1}
     assert document.lines.find(("c", "x")) == 1
@@ -97,7 +97,7 @@ def test_a_merged_value_has_the_line_where_it_is_written() -> None:
         ("a: !!int x", 1, "a", "not of the type"),
         ("? [1]\n: 2", 1, "", "a key must be a string"),
         ("~: 2", 1, "", "a key must be a string"),
-        ("a: 1\nb: &x [*x]", 2, "b[0]", "an alias must not stand for what it is a part of"),
+        ("a: 1\nb: &x [*x]", 2, "b[0]", "an alias must not stand for a value around it"),
         ("a: {<<: 3}", 1, "a", "<< takes a mapping"),
         ("a: b: c", 1, "", "mapping values are not allowed here"),
         ("a: 1\n\tb: 2", 2, "", "not YAML"),
@@ -126,7 +126,7 @@ def test_aliases_cannot_fill_the_memory() -> None:
 
 
 @pytest.mark.slow
-def test_many_merge_keys_take_no_longer_than_many_keys() -> None:
+def test_merge_keys_take_linear_time() -> None:
     rows = [f"  <<: {{k{number}: 1}}" for number in range(5_000)]
     assert len(YamlDocument("a:\n" + "\n".join(rows)).data["a"]) == 5_000
 
@@ -142,7 +142,7 @@ def test_many_merge_keys_take_no_longer_than_many_keys() -> None:
     ],
     ids=["unknown keys", "duplicate keys", "values of a list", "a list"],
 )
-def test_a_large_text_is_refused_before_all_of_it_is_parsed(text: str) -> None:
+def test_large_texts_are_refused_early(text: str) -> None:
     calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -161,12 +161,12 @@ def test_a_large_text_is_refused_before_all_of_it_is_parsed(text: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["0" * 5000, "1" * 400, "0x" + "f" * 5000], ids=["zeros", "ones", "hexadecimal"])
-def test_a_number_beyond_the_largest_float_is_a_mistake(number: str) -> None:
+def test_infinite_numbers_are_mistakes(number: str) -> None:
     (mistake,) = YamlDocument(f"a: {number}").mistakes
     assert "too large" in mistake.message
 
 
-def test_no_text_of_another_size_than_that_of_a_configuration_is_read(tmp_path: Path) -> None:
+def test_texts_have_a_size_limit(tmp_path: Path) -> None:
     file = tmp_path / "large.yaml"
     with file.open("wb") as sparse:
         sparse.truncate(2**34)
@@ -189,7 +189,7 @@ def test_nesting_cannot_end_the_process() -> None:
         ("0777112", "write it in quotes"),
     ],
 )
-def test_a_secret_is_not_shown_where_the_text_cannot_be_read(value: str, message: str) -> None:
+def test_unreadable_texts_hide_secrets(value: str, message: str) -> None:
     (mistake,) = YamlDocument(f"a: 1\nsecret_key: {value}\n").mistakes
     assert mistake.line == 2
     assert message in mistake.message

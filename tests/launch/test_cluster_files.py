@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 from det_lightning.ranks.topology import free_port
 from tests.launching import environment
@@ -58,7 +58,7 @@ def test_slurm_queues_a_run_again_that_was_saved(
 
 @pytest.mark.parametrize(("status", "expected"), [("75", 143), ("0", 0)])
 def test_kubernetes_restarts_a_saved_pod(status: str, expected: int, tools: dict[str, str], tmp_path: Path) -> None:
-    job = yaml.safe_load((CLUSTER / "pytorchjob.yaml").read_text())
+    job = YAML(typ="safe").load(CLUSTER / "pytorchjob.yaml")
     replicas = job["spec"]["pytorchReplicaSpecs"]
     container = replicas["Worker"]["template"]["spec"]["containers"][0]
     assert container == replicas["Master"]["template"]["spec"]["containers"][0]

@@ -54,7 +54,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     ],
     ids="-".join,
 )
-def test_the_code_in_checkpoints_and_experiments_stays_as_it_is(files: list[str], project: Path) -> None:
+def test_code_in_checkpoints_stays(files: list[str], project: Path) -> None:
     record = project / "records" / "one"
     for name in [*files, "code/model_def.py"]:
         (record / name).parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def test_the_code_in_checkpoints_and_experiments_stays_as_it_is(files: list[str]
 
 
 @pytest.mark.slow
-def test_by_default_it_shows_a_patch_and_changes_nothing(project: Path, tmp_path: Path) -> None:
+def test_the_default_is_a_patch(project: Path, tmp_path: Path) -> None:
     before = contents(project)
     result = run(project)
     assert result.stdout_bytes == run(project, "--diff").stdout_bytes
@@ -83,7 +83,7 @@ def test_by_default_it_shows_a_patch_and_changes_nothing(project: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_write_changes_the_files_of_the_project_only(project: Path) -> None:
+def test_write_changes_the_project_only(project: Path) -> None:
     before = contents(project)
     result = run(project, "--write")
     assert f"ported: {project / 'lib' / 'code.py'}\n" in result.stdout
@@ -94,7 +94,7 @@ def test_write_changes_the_files_of_the_project_only(project: Path) -> None:
 
 
 @pytest.mark.parametrize("sign", ["pyvenv.cfg", "bin/activate", "conda-meta/history"])
-def test_a_directory_called_env_is_of_the_project_unless_it_is_a_virtual_environment(sign: str, tmp_path: Path) -> None:
+def test_virtual_environments_are_skipped(sign: str, tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "requirements.txt").write_text("determined\n")
     assert "det-lightning" in run(tmp_path).stdout
@@ -104,7 +104,7 @@ def test_a_directory_called_env_is_of_the_project_unless_it_is_a_virtual_environ
 
 
 @pytest.mark.slow
-def test_check_ends_with_1_until_everything_is_ported(project: Path) -> None:
+def test_check_ends_with_1_until_ported(project: Path) -> None:
     assert "to port: " in run(project, "--check", ends_with=1).stdout
     run(project, "--write")
     run(project, "--check", ends_with=1)  # a problem is left
@@ -112,7 +112,7 @@ def test_check_ends_with_1_until_everything_is_ported(project: Path) -> None:
     run(project, "--check")
 
 
-def test_a_name_with_line_breaks_adds_no_lines_to_the_patch(tmp_path: Path) -> None:
+def test_line_breaks_in_names_are_escaped(tmp_path: Path) -> None:
     (tmp_path / "code\n+++ b\r.py").write_text(CODE)
     lines = run(tmp_path).stdout.splitlines()
     name = rf"{tmp_path}/code\n+++ b\r.py"
@@ -139,7 +139,7 @@ def test_json_lists_changes_and_findings(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_project_with_nothing_to_port_is_not_changed(tmp_path: Path) -> None:
+def test_a_ported_project_stays(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("model.cuda()\n")
     for flags in ([], ["--write"], ["--check"]):
         assert "Nothing to port" in run(tmp_path, *flags).stderr
@@ -162,7 +162,7 @@ def test_wrong_arguments_are_usage_errors(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_protected_file_is_a_finding_and_the_others_are_written(project: Path) -> None:
+def test_a_protected_file_is_a_finding(project: Path) -> None:
     (project / "lib" / "code.py").chmod(0o444)
     before = contents(project)
     assert "lib/code.py: problem: not written: it is read-only" in run(project, "--check", ends_with=1).stderr
@@ -175,7 +175,7 @@ def test_a_protected_file_is_a_finding_and_the_others_are_written(project: Path)
 
 
 @pytest.mark.slow
-def test_file_modes_stay_and_no_temporary_file_is_left(project: Path) -> None:
+def test_file_modes_stay(project: Path) -> None:
     (project / "code.py").chmod(0o755)
     names = set(contents(project))
     run(project, "--write")
@@ -184,7 +184,7 @@ def test_file_modes_stay_and_no_temporary_file_is_left(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_written_through_a_link(project: Path, tmp_path: Path) -> None:
+def test_links_are_not_written_through(project: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "code.py").write_bytes(CODE.encode())
@@ -202,7 +202,7 @@ def test_nothing_is_written_through_a_link(project: Path, tmp_path: Path) -> Non
     assert contents(outside) == {"code.py": CODE.encode()}
 
 
-def test_a_hard_link_elsewhere_keeps_its_content(project: Path, tmp_path: Path) -> None:
+def test_hard_links_keep_their_content(project: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.py"
     outside.hardlink_to(project / "code.py")
     run(project, "--write")
@@ -211,7 +211,7 @@ def test_a_hard_link_elsewhere_keeps_its_content(project: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_output_of_a_lightning_module_is_not_written_through_a_link(project: Path, tmp_path: Path) -> None:
+def test_modules_are_not_written_through_links(project: Path, tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text("kept")
     (tmp_path / "output.py").symlink_to(tmp_path / "outside.py")
     shutil.copy(TRIALS / "detections.py", project / "trial.py")
@@ -224,7 +224,7 @@ NESTED = "import determined\nx = " + "[" * 5000 + "]" * 5000 + "\n"
 
 
 @pytest.mark.slow
-def test_a_file_that_crashes_its_reader_is_a_finding_and_the_rest_goes_on(project: Path) -> None:
+def test_a_crash_is_a_finding(project: Path) -> None:
     (project / "bad.py").write_text(NESTED)
     (project / "bad.yaml").write_text("entrypoint: determined\nx: " + "[" * 5000 + "]" * 5000)
     (project / "bad.ipynb").write_text("[" * 100_000 + "determined")
@@ -236,13 +236,13 @@ def test_a_file_that_crashes_its_reader_is_a_finding_and_the_rest_goes_on(projec
     assert (project / "bad.py").read_text() == NESTED
 
 
-def test_a_trial_that_crashes_its_reader_is_an_error(tmp_path: Path) -> None:
+def test_a_crash_of_one_trial_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(NESTED)
     assert "bad.py cannot be read: " in run(tmp_path / "bad.py", "--to", "lightning", ends_with=2).stderr
 
 
 @pytest.mark.slow
-def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path: Path) -> None:
+def test_a_slow_file_is_left(tmp_path: Path) -> None:
     slow, quick = tmp_path / "slow.py", tmp_path / "quick.py"
     slow.write_text("import determined\n" + "x = [1, 2, 3]\n" * 500_000)
     quick.write_text("import determined\n")
@@ -254,7 +254,7 @@ def test_a_file_that_takes_too_long_is_left_and_the_next_one_is_ported(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="only Unix limits the memory of a process")
-def test_a_file_that_takes_too_much_memory_is_left_and_the_next_one_is_ported(tmp_path: Path) -> None:
+def test_a_file_beyond_the_memory_is_left(tmp_path: Path) -> None:
     large, small = tmp_path / "large.py", tmp_path / "small.py"
     large.write_text("import determined\n" + "x = [1, 2, 3]\n" * 200_000)
     small.write_text("import determined\n")
@@ -265,9 +265,7 @@ def test_a_file_that_takes_too_much_memory_is_left_and_the_next_one_is_ported(tm
 
 
 @pytest.mark.slow
-def test_importing_what_reads_a_file_does_not_count_as_reading_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_imports_do_not_count_as_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project, slow_disk = tmp_path / "project", tmp_path / "slow_disk"
     project.mkdir()
     slow_disk.mkdir()
@@ -282,7 +280,7 @@ def test_importing_what_reads_a_file_does_not_count_as_reading_it(
 
 
 @pytest.mark.slow
-def test_many_equal_lines_take_no_longer_than_others(tmp_path: Path) -> None:
+def test_equal_lines_take_no_longer(tmp_path: Path) -> None:
     rows = "  determined==0.38.1\n" * 20_000
     (tmp_path / "setup.cfg").write_text("[options]\ninstall_requires =\n" + rows)
     (tmp_path / "start.sh").write_text(
@@ -292,7 +290,7 @@ def test_many_equal_lines_take_no_longer_than_others(tmp_path: Path) -> None:
     run(tmp_path, "--report", tmp_path / "page.md")
 
 
-def test_a_file_that_is_too_large_is_a_finding(tmp_path: Path) -> None:
+def test_a_huge_file_is_a_finding(tmp_path: Path) -> None:
     with (tmp_path / "large.py").open("wb") as sparse:
         sparse.truncate(2**36)
     with ReaderPool() as process:
@@ -300,7 +298,7 @@ def test_a_file_that_is_too_large_is_a_finding(tmp_path: Path) -> None:
     assert finding.reason == "not ported: it has 68,719,476,736 bytes"
 
 
-def test_a_large_file_without_content_is_not_passed_on(tmp_path: Path) -> None:
+def test_a_sparse_file_is_not_passed_on(tmp_path: Path) -> None:
     with (tmp_path / "sparse.py").open("wb") as sparse:
         sparse.write(b"import determined\n")
         sparse.truncate(2**25)
@@ -309,12 +307,12 @@ def test_a_large_file_without_content_is_not_passed_on(tmp_path: Path) -> None:
     assert (port.before, port.after, port.findings) == ("", "", [])
 
 
-def test_a_file_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_finding(tmp_path: Path) -> None:
     with ReaderPool() as process, pytest.raises(PortingFailed, match="IsADirectoryError"):
         process.port(tmp_path)
 
 
-def test_nothing_of_the_project_is_imported_to_read_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_project_is_never_imported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("json", "libcst", "yaml", "signal"):
         (project / f"{name}.py").write_text("from pathlib import Path; Path(__file__).with_suffix('.ran').touch()")
     monkeypatch.chdir(project)
@@ -324,7 +322,7 @@ def test_nothing_of_the_project_is_imported_to_read_it(project: Path, monkeypatc
     assert b"det_lightning" in (project / "code.py").read_bytes()
 
 
-def test_without_its_libraries_the_command_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_libraries_are_named(tmp_path: Path) -> None:
     code = (
         "import sys, importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name, *a: None if name == 'libcst' else find(name, *a)\n"
@@ -337,7 +335,7 @@ def test_without_its_libraries_the_command_says_what_to_install(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_porting_imports_neither_torch_nor_lightning(project: Path) -> None:
+def test_porting_does_not_import_torch(project: Path) -> None:
     code = (
         "import sys; sys.argv = ['det-lightning', 'port', '.']\n"
         "from det_lightning.cli import main\n"

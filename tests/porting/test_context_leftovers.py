@@ -142,7 +142,7 @@ CASES = list(itertools.product(PLACES, FORMS))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_no_use_of_a_context_is_left_in_silence(number: int) -> None:
+def test_every_use_of_a_context_is_marked(number: int) -> None:
     place, form = CASES[number]
     source = source_with(MEMBERS[number % len(MEMBERS)], form, place)
     written = write_module(source).text
@@ -151,7 +151,7 @@ def test_no_use_of_a_context_is_left_in_silence(number: int) -> None:
 
 
 @pytest.mark.parametrize("use", ["get_hparam(1)", "distributed.rank", "to_device(1)", "wrap_model(1)"])
-def test_a_parameter_that_is_used_as_a_context_is_one(use: str) -> None:
+def test_parameters_used_as_contexts_count(use: str) -> None:
     source = source_with("device", "pass", "train")
     source = source.replace(
         "own(self, context: PyTorchTrialContext):\n        pass", f"own(self, context):\n        context.{use}"

@@ -83,14 +83,14 @@ def test_what_is_no_python_stays(text: str, tmp_path: Path) -> None:
     assert port.findings == []
 
 
-def test_what_was_a_line_is_one_afterwards(tmp_path: Path) -> None:
+def test_lines_stay_lines(tmp_path: Path) -> None:
     text = "check:\n\t@python -c 'from determined.pytorch import Trainer, _load'\n"
     assert port_text(tmp_path, "Makefile", text).after == (
         "check:\n\t@python -c 'from det_lightning.pytorch import Trainer; from det_lightning import pytorch as _load'\n"
     )
 
 
-def test_findings_name_the_lines_of_the_script(tmp_path: Path) -> None:
+def test_findings_have_lines_of_the_script(tmp_path: Path) -> None:
     script = (
         "cd x\npython - <<EOF\n\nfrom determined.pytorch import PyTorchTrial\n"
         "from determined.experimental import client\nclient.login(PyTorchTrial)\nEOF\n"
@@ -101,14 +101,12 @@ def test_findings_name_the_lines_of_the_script(tmp_path: Path) -> None:
     assert not port.changed
     assert [f"{found.line}: {found.reason}" for found in port.findings] == [
         "5: determined.experimental.client: it talks to a Determined master",
-        "8: not ported: Python that is put together by the shell",
+        "8: not ported: Python put together by the shell",
         "9: determined.__file__: there is no counterpart",
     ]
 
 
-def test_a_script_with_python_that_uses_determined_is_an_entry_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embedded_python_makes_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run.sh").write_text("python -c 'import determined, sdk'\n")
     Path("sdk.py").write_text("from determined.experimental import client\nclient.login()\n")
@@ -121,7 +119,7 @@ def test_a_script_with_python_that_uses_determined_is_an_entry_point(
     }
 
 
-def test_a_program_that_imports_what_stays_is_left_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_with_staying_imports_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("sdk.py").write_text("from determined.experimental import client\nclient.login()\n")
     stays = "python - <<E\nfrom determined import core\nimport sdk\nE\n"
@@ -133,7 +131,7 @@ def test_a_program_that_imports_what_stays_is_left_as_a_whole(tmp_path: Path, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["@", "!", "(", "python -c '", "${{", "pip -", "a/"])
-def test_a_long_line_is_read_in_a_time_in_proportion(text: str, tmp_path: Path) -> None:
+def test_long_lines_take_linear_time(text: str, tmp_path: Path) -> None:
     start = time.process_time()
     line = text * (60_000 // len(text))
     port_text(tmp_path, "startup-hook.sh", f"{line}\n\npython -c '{line}'\n")
@@ -152,7 +150,7 @@ OF_DETERMINED = ["determined", "import determined as d", "from determined.pytorc
     parts=st.lists(st.sampled_from(PARTS), max_size=15), name=st.sampled_from(["a.sh", "a.yaml", "Makefile"])
 )
 @hypothesis.settings(max_examples=100, deadline=None)
-def test_a_script_without_determined_stays_as_it_is(parts: list[str], name: str, shared_path: Path) -> None:
+def test_other_scripts_stay(parts: list[str], name: str, shared_path: Path) -> None:
     assert not port_text(shared_path, name, "".join(parts)).changed
 
 

@@ -170,7 +170,7 @@ def problems_of(port: FilePort) -> list[str]:
         ("Pipfile", '[packages]\ndetermined = "*"\n', '[packages]\ndet-lightning = "*"\n'),
     ],
 )
-def test_files_of_every_kind_are_rewritten(name: str, before: str, after: str | None, tmp_path: Path) -> None:
+def test_every_kind_of_file_is_ported(name: str, before: str, after: str | None, tmp_path: Path) -> None:
     port = port_text(tmp_path, name, before)
     expected = before.replace("determined", "det_lightning") if after is None else after
     assert port.after == expected.replace("~=0.1", COMPATIBLE)
@@ -280,9 +280,7 @@ def test_findings_name_line_and_advice(name: str, text: str, reason: str, tmp_pa
         ("a.py", "LAUNCHER = 'determined.launch.deepspeed'\n", 1),
     ],
 )
-def test_the_launcher_of_deepspeed_is_left_with_what_to_use_instead(
-    name: str, text: str, line: int, tmp_path: Path
-) -> None:
+def test_deepspeeds_launcher_gets_advice(name: str, text: str, line: int, tmp_path: Path) -> None:
     port = port_text(tmp_path, name, text)
     (finding,) = port.findings
     assert port.after == text
@@ -292,7 +290,7 @@ def test_the_launcher_of_deepspeed_is_left_with_what_to_use_instead(
 
 
 @pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.ipynb"])
-def test_invalid_files_that_do_not_mention_determined_have_no_findings(name: str, tmp_path: Path) -> None:
+def test_other_invalid_files_have_no_findings(name: str, tmp_path: Path) -> None:
     assert port_text(tmp_path, name, "{ : print 'x'").findings == []
 
 
@@ -317,7 +315,7 @@ def test_encodings_and_line_endings_stay(before: bytes, after: bytes, tmp_path: 
     "content", [b"import determined # \xe9\n", b"# coding: nothing\nimport determined\n", b"determined\0"]
 )
 @pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.sh"])
-def test_a_file_that_is_not_text_is_not_changed(content: bytes, name: str, tmp_path: Path) -> None:
+def test_binary_files_stay(content: bytes, name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(content)
     port = port_file(file)
@@ -325,7 +323,7 @@ def test_a_file_that_is_not_text_is_not_changed(content: bytes, name: str, tmp_p
 
 
 @pytest.mark.parametrize("codec", ["unicode_escape", "idna", "punycode", "rot13", "undefined"])
-def test_a_file_that_could_not_be_written_as_it_was_is_not_changed(codec: str, tmp_path: Path) -> None:
+def test_irreproducible_encodings_stay(codec: str, tmp_path: Path) -> None:
     """Python has codecs that write another text than they read: one would put all lines into the first comment."""
     content = f"# coding: {codec}\nimport determined\n".encode()
     (tmp_path / "a.py").write_bytes(content)
@@ -340,7 +338,7 @@ def notebook(*cells: str) -> str:
     return json.dumps({"cells": [text, *made], "nbformat": 4}, indent=1, ensure_ascii=False) + "\n"
 
 
-def test_the_cells_of_a_notebook_are_one_program(tmp_path: Path) -> None:
+def test_cells_are_one_program(tmp_path: Path) -> None:
     before = notebook(
         "%matplotlib inline\n!pip install determined\nimport determined",
         "%%bash\necho determined",
@@ -363,9 +361,7 @@ def test_the_cells_of_a_notebook_are_one_program(tmp_path: Path) -> None:
     [{"indent": 2}, {"indent": 4}, {"indent": "\t"}, {"indent": 0}, {"separators": (",", ":")}, {}],
     ids=str,
 )
-def test_a_notebook_keeps_the_layout_of_the_program_that_wrote_it(
-    written: dict[str, Any], escapes: bool, line_break: str, tmp_path: Path
-) -> None:
+def test_notebooks_keep_their_layout(written: dict[str, Any], escapes: bool, line_break: str, tmp_path: Path) -> None:
     cell = {"cell_type": "code", "source": "import determined\nprint('é')"}
     before = json.dumps({"cells": [cell], "nbformat": 4}, ensure_ascii=escapes, **written).replace("\n", line_break)
     port = port_text(tmp_path, "a.ipynb", before)
@@ -373,13 +369,13 @@ def test_a_notebook_keeps_the_layout_of_the_program_that_wrote_it(
     assert port.after == before.replace("determined", "det_lightning")
 
 
-def test_a_notebook_of_an_unusual_layout_is_not_changed(tmp_path: Path) -> None:
+def test_unusual_layouts_stay(tmp_path: Path) -> None:
     port = port_text(tmp_path, "a.ipynb", '{"cells":  [{"cell_type": "code", "source": "import determined"}]}')
-    assert "not laid out as any program does" in problems_of(port)[0]
+    assert "an unknown layout" in problems_of(port)[0]
 
 
 @pytest.mark.parametrize("cells", ["determined", None, ["determined"], [{"cell_type": "code", "source": [5]}], [{}, 7]])
-def test_what_only_looks_like_a_notebook_is_named(cells: Any, tmp_path: Path) -> None:
+def test_false_notebooks_are_named(cells: Any, tmp_path: Path) -> None:
     port = port_text(tmp_path, "a.ipynb", json.dumps({"cells": cells, "of": "determined"}))
     assert "not ported: not a notebook of version 4" in problems_of(port)[0]
 
@@ -444,7 +440,7 @@ profiling: {enabled: true}
 """
 
 
-def test_fields_that_run_ignores_or_warns_of_are_findings(tmp_path: Path) -> None:
+def test_ignored_fields_are_findings(tmp_path: Path) -> None:
     findings = {finding.line: finding for finding in port_text(tmp_path, "const.yaml", CONFIGURATION).findings}
     assert {line: finding.severity.value for line, finding in findings.items()} == {
         2: "note", 4: "note", 5: "check",
@@ -454,7 +450,7 @@ def test_fields_that_run_ignores_or_warns_of_are_findings(tmp_path: Path) -> Non
     assert findings[5].reason == "profiling has no effect under det-lightning run"
 
 
-def test_all_that_run_refuses_are_problems(tmp_path: Path) -> None:
+def test_refused_fields_are_problems(tmp_path: Path) -> None:
     text = "entrypoint: m:T\nsearcher:\n  name: adaptive\nmax_restart: 3\nscheduling_unit: 0\n"
     reported = problems_of(port_text(tmp_path, "const.yaml", text))
     assert [line.partition(" cannot")[0].partition(";")[0] for line in reported] == [
@@ -472,7 +468,7 @@ def test_all_that_run_refuses_are_problems(tmp_path: Path) -> None:
         ("example.com/ours:3", "check"),
     ],
 )
-def test_an_image_of_ones_own_is_to_be_looked_at(image: str, severity: str, tmp_path: Path) -> None:
+def test_a_custom_image_is_a_check(image: str, severity: str, tmp_path: Path) -> None:
     text = f"entrypoint: m:T\nsearcher: {{name: single, metric: loss}}\nenvironment:\n  image: {image}\n"
     (finding,) = port_text(tmp_path, "const.yaml", text).findings
     assert (finding.line, finding.severity.value) == (4, severity)
@@ -493,7 +489,7 @@ def test_an_image_of_ones_own_is_to_be_looked_at(image: str, severity: str, tmp_
         ("a.sh", "echo $DET_EXPERIMENT_ID $MY_DET_MASTER\n", None),
     ],
 )
-def test_variables_that_run_does_not_set_are_findings(name: str, text: str, line: int | None, tmp_path: Path) -> None:
+def test_unset_variables_are_findings(name: str, text: str, line: int | None, tmp_path: Path) -> None:
     findings = port_text(tmp_path, name, text).findings
     expected = [] if line is None else [(line, "check", "DET_MASTER: det-lightning run does not set it")]
     assert [(found.line, found.severity.value, found.reason) for found in findings] == expected
@@ -509,7 +505,7 @@ def test_variables_that_run_does_not_set_are_findings(name: str, text: str, line
         'determined:\n  host: {{ required "determined" (.Values.host) }}\n',
     ],
 )
-def test_a_file_of_the_cluster_itself_is_one_note(text: str, tmp_path: Path) -> None:
+def test_cluster_files_are_one_note(text: str, tmp_path: Path) -> None:
     port = port_text(tmp_path, "cluster.yaml", text)
     assert [(found.line, found.severity) for found in port.findings] == [(0, Severity.note)]
     assert not port.changed
@@ -534,7 +530,7 @@ def test_a_file_of_the_cluster_itself_is_one_note(text: str, tmp_path: Path) -> 
         ),
     ],
 )
-def test_a_file_that_names_a_cluster_is_none_of_the_cluster(text: str, reason: str, tmp_path: Path) -> None:
+def test_naming_a_cluster_is_fine(text: str, reason: str, tmp_path: Path) -> None:
     assert any(reason in found.reason for found in port_text(tmp_path, "const.yaml", text).findings)
 
 
@@ -549,7 +545,7 @@ def test_a_file_that_names_a_cluster_is_none_of_the_cluster(text: str, reason: s
         ("setup.sh", "pip install timm\n", []),
     ],
 )
-def test_a_startup_hook_that_may_install_something_is_a_finding(
+def test_hooks_with_installations_are_findings(
     name: str, text: str, expected: list[tuple[int, str]], tmp_path: Path
 ) -> None:
     ported = port_text(tmp_path, name, text)
@@ -593,9 +589,7 @@ def test_a_startup_hook_that_may_install_something_is_a_finding(
         ("a.py", 'cmd = ("det", "e", "list")\n', 'cmd = ("det-lightning", "experiment", "ls")\n'),
     ],
 )
-def test_commands_of_det_are_translated_where_there_is_one(
-    name: str, before: str, after: str | None, tmp_path: Path
-) -> None:
+def test_commands_of_det_are_translated(name: str, before: str, after: str | None, tmp_path: Path) -> None:
     port = port_text(tmp_path, name, before)
     assert port.after == (after or "det-lightning experiment ls | head; det-lightning run c.yaml --dry-run\n")
     assert port.findings == []
@@ -609,7 +603,7 @@ def test_commands_of_det_are_translated_where_there_is_one(
         ("const.yaml", "description: train the det model on coco\nentrypoint: python3 train.py\n"),
     ],
 )
-def test_the_word_det_in_plain_text_is_no_command(name: str, text: str, tmp_path: Path) -> None:
+def test_det_in_plain_text_is_no_command(name: str, text: str, tmp_path: Path) -> None:
     port = port_text(tmp_path, name, text)
     assert not port.changed
     assert port.findings == []
@@ -622,12 +616,12 @@ def test_the_word_det_in_plain_text_is_no_command(name: str, text: str, tmp_path
         ("a.sh", "det e create c.yaml model.py\n", "1: det e create", "the directory of the code"),
         ("a.sh", "det trial logs -f 3\n", "1: det trial logs", "det-lightning experiment logs EXPERIMENT TRIAL"),
         ("a.sh", "det user login admin\n", "1: det user login", "as long as there is a master"),
-        ("a.sh", "det e wait 3\n", "1: det e wait", "remove it: det-lightning run returns when"),
+        ("a.sh", "det e wait 3\n", "1: det e wait", "remove it: det-lightning run returns at"),
         ("a.sh", "det e download 3 -o x\n", "1: det e download", "det-lightning checkpoint export STORAGE"),
         ("a.sh", "det e create --local --test c.yaml .\n", "1: det e create", "pytest --trial MODULE:CLASS"),
         ("a.py", "run(['det', 'e', 'create', c, d, '--test'])\n", "1: det e create", "pytest --trial MODULE:CLASS"),
         ("a.sh", "det cp describe\n", "1: det cp describe", "as long as there is a master"),
-        ("a.sh", 'det e create "$@"\n', "1: det e create", "may pass options that it lacks"),
+        ("a.sh", 'det e create "$@"\n', "1: det e create", "may pass options unknown"),
         ("a.py", "x = 1\nos.system('ls; det e kill 3')\n", "2: det e kill", "det-lightning experiment stop"),
         ("a.py", "\nrun(['det', 'c', 'download', uuid])\n", "2: det c download", "det-lightning checkpoint export"),
         ("a.py", "run(['det', 'e', 'create', # the small one\n c, d])\n", "1: det e create", "a comment in it"),
@@ -635,9 +629,7 @@ def test_the_word_det_in_plain_text_is_no_command(name: str, text: str, tmp_path
         ("a.py", "\nrun('det e create {} .'.format(c), shell=True)\n", "2: det e create", "it is put together"),
     ],
 )
-def test_commands_of_det_that_nothing_replaces_are_problems(
-    name: str, text: str, reason: str, advice: str, tmp_path: Path
-) -> None:
+def test_other_commands_of_det_are_problems(name: str, text: str, reason: str, advice: str, tmp_path: Path) -> None:
     port = port_text(tmp_path, name, text)
     assert not port.changed
     assert problems_of(port) == [f"{reason}: it needs a Determined master"]
@@ -654,15 +646,15 @@ def test_commands_of_det_that_nothing_replaces_are_problems(
         ("a.py", "os.popen(f'det e create {c} {d}').read()\n"),
     ],
 )
-def test_a_command_of_det_whose_output_is_read_is_found(name: str, text: str, tmp_path: Path) -> None:
+def test_readers_of_output_are_found(name: str, text: str, tmp_path: Path) -> None:
     port = port_text(tmp_path, name, notebook(text) if name == "a.ipynb" else text)
     assert port.changed
     (found,) = port.findings
     assert found.severity is Severity.check
-    assert found.reason.startswith("det e create: its output is read, ")
+    assert found.reason.startswith("det e create: the output is read, ")
 
 
-def test_cells_of_a_notebook_that_time_python_or_run_a_shell_are_ported(tmp_path: Path) -> None:
+def test_magic_cells_are_ported(tmp_path: Path) -> None:
     before = notebook(
         "%%time\nimport determined\ndetermined?",
         "files = !ls\nif files:\n    !det e create \\\n      c.yaml \\\n      .\n    x, y = %who",
@@ -684,25 +676,25 @@ def test_cells_of_a_notebook_that_time_python_or_run_a_shell_are_ported(tmp_path
     assert found.reason == "a cell that begins with %%writefile stays as it is, and names determined"
 
 
-def test_a_command_of_several_lines_in_a_notebook_stays_as_it_is_written(tmp_path: Path) -> None:
+def test_commands_keep_their_lines(tmp_path: Path) -> None:
     loop = "for i in x:\n\tif i:\n\t\t!python train.py \\\n          --lr {i} \\\n\t --fast\n"
     port = port_text(tmp_path, "a.ipynb", notebook("import determined", loop))
     assert port.after == notebook("import det_lightning", loop)
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\n\n"])
-def test_a_command_that_ends_in_a_backslash_stays_as_it_is(end: str, tmp_path: Path) -> None:
+def test_a_final_backslash_stays(end: str, tmp_path: Path) -> None:
     assert not port_text(tmp_path, "a.ipynb", notebook(f"import torch\n!ls \\{end}")).changed
 
 
 @pytest.mark.parametrize("text", ["echo the det is 3\n", "x=det\n", "detect e create\n", "# det e create x .\n"])
-def test_other_words_are_no_commands_of_det(text: str, tmp_path: Path) -> None:
+def test_other_words_are_no_commands(text: str, tmp_path: Path) -> None:
     port = port_text(tmp_path, "a.sh", text)
     assert not port.changed
     assert port.findings == []
 
 
-def test_commands_in_a_notebook_are_translated_and_findings_count_the_lines_of_its_code(tmp_path: Path) -> None:
+def test_commands_in_cells_are_translated(tmp_path: Path) -> None:
     before = notebook("import os\n!det e create c.yaml .", "x = 1\n\n!det e logs 3")
     port = port_text(tmp_path, "a.ipynb", before)
     assert port.after == notebook("import os\n!det-lightning run c.yaml .", "x = 1\n\n!det e logs 3")
@@ -711,5 +703,5 @@ def test_commands_in_a_notebook_are_translated_and_findings_count_the_lines_of_i
 
 
 @pytest.mark.parametrize("text", ["entrypoint: [a, b]\nx: 1\n", "searcher: google\n", "a: 1\n---\nb: 2\n"])
-def test_other_files_are_not_taken_for_configurations(text: str, tmp_path: Path) -> None:
+def test_other_yaml_is_no_configuration(text: str, tmp_path: Path) -> None:
     assert port_text(tmp_path, "other.yaml", text).findings == []

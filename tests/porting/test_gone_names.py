@@ -14,13 +14,15 @@ from det_lightning.porting import Severity, port_project
 from det_lightning.porting.findings import Finding
 from det_lightning.porting.gone_names import port_options
 from det_lightning.porting.gone_table import read_table
-from det_lightning.porting.libraries import Libraries, read_libraries
+from det_lightning.porting.libraries import Libraries
+from det_lightning.porting.library_survey import read_libraries
 from det_lightning.porting.python_files import port_python
 
 #: Of a project that uses transformers, in whatever release is newest.
 WITH_TRANSFORMERS = Libraries(imported=frozenset({"transformers"}), takes_options=True)
 IMPORTS = """
 import collections, inspect, pandas, time, torch, yaml, datasets, transformers
+import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 from PIL import Image
@@ -54,6 +56,9 @@ def reasons(text: str, libraries: Libraries = WITH_TRANSFORMERS) -> list[str]:
         ("import scipy.signal\nscipy.signal.hann(8)", "import scipy.signal\nscipy.signal.windows.hann(8)"),
         ("tf.Session()", "tf.compat.v1.Session()"),
         ("from transformers import DetrFeatureExtractor", None),
+        ("plt.style.use(['ggplot', 'seaborn'])", "plt.style.use(['ggplot', 'seaborn-v0_8'])"),
+        ("axes.grid(b=True)\nplt.hist(x, normed=1)", "axes.grid(visible=True)\nplt.hist(x, density=1)"),
+        ("table.to_csv('x', line_terminator='')", "table.to_csv('x', lineterminator='')"),
         ("datasets.load_dataset('x', use_auth_token=True)", "datasets.load_dataset('x', token=True)"),
         ("TrainingArguments('x', evaluation_strategy='no')", "TrainingArguments('x', eval_strategy='no')"),
         ("given['evaluation_strategy'], args.evaluation_strategy", "given['eval_strategy'], args.eval_strategy"),
@@ -70,7 +75,7 @@ def reasons(text: str, libraries: Libraries = WITH_TRANSFORMERS) -> list[str]:
         ),
     ],
 )
-def test_a_name_is_renamed_where_another_one_does_the_same(before: str, after: str | None) -> None:
+def test_equivalent_names_are_written(before: str, after: str | None) -> None:
     written = after or "from transformers import DetrImageProcessor as DetrFeatureExtractor"
     assert port(f"{before}\n")[0] == f"{written}\n"
     assert reasons(f"{before}\n") == []
@@ -96,6 +101,8 @@ def test_a_name_is_renamed_where_another_one_does_the_same(before: str, after: s
             "Image.fromarray(x, 'RGB')",
             "fromarray(mode=) raises an error since Pillow 12, unless the mode fits the type of the array",
         ),
+        ("table = table.append({}, ignore_index=True)", "DataFrame.append(ignore_index=) is gone since pandas 2.0"),
+        ("plt.gca(projection='3d')", "gca(projection=) is gone since matplotlib 3.6"),
         ("yaml.load(file)", "load() without Loader= is gone since PyYAML 6"),
         ("from scipy.signal import gaussian", "scipy.signal.gaussian is gone since scipy 1.13"),
         ("from scipy.misc import logsumexp", "scipy.misc.logsumexp is gone since scipy 1.3"),
@@ -131,12 +138,12 @@ def test_a_name_is_renamed_where_another_one_does_the_same(before: str, after: s
         ("given = {'warmup_ratio': 0.1}", "warmup_ratio of TrainingArguments is gone since transformers 5.15"),
     ],
 )
-def test_a_name_that_nothing_replaces_is_a_problem(line: str, reason: str) -> None:
+def test_other_names_are_problems(line: str, reason: str) -> None:
     assert reasons(f"{line}\n") == [reason]
     assert port(f"{line}\n")[0] == f"{line}\n"
 
 
-def test_a_default_that_has_changed_is_a_note() -> None:
+def test_changed_defaults_are_notes() -> None:
     (finding,) = port("torch.load('model.pt')\n")[1]
     assert finding.severity is Severity.note
 
@@ -156,7 +163,7 @@ def test_a_default_that_has_changed_is_a_note() -> None:
         "float = 1\ntokenizer = Tokenizer(tokenizer=1)",
     ],
 )
-def test_names_that_are_there_and_code_that_asks_for_them_stay(code: str) -> None:
+def test_present_and_guarded_names_stay(code: str) -> None:
     after, findings = port(f"{code}\n")
     assert (after, findings) == (f"{code}\n", [])
 
@@ -165,7 +172,7 @@ def test_names_that_are_there_and_code_that_asks_for_them_stay(code: str) -> Non
     ("asked", "is_gone"),
     [("getattr(context, 'x', 1)", True), ("hasattr(np, 'trapezoid')", False), ("hasattr(numpy, 'trapz')", False)],
 )
-def test_a_question_is_about_the_names_that_it_mentions(asked: str, is_gone: bool) -> None:
+def test_guards_cover_mentioned_names(asked: str, is_gone: bool) -> None:
     assert bool(reasons(f"if {asked}:\n    y = np.trapz(x)\n")) == is_gone
     assert (port(f"if {asked}:\n    y = np.Inf, np.trapz\n")[0].find("np.inf") > 0) == (is_gone or "numpy" in asked)
 
@@ -173,11 +180,11 @@ def test_a_question_is_about_the_names_that_it_mentions(asked: str, is_gone: boo
 @pytest.mark.parametrize(
     "line", ["def norm(x: torch.cuda.FloatTensor): pass", "isinstance(x, (int, torch.cuda.FloatTensor))"]
 )
-def test_a_type_of_cuda_may_tell_what_something_is(line: str) -> None:
+def test_cuda_types_may_annotate(line: str) -> None:
     assert reasons(f"{line}\n") == []
 
 
-def test_a_type_of_cuda_behind_a_question_is_not_gone() -> None:
+def test_guarded_cuda_types_stay() -> None:
     code = "x = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor"
     assert reasons(f"{code}\n") == []
 
@@ -186,12 +193,12 @@ def test_a_type_of_cuda_behind_a_question_is_not_gone() -> None:
     ("pin", "is_gone"),
     [("==4.57.6", False), (">=4.57,<5", False), ("<4.30", True), (">=4.20", True), ("==5.1.*", True), ("", True)],
 )
-def test_a_pin_says_which_names_are_gone_if_det_lightning_allows_it(pin: str, is_gone: bool) -> None:
+def test_allowed_pins_decide(pin: str, is_gone: bool) -> None:
     libraries = Libraries({"transformers": pin}, frozenset({"transformers"}))
     assert bool(reasons("from transformers import TFBertModel\n", libraries)) == is_gone
 
 
-def test_pins_are_read_from_all_files_and_one_that_cannot_hold_is_a_finding(tmp_path: Path) -> None:
+def test_pins_are_read_and_checked(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text(
         "determined==0.26.0\ntransformers[torch] >= 4.28.1, <4.29.0\ntorch>=1.9\n"
     )
@@ -207,7 +214,7 @@ def test_pins_are_read_from_all_files_and_one_that_cannot_hold_is_a_finding(tmp_
     ]
 
 
-def test_options_are_ported_in_yaml_and_commands_of_a_project_with_transformers(tmp_path: Path) -> None:
+def test_options_are_ported_in_yaml(tmp_path: Path) -> None:
     config = textwrap.dedent(
         """\
         entrypoint: python3 train.py --evaluation_strategy steps --overwrite_output_dir --own_evaluation_strategy 1
@@ -228,7 +235,23 @@ def test_options_are_ported_in_yaml_and_commands_of_a_project_with_transformers(
     assert port_options(config, Libraries()) == (config, [])
 
 
-def test_a_trainer_of_another_file_takes_what_its_base_takes(tmp_path: Path) -> None:
+def test_options_are_ported_in_json(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from transformers import TrainingArguments\nimport determined\n")
+    settings = tmp_path / "arguments.json"
+    settings.write_text('{"evaluation_strategy": "steps",\n "logging_dir": "logs"}\n')
+    (port,) = [port for port in port_project([tmp_path]).files if port.path == settings]
+    assert port.after == '{"eval_strategy": "steps",\n "logging_dir": "logs"}\n'
+    assert [finding.line for finding in port.findings] == [2]
+    (tmp_path / "train.py").write_text("import determined, transformers\n")
+    assert settings not in [port.path for port in port_project([tmp_path]).files]
+
+
+def test_unused_values_of_append_are_lists() -> None:
+    findings = port("rows.append(1)\ntable = table.append(other)\n")[1]
+    assert [(found.severity, found.line) for found in findings] == [(Severity.check, IMPORTS.count("\n") + 2)]
+
+
+def test_derived_trainers_take_new_arguments(tmp_path: Path) -> None:
     head = "from transformers import Trainer\n"
     (tmp_path / "plain.py").write_text(f"{head}class Plain(Trainer):\n    def __init__(self, *a, x=1, **k): pass\n")
     (tmp_path / "own.py").write_text(f"{head}class Own(Trainer):\n    def __init__(self, tokenizer, **k): pass\n")
@@ -250,7 +273,7 @@ OLD_OPTION = "evaluation_strategy"
         "click.option('--evaluation-strategy')\n",
     ],
 )
-def test_an_option_that_the_project_reads_keeps_its_name_in_all_files(program: str, tmp_path: Path) -> None:
+def test_own_options_keep_their_names(program: str, tmp_path: Path) -> None:
     head = "import det_lightning\nfrom transformers import TrainingArguments\n"
     written = {
         "train.py": head + program,
@@ -266,13 +289,13 @@ def test_an_option_that_the_project_reads_keeps_its_name_in_all_files(program: s
     assert ported["direct.py"].after.endswith("TrainingArguments('x', eval_strategy='no')\n")
 
 
-def test_without_the_arguments_of_transformers_its_options_mean_nothing(tmp_path: Path) -> None:
+def test_options_need_training_arguments(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import det_lightning, transformers\nprint(args.warmup_ratio)\n")
     (tmp_path / "const.yaml").write_text(f"hyperparameters: {{logging_dir: x, {OLD_OPTION}: steps}}\n")
     assert port_project([tmp_path]).files == []
 
 
-def test_a_module_of_the_project_is_not_the_library_of_its_name(tmp_path: Path) -> None:
+def test_own_modules_are_no_libraries(tmp_path: Path) -> None:
     for name in ("datasets", "models"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("def load_metric(name): pass\n")
@@ -282,25 +305,25 @@ def test_a_module_of_the_project_is_not_the_library_of_its_name(tmp_path: Path) 
     assert port_project([tmp_path]).files == []
 
 
-def test_methods_of_the_project_and_of_libraries_that_a_file_only_mentions_keep_their_names(tmp_path: Path) -> None:
+def test_own_methods_keep_their_names(tmp_path: Path) -> None:
     (tmp_path / "table.py").write_text("import det_lightning\nclass Table:\n    def iteritems(self): pass\n")
     (tmp_path / "rows.py").write_text("import pandas\nfrom table import Table\nTable().iteritems()\n")
     (tmp_path / "slow.py").write_text("# pandas is too slow\nimport det_lightning\nx.iteritems()\nx.ptp()\n")
     assert port_project([tmp_path]).files == []
 
 
-def test_a_class_that_derives_from_a_trainer_of_the_project_is_none_of_transformers(tmp_path: Path) -> None:
+def test_own_trainers_stay(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text("from base import Trainer\nclass Mine(Trainer):\n    pass\n")
     (tmp_path / "train.py").write_text("import det_lightning, transformers\nMine(tokenizer=1)\n")
     assert port_project([tmp_path]).files == []
 
 
-def test_a_pin_in_a_comment_requires_nothing(tmp_path: Path) -> None:
+def test_pins_in_comments_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("det-lightning\n# torch==1.9.0 did not work\nnumpy # torch==1.9\n")
     assert port_project([tmp_path]).files == []
 
 
-def test_an_option_of_the_program_itself_is_none_of_transformers(tmp_path: Path) -> None:
+def test_options_of_a_parser_stay(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import argparse, transformers, determined\nparser = argparse.ArgumentParser()\n"
@@ -311,9 +334,7 @@ def test_an_option_of_the_program_itself_is_none_of_transformers(tmp_path: Path)
     assert found == []
 
 
-def test_a_gone_name_in_a_file_that_is_imported_lets_its_entry_point_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gone_names_make_entry_points_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("const.yaml").write_text(
         "name: x\nentrypoint: model_def:T\nhyperparameters: {global_batch_size: 1}\n"
@@ -327,7 +348,7 @@ def test_a_gone_name_in_a_file_that_is_imported_lets_its_entry_point_wait(
     assert entry.sentence.endswith("once this is changed: layers.py:2 (torch.symeig raises an error since torch 2.0)")
 
 
-def test_the_extra_installs_releases_that_have_the_new_names() -> None:
+def test_extras_have_the_new_names() -> None:
     needed = {one.name: one.specifier for one in map(Requirement, requires("det-lightning") or [])}
     assert not needed["transformers"].contains("4.45")  # eval_strategy came with 4.41, processing_class with 4.46
     assert not needed["datasets"].contains("3.99")

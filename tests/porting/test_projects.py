@@ -71,7 +71,7 @@ def made(**files: str) -> ProjectPort:
     return ported()
 
 
-def test_each_entry_point_of_a_project_is_named_with_what_runs_it() -> None:
+def test_entry_points_have_commands() -> None:
     assert sentences(given("classic")) == {
         **{
             f"{name}.yaml": f"should run with `det-lightning run {name}.yaml`"
@@ -81,7 +81,7 @@ def test_each_entry_point_of_a_project_is_named_with_what_runs_it() -> None:
     }
 
 
-def test_what_deepspeed_trains_stays_with_all_that_it_is_handed_and_the_rest_moves() -> None:
+def test_deepspeed_stays_and_the_rest_moves() -> None:
     project = given("deepspeed")
     assert sentences(project) == {
         "plain.yaml": "should run with `det-lightning run plain.yaml`",
@@ -104,7 +104,7 @@ def differs(original: Path) -> bool:
     return original.read_bytes() != Path(original.name).read_bytes()
 
 
-def test_a_notebook_that_asks_the_master_stays_as_it_is_and_the_experiment_that_it_starts_moves() -> None:
+def test_notebooks_for_the_master_stay() -> None:
     assert sentences(given("demo")) == {
         "determined_files/const.yaml": "should run with "
         "`det-lightning run determined_files/const.yaml determined_files`",
@@ -117,7 +117,7 @@ def test_a_notebook_that_asks_the_master_stays_as_it_is_and_the_experiment_that_
     assert cells[2].startswith("from determined.experimental import client\n")
 
 
-def test_findings_in_the_files_of_an_entry_point_are_counted() -> None:
+def test_findings_are_counted() -> None:
     assert sentences(given("core_api")) == {
         "const.yaml": "should run with `det-lightning run const.yaml`",
         "search.yaml": "should run with `det-lightning run search.yaml`; 1 finding to look at",
@@ -138,7 +138,7 @@ SDK = "from determined.experimental import client\nclient.login()\n"
         ("searcher: {name: single, metric: a}\nhyperparameters: {}\n", "const.yaml (it has no entrypoint)"),
     ],
 )
-def test_a_configuration_that_run_refuses_names_what_to_change(config: str, sentence: str) -> None:
+def test_refused_configurations_get_advice(config: str, sentence: str) -> None:
     project = made(const_yaml=config, model_py=TRIAL)
     (entry,) = project.entry_points
     assert entry.outcome is Outcome.waits
@@ -158,7 +158,7 @@ def test_a_configuration_that_run_refuses_names_what_to_change(config: str, sent
     ],
 )
 @pytest.mark.parametrize("folder", ["", "configs__"])
-def test_the_code_of_any_entrypoint_is_found_and_keeps_it_where_it_must(entrypoint: str, folder: str) -> None:
+def test_code_is_found_for_any_entrypoint(entrypoint: str, folder: str) -> None:
     files = {
         f"{folder}const_yaml": CONFIG.format(entrypoint),
         "pkg____init___py": "",
@@ -183,14 +183,14 @@ def test_the_code_of_any_entrypoint_is_found_and_keeps_it_where_it_must(entrypoi
         "python3 -m determined.launch.torch_distributed --trial model_hub.mmdetection:MMDetTrial",
     ],
 )
-def test_a_trial_of_a_package_that_is_not_covered_stays(entrypoint: str) -> None:
+def test_uncovered_packages_stay(entrypoint: str) -> None:
     (entry,) = made(const_yaml=CONFIG.format(entrypoint)).entry_points
     needs = "const.yaml:1 (model_hub.mmdetection: model-hub's trials of MMDetection are not covered)"
     assert entry.sentence == f"still needs Determined because of {needs}"
     assert entrypoint in Path("const.yaml").read_text()
 
 
-def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
+def test_self_submitting_trials_move() -> None:
     script = "from determined.experimental import client\n" + TRIAL + "if __name__ == '__main__':\n    client.login()\n"
     project = made(const_yaml=CONFIG.format("model:T"), model_py=script)
     entries = {str(entry.port.path): entry for entry in project.entry_points}
@@ -220,7 +220,7 @@ def test_a_trial_moves_though_its_file_submits_it_as_a_script() -> None:
         ("ci.yml", "- run: pip install determined torch\n", "- run: pip install determined torch\n"),
     ],
 )
-def test_determined_is_required_for_as_long_as_a_file_imports_it(file: str, before: str, after: str | None) -> None:
+def test_requirements_stay_with_imports(file: str, before: str, after: str | None) -> None:
     Path(file).parent.mkdir(exist_ok=True)
     Path(file).write_text(before)
     project = made(model_py=TRIAL, const_yaml=CONFIG.format("model:T"), sdk_py=SDK)
@@ -235,7 +235,7 @@ def test_determined_is_required_for_as_long_as_a_file_imports_it(file: str, befo
     assert text.count("det-lightning") == 1
 
 
-def test_a_script_beside_what_stays_runs_with_the_name_of_determined_answered() -> None:
+def test_scripts_run_under_the_old_name() -> None:
     project = made(
         zero_yaml=CONFIG.format("zero:Z"),
         zero_py="import determined as det, data\nclass Z(det.pytorch.deepspeed.DeepSpeedTrial): pass\n",
@@ -246,7 +246,7 @@ def test_a_script_beside_what_stays_runs_with_the_name_of_determined_answered() 
     assert Path("data.py").read_text() == "from determined.pytorch import DataLoader\n"
 
 
-def test_what_opens_the_core_api_for_a_script_that_stays_stays_too() -> None:
+def test_core_api_modules_stay_together() -> None:
     init = (
         "import determined as det\ndef init(): return det.core.init(tensorboard_mode=det.core.TensorboardMode.MANUAL)\n"
     )
@@ -263,7 +263,7 @@ def test_what_opens_the_core_api_for_a_script_that_stays_stays_too() -> None:
     assert Path("names.py").read_text().startswith("import det_lightning as det\n")
 
 
-def test_files_that_have_nothing_to_do_with_determined_are_no_entry_points() -> None:
+def test_other_files_are_no_entry_points() -> None:
     assert made(a_py="print(1)\n", b_sh="ls\n", c_yaml="searcher: google\nx: 1\n", d_py=TRIAL).entry_points == []
 
 
@@ -276,9 +276,7 @@ def test_files_that_have_nothing_to_do_with_determined_are_no_entry_points() -> 
         ({"names_py": "from .model import *\n"}, False),
     ],
 )
-def test_an_unused_import_of_the_sdk_goes_unless_another_file_takes_it(
-    others: dict[str, str], is_removed: bool
-) -> None:
+def test_unused_sdk_imports_go(others: dict[str, str], is_removed: bool) -> None:
     imports = ["from determined.experimental import client", "import determined.experimental.client as client"]
     made(model_py=f"{imports[0]}\n\nX = 1\n", other_py=f"{imports[1]}\n\nX = 1\n", **others)
     for name in ("model.py", "other.py"):
@@ -286,7 +284,7 @@ def test_an_unused_import_of_the_sdk_goes_unless_another_file_takes_it(
 
 
 @pytest.mark.slow
-def test_a_try_says_what_ran_and_what_failed_and_leaves_the_project_alone() -> None:
+def test_a_try_leaves_the_project_alone() -> None:
     program = "import determined as det\nwith det.core.init(): {}\n"
     made(
         good_yaml=CONFIG.format("python3 good.py").replace("batches: 2", "epochs: 100000"),
@@ -308,7 +306,7 @@ def test_a_try_says_what_ran_and_what_failed_and_leaves_the_project_alone() -> N
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
-def test_a_launch_line_stays_where_its_script_does() -> None:
+def test_launch_lines_stay_with_scripts() -> None:
     launch = "hydra:\n  launcher: python3 -m determined.launch.torch_distributed {}\n"
     configs = {"conf__stays_yaml": launch.format("sdk.py"), "conf__moves_yaml": launch.format("core.py")}
     made(sdk_py=SDK, core_py="import determined\n", **configs)
@@ -322,7 +320,7 @@ def test_a_stub_is_no_entry_point() -> None:
     assert project.entry_points == []
 
 
-def test_a_shell_script_with_docker_in_its_name_is_an_entry_point_like_others() -> None:
+def test_docker_in_a_name_means_nothing() -> None:
     launch = "python -m determined.launch.torch_distributed -- python train.py\n"
     project = made(**{"docker-run_sh": launch, "scripts__docker_mk": launch, "Dockerfile_gpu": f"RUN {launch}"})
     assert sentences(project) == {
@@ -342,7 +340,7 @@ def test_a_shell_script_with_docker_in_its_name_is_an_entry_point_like_others() 
         ("demo", "determined_files/const.yaml"),
     ],
 )
-def test_a_configuration_that_is_said_to_run_does(name: str, config: str, tmp_path: Path) -> None:
+def test_runnable_configurations_run(name: str, config: str, tmp_path: Path) -> None:
     project = given(name)
     (entry,) = [entry for entry in project.entry_points if str(entry.port.path) == config]
     assert not any(found.severity is Severity.problem for port in entry.files for found in port.findings)
@@ -364,13 +362,13 @@ def test_a_configuration_that_is_said_to_run_does(name: str, config: str, tmp_pa
         ("import determined\ntry:\n    import a\nexcept ImportError:\n    def T(): pass\n", True),
     ],
 )
-def test_an_entrypoint_whose_class_is_not_in_its_module_says_so(model: str, is_there: bool) -> None:
+def test_missing_classes_are_named(model: str, is_there: bool) -> None:
     (entry,) = made(const_yaml=CONFIG.format("model:T"), model_py=model).entry_points
     said = "once this is changed: const.yaml (there is no class T in model.py)"
     assert (entry.outcome is Outcome.moves, said in entry.sentence) == (is_there, not is_there)
 
 
-def test_a_script_that_the_launcher_of_deepspeed_starts_runs_once_another_one_does() -> None:
+def test_deepspeeds_scripts_wait() -> None:
     script = SCRIPT.replace("init()", "init(distributed=core.DistributedContext.from_deepspeed())")
     project = made(const_yaml=CONFIG.format("python3 -m determined.launch.deepspeed python3 train.py"), train_py=script)
     (entry,) = project.entry_points
@@ -387,7 +385,7 @@ def test_a_script_that_the_launcher_of_deepspeed_starts_runs_once_another_one_do
     assert ported().entry_points[0].outcome is Outcome.moves
 
 
-def test_an_entrypoint_that_is_not_executable_says_so() -> None:
+def test_unexecutable_scripts_are_named() -> None:
     project = made(const_yaml=CONFIG.format("./train.py --x 1"), train_py=SCRIPT)
     (entry,) = project.entry_points
     assert entry.sentence.endswith("once this is changed: train.py (it is not executable)")
@@ -402,7 +400,7 @@ def reasons(project: ProjectPort, path: str) -> list[str]:
     return [found.reason for port in project.files if str(port.path) == path for found in port.findings]
 
 
-def test_what_stays_has_no_findings_of_changes() -> None:
+def test_staying_files_have_no_changes() -> None:
     model = f"from determined.experimental import client, Determined\nfrom determined import keras\n{TRIAL}"
     project = made(
         const_yaml=CONFIG.format("model:T"),
@@ -413,7 +411,7 @@ def test_what_stays_has_no_findings_of_changes() -> None:
     assert not [reason for reason in reasons(project, "model.py") if "is removed" in reason]
 
 
-def test_variables_that_the_configuration_sets_are_set() -> None:
+def test_configured_variables_are_set() -> None:
     variables = "environment:\n  environment_variables: [DET_DATA=/data, 'DET_MASTER=http://x']\n"
     read = "import os\nos.environ['DET_DATA'], os.environ['DET_MASTER'], os.environ['DET_OTHER']\n"
     script = f"from determined import core\n{read}with core.init() as context: pass\n"
@@ -428,7 +426,7 @@ def test_variables_that_the_configuration_sets_are_set() -> None:
     assert "DET_DATA" in [reason.partition(":")[0] for reason in reasons(ported(), "train.py")]
 
 
-def test_a_script_that_a_configuration_starts_has_what_only_run_provides() -> None:
+def test_started_scripts_have_cluster_info() -> None:
     script = (
         "from determined import get_cluster_info, pytorch\ninfo = get_cluster_info()\nprint(info.trial.hparams)\n"
         "with pytorch.init() as c: pytorch.Trainer(T(c), c).fit()\n"
@@ -439,7 +437,7 @@ def test_a_script_that_a_configuration_starts_has_what_only_run_provides() -> No
 
 
 @pytest.mark.parametrize(("script", "expected"), [(SCRIPT, 0), (f"import helper\n{TRIAL}", 1)])
-def test_advice_about_a_context_is_for_what_trials_use(script: str, expected: int) -> None:
+def test_context_advice_is_for_trials(script: str, expected: int) -> None:
     project = made(train_py=f"import helper\n{script}", helper_py="def f(model): return model.cuda()\n")
     assert len(reasons(project, "helper.py")) == expected
 
@@ -453,14 +451,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("entrypoint", ["python3 train.py", "python3 -m train", "bash run.sh"])
-def test_a_script_that_needs_the_master_when_it_runs_keeps_what_starts_it(entrypoint: str) -> None:
+def test_master_scripts_keep_their_starters(entrypoint: str) -> None:
     project = made(const_yaml=CONFIG.format(entrypoint), train_py=SUBMITS, run_sh="python train.py\n")
     needs = "train.py:5 (determined.experimental.client: it talks to a Determined master)"
     assert sentences(project) == {"const.yaml": f"still needs Determined because of {needs}"}
     assert Path("train.py").read_text() == SUBMITS
 
 
-def test_a_script_that_needs_the_master_when_it_runs_does_not_keep_what_imports_it() -> None:
+def test_master_scripts_release_importers() -> None:
     project = made(const_yaml=CONFIG.format("python3 run.py"), train_py=SUBMITS, run_py="import train\n")
     assert sentences(project) == {"const.yaml": "should run with `det-lightning run const.yaml`"}
 
@@ -468,13 +466,13 @@ def test_a_script_that_needs_the_master_when_it_runs_does_not_keep_what_imports_
 @pytest.mark.parametrize(
     ("condition", "stays"), [("TYPE_CHECKING", False), ("not typing.TYPE_CHECKING", True), ("X or TYPE_CHECKING", True)]
 )
-def test_what_is_imported_for_types_only_is_not_reached(condition: str, stays: bool) -> None:
+def test_type_imports_reach_nothing(condition: str, stays: bool) -> None:
     train = f"from determined import core\nif {condition}:\n    import sdk\ncore.init()\n"
     project = made(train_py=train, sdk_py=SDK)
     assert sentences(project)["train.py"].startswith("still needs Determined" if stays else "should run with")
 
 
-def test_what_a_configuration_starts_on_determined_is_left_for_it() -> None:
+def test_staying_configurations_keep_scripts() -> None:
     commands = "det checkpoint download abc\npython -m determined.launch.torch_distributed train.py\n"
     project = made(const_yaml=CONFIG.format("bash run.sh"), run_sh=commands, train_py=REPORTS, other_py=REPORTS)
     needs = "run.sh:1 (det checkpoint download: it needs a Determined master)"
@@ -484,7 +482,7 @@ def test_what_a_configuration_starts_on_determined_is_left_for_it() -> None:
     assert Path("other.py").read_text() != REPORTS
 
 
-def test_a_trial_whose_hook_needs_determined_is_left_for_it() -> None:
+def test_hooks_keep_trials() -> None:
     Path("startup-hook.sh").write_text("python -c 'from determined_common import check'\n")
     project = made(const_yaml=CONFIG.format("model:T"), model_py=TRIAL)
     needs = "startup-hook.sh:1 (determined_common.check: it is internal to Determined's tools)"
@@ -492,7 +490,7 @@ def test_a_trial_whose_hook_needs_determined_is_left_for_it() -> None:
     assert Path("model.py").read_text() == TRIAL
 
 
-def test_determined_alone_is_required_where_nothing_was_ported() -> None:
+def test_unported_projects_need_determined_only() -> None:
     files = {"deploy__requirements_txt": "determined==0.19\ndetermined-cli\n", "deploy__sdk_py": SDK}
     project = made(**files, const_yaml=CONFIG.format("model:T"), model_py=TRIAL)
     assert Path("deploy/requirements.txt").read_text() == files["deploy__requirements_txt"]
@@ -503,7 +501,7 @@ def test_determined_alone_is_required_where_nothing_was_ported() -> None:
     assert [finding.reason for finding in found.findings] == ["determined-cli: it talks to a Determined master"]
 
 
-def test_programs_stay_where_only_determined_is_installed() -> None:
+def test_programs_stay_with_installations() -> None:
     image = (
         "FROM python:3.10\nRUN pip install determined==0.20 && python -c 'import determined'\n"
         "RUN python -c 'import determined; print(1)'\n"
@@ -529,7 +527,7 @@ def test_programs_stay_where_only_determined_is_installed() -> None:
         ("os.system('pip install determined==0.20')", "os.system('pip install det-lightning~=0.1 determined==0.20')"),
     ],
 )
-def test_what_python_installs_is_required_for_as_long_as_a_file_imports_it(install: str, ours: str | None) -> None:
+def test_python_installations_stay_with_imports(install: str, ours: str | None) -> None:
     made(install_py=f"import os, subprocess, sys\n{install}\n", sdk_py=SDK)
     assert Path("install.py").read_text().endswith(f"\n{install}\n")
     project = made(model_py=TRIAL, const_yaml=CONFIG.format("model:T"))
@@ -538,21 +536,21 @@ def test_what_python_installs_is_required_for_as_long_as_a_file_imports_it(insta
     assert findings == ([] if ours else ["require det-lightning beside it"])
 
 
-def test_a_notebook_that_gets_longer_moves_beside_what_stays() -> None:
+def test_longer_notebooks_move() -> None:
     source = ["!pip install determined\n", "from determined.pytorch import Trainer, _load"]
     cell = {"cell_type": "code", "source": source}
     made(a_ipynb=json.dumps({"cells": [cell]}, indent=1), sdk_py=SDK)
     assert "from det_lightning.pytorch import Trainer" in Path("a.ipynb").read_text()
 
 
-def test_a_command_is_not_kept_because_it_contains_the_name_of_a_module() -> None:
+def test_module_names_in_words_keep_nothing() -> None:
     imports = "python -c 'import determined, sdk'\n"
     script = f"{imports}echo 'sdk is there' && det experiment create const.yaml .\n"
     made(run_sh=script, sdk_py=SDK, model_py=TRIAL, const_yaml=CONFIG.format("model:T"))
     assert Path("run.sh").read_text() == f"{imports}echo 'sdk is there' && det-lightning run const.yaml .\n"
 
 
-def test_a_workflow_installs_what_its_repository_needs() -> None:
+def test_workflows_install_both() -> None:
     installs = "run: pip install {} && python -c 'import determined'\n"
     workflow = Path(".github/workflows/ci.yml")
     workflow.parent.mkdir(parents=True)
@@ -566,7 +564,7 @@ def test_a_workflow_installs_what_its_repository_needs() -> None:
     assert workflow.read_text() == ours.format('"det-lightning~=0.1"')
 
 
-def test_a_project_file_whose_sources_name_determined_is_left_where_determined_is_needed() -> None:
+def test_sources_stay_with_determined() -> None:
     text = '[project]\ndependencies = ["determined"]\n[tool.uv.sources]\n' + (
         "determined = {url = 'https://x/determined-0.38.1.whl'}\n"
     )
@@ -583,12 +581,12 @@ def test_a_project_file_whose_sources_name_determined_is_left_where_determined_i
         ("info = det.get_cluster_info()\nprint(info)\n", "`python train.py`"),
     ],
 )
-def test_a_script_that_only_runs_in_an_experiment_is_started_by_one(call: str, sentence: str) -> None:
+def test_experiment_scripts_need_run(call: str, sentence: str) -> None:
     project = made(train_py=f"import determined as det\n{call}")
     assert sentences(project) == {"train.py": f"should run with {sentence}"}
 
 
-def test_code_that_stays_has_no_findings_about_running_it_elsewhere() -> None:
+def test_staying_code_has_no_checks() -> None:
     text = (
         "from determined import pytorch\n" + SDK + "import helpers\nx.cuda()\npytorch.load_trial_from_checkpoint_path\n"
     )
@@ -599,7 +597,7 @@ def test_code_that_stays_has_no_findings_about_running_it_elsewhere() -> None:
     }
 
 
-def test_an_import_that_is_read_as_an_attribute_of_its_module_stays() -> None:
+def test_imports_read_as_attributes_stay() -> None:
     project = made(
         api_py="from determined.experimental import client\n",
         use_py="import api as a\nprint(a.client.list_experiments())\n",

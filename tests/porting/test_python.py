@@ -112,7 +112,7 @@ def test_names_and_imports_are_rewritten(before: str, after: str | None) -> None
     assert ported(before) == (before.replace("determined", "det_lightning") if after is None else after)
 
 
-def test_annotations_in_strings_are_rewritten() -> None:
+def test_quoted_annotations_are_rewritten() -> None:
     before = """
         import determined, determined.pytorch as dp
         from typing import Annotated, List, Literal, cast
@@ -160,12 +160,12 @@ def test_a_name_that_others_rely_on_stays(use: str) -> None:
     assert ported(use) == use.replace("import determined", "import det_lightning as determined")
 
 
-def test_a_submodule_stays_importable_under_a_name_that_stays() -> None:
+def test_submodules_stay_importable() -> None:
     after = ported("try:\n    import determined.pytorch\nexcept ImportError:\n    determined = None\n")
     assert "import det_lightning as determined, det_lightning.pytorch\n" in after
 
 
-def test_what_is_missing_is_split_off_and_named() -> None:
+def test_missing_names_are_split_off() -> None:
     before = """
         from determined.pytorch import (
             DataLoader,  # of ours
@@ -203,12 +203,12 @@ def test_what_is_missing_is_split_off_and_named() -> None:
         ("from determined_cli.experiment import create\n", "determined_cli.experiment.create: it talks to a Determ"),
     ],
 )
-def test_a_file_of_another_framework_is_left_as_it_is(text: str, reason: str) -> None:
+def test_other_frameworks_stay(text: str, reason: str) -> None:
     assert ported(text) == text
     assert reason in "".join(findings_of(text))
 
 
-def test_missing_names_are_still_findings_after_porting() -> None:
+def test_missing_names_stay_findings() -> None:
     text = "import determined as det\nclass T(det.pytorch.PyTorchTrial): pass\ndet.core.run_prepare()\n"
     assert (
         findings_of(text)
@@ -217,7 +217,7 @@ def test_missing_names_are_still_findings_after_porting() -> None:
     )
 
 
-def test_what_is_missing_and_not_used_is_not_imported_any_more() -> None:
+def test_unused_missing_names_go() -> None:
     before = """
         import os
         from determined.experimental import Determined  # of Determined
@@ -235,7 +235,7 @@ def test_what_is_missing_and_not_used_is_not_imported_any_more() -> None:
 
 
 @pytest.mark.parametrize("test", ["TYPE_CHECKING", "typing.TYPE_CHECKING"])
-def test_what_is_missing_and_imported_for_types_only_keeps_nothing_on_determined(test: str) -> None:
+def test_missing_types_keep_nothing(test: str) -> None:
     before = f"""
         import determined as det
         if {test}:
@@ -256,7 +256,7 @@ def test_what_is_missing_and_imported_for_types_only_keeps_nothing_on_determined
     ]
 
 
-def test_a_script_without_a_trial_does_not_import_what_is_missing_and_not_used() -> None:
+def test_scripts_lose_unused_names() -> None:
     before = """
         import determined as det
         from determined.pytorch import dsat
@@ -278,11 +278,11 @@ def test_a_script_without_a_trial_does_not_import_what_is_missing_and_not_used()
     ],
     ids=["another file may import it from here", "the script needs Determined for something else"],
 )
-def test_an_import_that_is_not_used_stays_in_a_file_that_stays(text: str) -> None:
+def test_staying_files_keep_unused_imports(text: str) -> None:
     assert ported(text) == text
 
 
-def test_what_is_missing_is_imported_where_the_script_uses_it() -> None:
+def test_missing_names_move_to_the_script() -> None:
     before = """
         from determined import experimental, pytorch
         class T(pytorch.PyTorchTrial): pass
@@ -312,7 +312,7 @@ def test_what_is_missing_and_used_stays(use: str) -> None:
     assert import_line in ported(f"{import_line}from determined.pytorch import PyTorchTrial\n{use}\n")
 
 
-def test_a_missing_module_that_is_imported_as_such_stays() -> None:
+def test_missing_modules_stay() -> None:
     before = "import determined.experimental as e\nfrom determined.pytorch import PyTorchTrial\ne.client\n"
     assert ported(before).startswith("import determined.experimental as e\n")
     assert findings_of(before) == ["1: determined.experimental: it talks to a Determined master"]
@@ -395,7 +395,7 @@ def test_deprecated_names_are_rewritten(before: str, after: str | None) -> None:
     assert ported(before) == (after or before).replace("determined", "det_lightning")
 
 
-def test_calls_that_set_the_mode_of_a_wrapped_model_are_removed() -> None:
+def test_needless_mode_calls_go() -> None:
     after = ported(trial(in_train="self.model.train()", in_eval="self.model.eval()  # as always"))
     assert ".train()" not in after
     assert ".eval()" not in after
@@ -427,7 +427,7 @@ def test_calls_that_set_the_mode_of_a_wrapped_model_are_removed() -> None:
         ("import apex\nscale = apex.amp.state_dict()\n", "1: apex.amp is gone"),
     ],
 )
-def test_what_bypasses_the_context_is_a_check(text: str, reason: str) -> None:
+def test_bypasses_are_checks(text: str, reason: str) -> None:
     assert any(found.startswith(reason) for found in findings_of(text, Severity.check))
     assert findings_of(text) == []
 
@@ -441,11 +441,11 @@ def test_what_bypasses_the_context_is_a_check(text: str, reason: str) -> None:
         "run('python', '-c', 'import os, sys\\nimport determined')",
     ],
 )
-def test_a_program_in_a_string_is_left_and_said_to_be(start: str) -> None:
-    assert findings_of(f"import os\n{start}\n") == ["2: Python that imports determined, in a string that starts it"]
+def test_programs_in_strings_are_named(start: str) -> None:
+    assert findings_of(f"import os\n{start}\n") == ["2: a string with Python that imports determined"]
 
 
-def test_methods_that_train_batch_calls_must_not_bypass_the_context_either() -> None:
+def test_called_methods_are_checked_too() -> None:
     text = trial(in_train="self.step(sum(batch), clip=lambda p: self.clip(p))").replace(
         "class C(",
         """\
@@ -480,12 +480,12 @@ class C(""",
         ("assert str(path).startswith(f'/runs/{det.__version__}')", False),
     ],
 )
-def test_a_check_of_determineds_version_is_to_be_looked_at(use: str, is_check: bool) -> None:
+def test_version_checks_are_findings(use: str, is_check: bool) -> None:
     found = findings_of(f"import determined as det\n{use}\n", Severity.check)
     assert found == ["2: a check of Determined's version, which is now det_lightning's"] * is_check
 
 
-def test_a_file_that_stays_on_determined_may_check_its_version() -> None:
+def test_staying_files_may_check_versions() -> None:
     text = "import determined as det\nfrom determined import keras\nkeras.TFKerasTrial, det.__version__ >= '0.2'\n"
     assert ported(text) == text
     assert findings_of(text, Severity.check) == []
@@ -510,7 +510,7 @@ def test_correct_code_has_no_findings(text: str) -> None:
     assert findings_of(text, Severity.check) == findings_of(text) == []
 
 
-def test_a_loader_of_determined_may_replace_the_name_of_torchs() -> None:
+def test_later_imports_of_loaders_count() -> None:
     before = """
         from torch.utils.data import DataLoader, Dataset
         from determined.pytorch import DataLoader, PyTorchTrial
@@ -520,14 +520,14 @@ def test_a_loader_of_determined_may_replace_the_name_of_torchs() -> None:
     assert findings_of(before) == []
 
 
-def test_a_loader_of_torch_is_a_problem_unless_checks_are_disabled() -> None:
+def test_loaders_of_torch_are_problems() -> None:
     loader = "def build_training_data_loader(self): return torch.utils.data.DataLoader(x)"
     before = "from determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial):\n    "
-    assert findings_of(before + loader)[0].startswith("3: torch's DataLoader is returned")
+    assert findings_of(before + loader)[0].startswith("3: torch's DataLoader is refused")
     renamed = (
         "from torch.utils.data import DataLoader as Loader\n" + before + loader.replace("torch.utils.data.Data", "")
     )
-    assert findings_of(renamed)[0].startswith("4: torch's DataLoader is returned")
+    assert findings_of(renamed)[0].startswith("4: torch's DataLoader is refused")
     disabled = "\n    def f(self): context.experimental.disable_dataset_reproducibility_checks()\n"
     assert findings_of(before + loader + disabled) == []
 
@@ -549,16 +549,16 @@ with pytorch.init() as context:
         (trial("context.env.experiment_config.scheduling_unit()"), "8: context.env is internal to Determined"),
         (
             trial(in_train="loss = model(batch)").replace("self, batch,", "self, batch, model,"),
-            "9: train_batch() takes a model, which is not passed",
+            "9: train_batch() takes a model, but a trial that wraps",
         ),
     ],
 )
-def test_what_is_gone_from_the_context_is_a_finding(text: str, reported: str) -> None:
+def test_gone_members_are_findings(text: str, reported: str) -> None:
     (found,) = findings_of(text)
     assert found.startswith(reported)
 
 
-def test_the_model_of_an_old_trial_stays_where_its_base_builds_one() -> None:
+def test_built_models_stay_parameters() -> None:
     before = """
         from det_lightning.pytorch import PyTorchTrial
         class Base(PyTorchTrial):
@@ -571,7 +571,7 @@ def test_the_model_of_an_old_trial_stays_where_its_base_builds_one() -> None:
     assert ported(before) == textwrap.dedent(before)
 
 
-def test_the_model_is_taken_from_all_methods_of_trials_that_derive_from_one_that_wraps_its_own() -> None:
+def test_derived_trials_lose_the_model() -> None:
     before = """
         from determined.pytorch import PyTorchTrial
         class Base(PyTorchTrial):
@@ -596,14 +596,14 @@ def test_the_model_is_taken_from_all_methods_of_trials_that_derive_from_one_that
     assert findings_of(before) == []
 
 
-def test_what_a_trial_does_around_the_context_is_found_under_the_names_of_its_first_releases() -> None:
+def test_bypasses_are_found_under_old_names() -> None:
     before = trial(in_train="self.optimizer.zero_grad(); self.model.train()")
     old = before.replace("wrap_optimizer", "Optimizer").replace("wrap_model", "_Model")
     assert findings_of(old, Severity.check) == findings_of(before, Severity.check) != []
     assert ported(old) == ported(before)
 
 
-def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
+def test_trials_may_have_bases_elsewhere() -> None:
     text = """
         from determined.pytorch import PyTorchTrialContext
         from model_def import DigitsTrial
@@ -624,9 +624,7 @@ def test_a_trial_whose_base_is_in_another_file_is_one() -> None:
         ("trainer = pl.Trainer(); trainer.fit(module)", []),
     ],
 )
-def test_a_script_that_takes_its_length_from_a_searcher_is_to_be_started_with_run(
-    line: str, reported: list[str]
-) -> None:
+def test_missing_lengths_need_run(line: str, reported: list[str]) -> None:
     found = findings_of(SCRIPT.format(line), Severity.check)
     assert len(found) == len(reported)
     assert all(reason.startswith(start) for reason, start in zip(found, reported, strict=True))
@@ -635,7 +633,7 @@ def test_a_script_that_takes_its_length_from_a_searcher_is_to_be_started_with_ru
 @pytest.mark.parametrize(
     "call", ["trainer = pytorch.Trainer(t, context); trainer.train()", "pytorch.Trainer(t, c).run(1)"]
 )
-def test_a_method_that_no_trainer_has_is_a_problem(call: str) -> None:
+def test_unknown_trainer_methods_are_problems(call: str) -> None:
     (found,) = findings_of(SCRIPT.format(call), Severity.problem)
     assert re.fullmatch(r"4: Trainer has no method (train|run)\(\), neither here nor in Determined", found)
     assert findings_of(SCRIPT.format("trainer = pl.Trainer(); trainer.train()"), Severity.problem) == []
@@ -650,7 +648,7 @@ def test_a_method_that_no_trainer_has_is_a_problem(call: str) -> None:
         ("f(get_cluster_info().latest_checkpoint)", "so .latest_checkpoint raises an AttributeError"),
     ],
 )
-def test_a_script_that_needs_a_cluster_is_to_be_started_with_run(line: str, reported: str | None) -> None:
+def test_cluster_info_needs_run(line: str, reported: str | None) -> None:
     found = findings_of(SCRIPT.format(line), Severity.check)
     expected = [] if reported is None else [f"4: get_cluster_info() is None outside of det-lightning run, {reported}"]
     assert found == expected
@@ -666,7 +664,7 @@ def test_a_script_that_needs_a_cluster_is_to_be_started_with_run(line: str, repo
         "x = torch.zeros(1, device='cuda')",
     ],
 )
-def test_a_script_for_the_core_api_sets_up_devices_by_itself(line: str) -> None:
+def test_core_scripts_choose_devices(line: str) -> None:
     imports = "import torch\nimport determined as det\n"
     core = f"{imports}with det.core.init() as core_context:\n    {line}\n"
     assert findings_of(core, Severity.check) == findings_of(ported(core), Severity.check) == []
@@ -674,7 +672,7 @@ def test_a_script_for_the_core_api_sets_up_devices_by_itself(line: str) -> None:
     assert len(findings_of(trainer, Severity.check)) >= 1
 
 
-def test_a_script_for_the_core_api_is_ported_without_findings() -> None:
+def test_core_scripts_have_no_findings() -> None:
     before = """
         import determined as det
         with det.core.init(preempt_mode=det.core.PreemptMode.ChiefOnly) as core_context:
@@ -702,13 +700,13 @@ def test_a_script_for_the_core_api_is_ported_without_findings() -> None:
         ("train.__class__", None, []),
     ],
 )
-def test_private_names_of_the_core_api_are_rewritten_or_found(use: str, after: str | None, reported: list[str]) -> None:
+def test_private_core_names_are_rewritten(use: str, after: str | None, reported: list[str]) -> None:
     before = "import determined as det\nself.core_context = det.core.init()\nself.core_context.{}\n"
     assert ported(before.format(use)).splitlines()[2] == f"self.core_context.{after or use}"
     assert findings_of(before.format(use)) == [f"3: core_context.{name} is internal to Determined" for name in reported]
 
 
-def test_the_address_of_the_chief_is_known_without_a_private_name() -> None:
+def test_the_chiefs_address_gets_advice() -> None:
     text = "from determined import core\ncore_context = core.init()\nip = core_context.distributed._chief_ip\n"
     (found,) = port_python(text)[1]
     assert found.advice == "ask get_cluster_info().container_addrs[0]"
@@ -725,13 +723,13 @@ def test_the_address_of_the_chief_is_known_without_a_private_name() -> None:
         ("if __name__ == '__main__':\n    x = DistributedContext.from_deepspeed() if A else None", Severity.check),
     ],
 )
-def test_a_start_by_deepspeed_is_a_problem_unless_it_is_one_of_several(start: str, severity: Severity) -> None:
+def test_only_deepspeed_is_a_problem(start: str, severity: Severity) -> None:
     (found,) = port_python(f"from determined.core import DistributedContext\n{start}\n")[1]
     assert found.severity is severity
     assert found.advice.startswith("write from_torch_distributed()")
 
 
-def test_a_module_that_is_given_the_context_of_the_core_api_need_not_import_it() -> None:
+def test_core_contexts_need_no_import() -> None:
     before = "def report(core_context, batch):\n    core_context.train.report_training_metrics(latest_batch=batch)\n"
     assert ported(before) == before.replace("latest_batch", "steps_completed")
     assert findings_of("def keep(core_context): core_context.checkpoint._storage_manager\n") != []
@@ -757,7 +755,7 @@ def main(core_context, batch):
 """
 
 
-def test_batches_are_counted_under_todays_name_in_the_core_api() -> None:
+def test_batch_counts_get_todays_name() -> None:
     after = ported(FIRST_CORE_API)
     expected = FIRST_CORE_API.replace("determined", "det_lightning")
     for before, now in (
@@ -771,7 +769,7 @@ def test_batches_are_counted_under_todays_name_in_the_core_api() -> None:
     assert ported(after) == after
 
 
-def test_the_environment_of_a_trial_is_a_problem() -> None:
+def test_context_env_is_a_problem() -> None:
     text = trial("det.get_cluster_info().latest_checkpoint", "self.context.env")
     assert [reason.split(":")[0] for reason in findings_of(text)] == ["10"]
 
@@ -812,7 +810,7 @@ USES = st.one_of(
 
 @pytest.mark.slow
 @hypothesis.given(st.lists(st.one_of(IMPORTS, USES), max_size=8), st.sampled_from(["\n", "\r\n"]))
-def test_any_program_stays_valid_and_is_ported_once(lines: list[str], newline: str) -> None:
+def test_any_program_stays_valid(lines: list[str], newline: str) -> None:
     before = "".join(line + "\n" for line in lines).replace("\n", newline)
     try:
         ast.parse(before)

@@ -271,7 +271,7 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
             "init": 'self.mean = context.wrap_reducer(lambda values: max(values), name="mean", for_training=False)',
             "evaluate": EVALUATE.replace("return", "self.mean.update(x.sum().item())\n    return"),
         },
-        ["these are of one process"],
+        ["these values are of one process"],
     ),
     "reduced in other ways": (
         {"rest": 'def evaluation_reducer(self):\n    return {"error": Reducer.MAX}'},

@@ -68,13 +68,13 @@ def written_trial(init: str = "pass", train: str = "return {}", rest: str = "") 
         ("self.model = context.wrap_model(model=M())", "self.model = M()"),
     ],
 )
-def test_uses_of_the_context_in_init_are_rewritten(before: str, after: str) -> None:
+def test_context_in_init_is_rewritten(before: str, after: str) -> None:
     written, todos = written_trial(before)
     assert f"        {after}\n" in written
     assert todos == 0
 
 
-def test_an_optimizer_that_is_kept_by_name_is_returned_with_the_others_of_its_dict() -> None:
+def test_optimizers_in_dicts_are_returned() -> None:
     written, _ = written_trial("self.opts = dict(); self.opts['x'] = context.wrap_optimizer(O())")
     assert "return [*self.opts.values()]" in written
 
@@ -92,7 +92,7 @@ def test_an_optimizer_that_is_kept_by_name_is_returned_with_the_others_of_its_di
         ("path", "context.get_tensorboard_path()", "pathlib.Path(self.logger.log_dir)"),
     ],
 )
-def test_what_only_a_trainer_knows_becomes_a_property(name: str, given: str, late: str) -> None:
+def test_late_values_become_properties(name: str, given: str, late: str) -> None:
     written, todos = written_trial(f"self.{name} = {given}", train=f"use(self.{name})")
     name = "trial_logger" if name == "logger" else name
     assert ("@property" in written) == bool(late)
@@ -110,19 +110,19 @@ def test_what_only_a_trainer_knows_becomes_a_property(name: str, given: str, lat
         ("return {'lr': self.scheduler.get_last_lr()[0], 'loss': loss, 'n': len(x)}", 0),
     ],
 )
-def test_metrics_that_lightning_does_not_log_get_a_comment(train: str, todos: int) -> None:
+def test_unloggable_metrics_get_comments(train: str, todos: int) -> None:
     written, found = written_trial(train=train)
     assert found == todos
-    assert written.count("# TODO: Lightning logs numbers only: take one of these, or leave them out\n") == todos
+    assert written.count("# TODO: Lightning logs numbers only: choose one number, or leave the metric out\n") == todos
 
 
-def test_hyperparameters_may_be_taken_under_a_shorter_name() -> None:
+def test_get_hparam_may_have_an_alias() -> None:
     written, todos = written_trial("hp = self.context.get_hparam; self.rate = hp('lr')")
     assert "        hp = self.hparams.__getitem__\n        self.rate = hp('lr')\n" in written
     assert todos == 0
 
 
-def test_init_takes_a_batch_size_for_one_process_where_the_property_needs_a_trainer() -> None:
+def test_init_uses_the_global_batch_size() -> None:
     init = "self.b = context.get_per_slot_batch_size(); self.sets = Sets(self.b, f'of {self.b}')"
     written, todos = written_trial(init, train="use(self.b)")
     assert (
@@ -144,24 +144,24 @@ def test_init_takes_a_batch_size_for_one_process_where_the_property_needs_a_trai
         ("self.x = self.context.to_device(x)", ["the CPU here"]),
     ],
 )
-def test_what_needs_a_trainer_in_init_is_marked(init: str, todos: list[str]) -> None:
+def test_trainer_values_in_init_are_marked(init: str, todos: list[str]) -> None:
     source = trial_source(init)
     assert [todo.text[: len(text)] for todo, text in zip(write_module(source).todos, todos, strict=True)] == todos
 
 
 @pytest.mark.parametrize(("workers", "todos"), [("2", 1), ("0", 0)])
-def test_workers_of_the_training_data_are_marked(workers: str, todos: int) -> None:
+def test_workers_are_marked(workers: str, todos: int) -> None:
     source = trial_source().replace("DataLoader([])", f"DataLoader([], num_workers={workers})")
     assert len(write_module(source).todos) == todos
 
 
-def test_the_number_of_processes_is_not_known_in_init() -> None:
+def test_init_knows_one_process() -> None:
     written, todos = written_trial("self.x = 8 // self.context.distributed.get_size()")
     assert "        self.x = 8 // 1\n" in written
     assert todos == 1
 
 
-def test_a_clipping_callback_becomes_a_call_of_clip_gradients() -> None:
+def test_clipping_callbacks_get_a_call() -> None:
     written, todos = written_trial(
         rest="def build_callbacks(self): return {'clip': pytorch.ClipGradsL2Norm(self.context.get_hparam('norm'))}"
     )
@@ -183,7 +183,7 @@ def test_a_clipping_callback_becomes_a_call_of_clip_gradients() -> None:
         ("return a", 'self.log_dict(metrics if isinstance(metrics, dict) else {"loss": metrics})'),
     ],
 )
-def test_uses_of_the_context_in_a_step_are_rewritten(before: str, after: str) -> None:
+def test_context_in_steps_is_rewritten(before: str, after: str) -> None:
     written, todos = written_trial(train=before)
     assert f"        {after}\n" in written
     assert todos == 0
@@ -202,7 +202,7 @@ def test_uses_of_the_context_in_a_step_are_rewritten(before: str, after: str) ->
         ("getattr(context, 'device')", "a LightningModule has no context"),
     ],
 )
-def test_what_needs_judgement_gets_a_comment(init: str, todo: str) -> None:
+def test_doubts_get_comments(init: str, todo: str) -> None:
     written, todos = written_trial(init)
     assert f"        # TODO: {todo}" in written
     assert todos == 1
@@ -272,7 +272,7 @@ class After: pass
 """
 
 
-def test_an_optimizer_that_a_method_wraps_is_configured() -> None:
+def test_optimizers_from_methods_count() -> None:
     helper = """
         def wrap(self, model):
             return self.context.wrap_optimizer(Adam(model))
@@ -284,7 +284,7 @@ def test_an_optimizer_that_a_method_wraps_is_configured() -> None:
 
 
 @pytest.mark.slow
-def test_a_return_of_no_metrics_is_removed_at_the_end_of_the_class() -> None:
+def test_empty_returns_go() -> None:
     evaluate = "def evaluate_batch(self, batch):\n    self.x.update(batch)\n    return {}\nx = 1"
     source = (TRIALS / "images.py").read_text()
     start = source.index("    def evaluate_batch")
@@ -293,7 +293,7 @@ def test_a_return_of_no_metrics_is_removed_at_the_end_of_the_class() -> None:
     assert "[self.scheduler]\nx = 1" in written
 
 
-def test_annotations_in_strings_need_no_det_lightning() -> None:
+def test_quoted_annotations_lose_our_names() -> None:
     source = (TRIALS / "images.py").read_text()
     helper = (
         'def count(self, loader: "list[det.pytorch.DataLoader]", callback: "det.pytorch.PyTorchCallback") -> "int":'
@@ -306,7 +306,7 @@ def test_annotations_in_strings_need_no_det_lightning() -> None:
 
 
 @pytest.mark.slow
-def test_other_imports_of_the_same_statement_stay() -> None:
+def test_other_imported_names_stay() -> None:
     source = (TRIALS / "images.py").read_text()
     written = write_module("import collections, determined\n" + source).text
     assert "import collections\n" in written
@@ -345,7 +345,7 @@ def test_odd_forms_stay_readable() -> None:
         ),
     ],
 )
-def test_a_file_without_exactly_one_complete_trial_is_refused(text: str, message: str) -> None:
+def test_one_complete_trial_is_needed(text: str, message: str) -> None:
     with pytest.raises(NoTrialError, match=message):
         write_module(text)
 
@@ -357,7 +357,7 @@ def run(*arguments: object, ends_with: int = 0) -> Result:
 
 
 @pytest.mark.slow
-def test_the_command_writes_to_the_standard_output_or_to_a_file(tmp_path: Path) -> None:
+def test_the_command_writes_or_prints(tmp_path: Path) -> None:
     trial, output = TRIALS / "words.py", tmp_path / "module.py"
     printed = run(trial)
     run(trial, "--output", output)
@@ -380,7 +380,7 @@ def test_the_command_writes_to_the_standard_output_or_to_a_file(tmp_path: Path) 
         ("import lightning_fabric\n", "pytorch_lightning"),
     ],
 )
-def test_the_module_imports_lightning_as_the_project_does(other_file: str, imported: str, tmp_path: Path) -> None:
+def test_the_package_of_lightning_stays(other_file: str, imported: str, tmp_path: Path) -> None:
     (tmp_path / "trial.py").write_text((TRIALS / "words.py").read_text())
     (tmp_path / "other.py").write_text(other_file)
     printed = run(tmp_path / "trial.py")
@@ -399,7 +399,7 @@ def test_wrong_arguments_are_usage_errors(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_imports_are_sorted_and_comments_stay_with_them() -> None:
+def test_imports_are_sorted_with_comments() -> None:
     imports = "from torch import nn\nimport torch\nimport math\n# of the project\nimport numpy as np\n"
     in_order = "import math\n\n# of the project\nimport numpy as np\nimport torch\nfrom torch import nn\n"
     rest = "\nX = 1\n"
@@ -407,7 +407,7 @@ def test_imports_are_sorted_and_comments_stay_with_them() -> None:
 
 
 @pytest.mark.slow
-def test_the_imports_of_a_written_module_are_sorted() -> None:
+def test_written_imports_are_sorted() -> None:
     text = write_module((TRIALS / "images.py").read_text()).text
     assert sort_imports(text) == text
     assert text.index("import pytorch_lightning as pl") < text.index("import torch\n") < text.index("from torch")

@@ -1,4 +1,4 @@
-"""A trial, rewritten as a LightningModule that needs no det_lightning."""
+"""Rewriting a trial as a LightningModule without any need of det_lightning."""
 
 from det_lightning.porting.to_lightning.writer import NoTrialError, Todo, WrittenModule, write_module
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import called_method, dotted_name, targets_of
+from det_lightning.porting.python_syntax import called_method, dotted_name, list_targets
 from det_lightning.porting.to_lightning.late_values import BATCH_SIZE, LATE_VALUES, replace_expression, write_late_value
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 from det_lightning.porting.to_lightning.trial import Trial
@@ -13,14 +13,14 @@ from det_lightning.porting.to_lightning.trial import Trial
 TRAINED_BATCHES = "self.current_epoch * self.trainer.num_training_batches + batch_idx"
 
 _UNWRAPPED = ("wrap_model", "wrap_optimizer", "wrap_lr_scheduler")
-# Methods that are rewritten elsewhere.
+# Methods rewritten elsewhere.
 _ELSEWHERE = (*_UNWRAPPED, "step_optimizer", "wrap_reducer")
-# Methods that return a setting, which becomes a hyperparameter.
+# Methods returning a setting, to be a hyperparameter.
 _SETTINGS = {
     "get_data_config": ("data", 'pass the section "data" of the experiment configuration as data={...}'),
     "get_trial_seed": ("trial_seed", "pass the seed as trial_seed=..., and to pl.seed_everything() too"),
 }
-# Statements that are not needed, and what replaces them.
+# Needless statements, and the replacements.
 _DROPPED = {
     "use_amp": 'pass precision="16-mixed" to pl.Trainer, which replaces use_amp()',
     "disable_auto_to_device": "override transfer_batch_to_device() to leave batches where they are",
@@ -36,10 +36,10 @@ _ADVICE = {
 
 
 def rewrite_context(trial: Trial) -> None:
-    """Rewrite what a trial does with its context; what nothing can replace gets a comment."""
+    """Rewrite the uses of a trial's context; a use without replacement gets a comment."""
     file = trial.file
     found = file.find(cst.Name, cst.Attribute, within=trial.definition)
-    # Reversed, so that the arguments of a call come before the call.
+    # Reversed: the arguments of a call come before the call.
     for node in reversed([node for node in found if trial.is_context(node) and _is_read(file, node)]):
         _rewrite_use(trial, node)
     trial.render_frequencies()
@@ -61,9 +61,9 @@ def _rewrite_use(trial: Trial, context: cst.Name | cst.Attribute) -> None:
     attribute = file.parent(context)
     if not isinstance(attribute, cst.Attribute):
         call = file.parent(attribute)
-        is_passed_to_base = isinstance(call, cst.Call) and calls_init_of_trial(call)  # which is rewritten
+        is_passed_to_base = isinstance(call, cst.Call) and calls_init_of_trial(call)  # rewritten elsewhere
         if not is_passed_to_base and not _remove_assignment(trial, context):
-            file.todo(context, "a LightningModule has no context; pass what is needed from it")
+            file.todo(context, "a LightningModule has no context; pass the needed values")
         return
     part = attribute.attr.value
     inner = file.parent(attribute)
@@ -84,18 +84,18 @@ def _rewrite_use(trial: Trial, context: cst.Name | cst.Attribute) -> None:
 
 
 def calls_init_of_trial(call: cst.Call) -> bool:
-    """Return whether a call is ``super().__init__(...)``, or that of a base class with Determined's name."""
+    """Return whether a call is ``super().__init__(...)``, or ``__init__`` of a base class with Determined's name."""
     base = call.func.value if isinstance(call.func, cst.Attribute) else None
     is_super = isinstance(base, cst.Call) and dotted_name(base.func) == "super"
     return called_method(call) == "__init__" and (is_super or dotted_name(base).endswith("PyTorchTrial"))
 
 
 def _remove_assignment(trial: Trial, context: cst.BaseExpression) -> bool:
-    """Remove ``self.context = context``; return whether a context is used in such a statement."""
+    """Remove ``self.context = context``; return whether the context is used in such a statement."""
     statement = trial.file.parent(context)
     if not isinstance(statement, cst.Assign | cst.AnnAssign) or statement.value is not context:
         return False
-    if not all(attribute_of_self(target) or trial.is_context(target) for target in targets_of(statement)):
+    if not all(attribute_of_self(target) or trial.is_context(target) for target in list_targets(statement)):
         return False
     trial.file.replace_statement(statement, [])
     return True
@@ -144,9 +144,9 @@ def _rewrite_hparam(file: ModuleFile, call: cst.Call) -> None:
 
 
 def _rewrite_hparams(trial: Trial, call: cst.Call) -> None:
-    """Where all hyperparameters are taken, leave out those that stand for other settings."""
+    """Replace all hyperparameters, without those added for other settings."""
     outer = trial.file.parent(call)
-    settings = settings_of(trial)
+    settings = find_settings(trial)
     if not settings or isinstance(outer, cst.Subscript | cst.Attribute):
         trial.file.replace(call, "self.hparams")
         return
@@ -154,8 +154,8 @@ def _rewrite_hparams(trial: Trial, call: cst.Call) -> None:
     trial.file.replace(call, f"{{name: self.hparams[name] for name in self.hparams if name not in [{left_out}]}}")
 
 
-def settings_of(trial: Trial) -> list[str]:
-    """Return the hyperparameters of the module that were not hyperparameters of the trial."""
+def find_settings(trial: Trial) -> list[str]:
+    """Return the hyperparameters of the module that stand for other settings of the trial."""
     return [name for method, (name, _) in _SETTINGS.items() if trial.calls_context(method)]
 
 
@@ -167,7 +167,7 @@ def _unwrap(file: ModuleFile, call: cst.Call, name: str) -> None:
     statement = file.parent(call)
     if name == "wrap_optimizer" and len(call.args) > 1:
         file.todo(call, "the other arguments of wrap_optimizer() were for several processes and aggregation")
-    holder = dotted_name(targets_of(statement)[0]) if isinstance(statement, cst.Assign) else dotted_name(wrapped)
+    holder = dotted_name(list_targets(statement)[0]) if isinstance(statement, cst.Assign) else dotted_name(wrapped)
     is_needless = isinstance(statement, cst.Expr | cst.Assign) and holder == dotted_name(wrapped) != ""
     if is_needless:
         file.replace_statement(file.statement(call), [])
@@ -189,5 +189,5 @@ def _rewrite_stop(trial: Trial, call: cst.Call) -> None:
         file.todo(call, "set self.trainer.should_stop = True to end the training")
         return
     file.replace_around(call, call.args[0].value, "self.trainer.should_stop = ", "")
-    if any(outer in trial.reached_from("train_batch") for outer in file.ancestors(call)):
+    if any(outer in trial.find_reached("train_batch") for outer in file.ancestors(call)):
         file.todo(call, "Lightning stops after this batch, Determined did at the end of a report, validation or epoch")

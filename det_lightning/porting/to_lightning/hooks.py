@@ -1,4 +1,4 @@
-"""Hooks of Lightning: those that a module needs and a trial does not have, and those of a trial's callbacks."""
+"""Hooks of Lightning: new hooks for the module, and rewritten hooks of a trial's callbacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import base_names, dotted_name, last_name, methods_of, parameter_names
+from det_lightning.porting.python_syntax import base_names, dotted_name, last_name, list_methods, parameter_names
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument
 from det_lightning.porting.to_lightning.trial import Scheduler, Trial
@@ -20,7 +20,7 @@ _FIND_OPTIMIZER = [
     "        found for found in (held if isinstance(held, list) else [held]) if found.optimizer is optimizer",
     "    )",
 ]
-# Lightning creates an iterator per epoch; Determined created one, and drew once from torch's random state for it.
+# Lightning creates an iterator per epoch; Determined created one, with a single draw from torch's random state.
 _ONE_DRAW = [
     "def on_train_epoch_end(self):",
     "    # The iterator of the next epoch draws from this, so that torch's random state stays as it is.",
@@ -28,7 +28,7 @@ _ONE_DRAW = [
     "    self.trainer.train_dataloader.generator = generator",
 ]
 _KEPT_GRADIENTS = ["def on_validation_model_zero_grad(self):", "    pass  # gradients outlive a validation"]
-# The loader is the one batch of another loader, which draws nothing from torch's random state.
+# The loader is the only batch of another loader, without a draw from torch's random state.
 _FULL_DATASET = [
     [
         "def val_dataloader(self):",
@@ -61,7 +61,7 @@ class CollectedValues:
 
 
 '''
-_OF_ONE_PROCESS = "these are of one process; use torchmetrics for several, and in training steps"
+_OF_ONE_PROCESS = "these values are of one process; use torchmetrics for several processes, and in training steps"
 
 
 class _Reducer(NamedTuple):
@@ -72,7 +72,7 @@ class _Reducer(NamedTuple):
 
 
 def rewrite_reducers(trial: Trial) -> list[list[str]]:
-    """Rewrite what was wrapped with ``wrap_reducer``; return the hooks that use it, each as a list of lines."""
+    """Rewrite wrapped reducers, and return the hooks for the reducers, each as a list of lines."""
     file = trial.file
     functions = {function.name.value for function in file.find(cst.FunctionDef)}
     found = [_rewrite_reducer(trial, call, functions) for call in trial.context_calls("wrap_reducer")]
@@ -94,10 +94,10 @@ def _rewrite_reducer(trial: Trial, call: cst.Call, functions: set[str]) -> _Redu
     reducer = argument(call, 0, "reducer")
     name = argument(call, 1, "name")
     statement = trial.file.parent(call)
-    holder = trial.file.attribute_as_written(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
+    holder = trial.file.render_attribute(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
     for_validation = dotted_name(argument(call, 3, "for_validation")) != "False"
     if not for_validation:
-        trial.file.todo(call, "reset this reducer in training, and log what it reduces to")
+        trial.file.todo(call, "reset this reducer in training, and log the reduced value")
     is_function = isinstance(reducer, cst.Lambda) or last_name(reducer) in functions
     if reducer is None or not holder or not (is_function or isinstance(reducer, cst.Call)):
         trial.file.todo(call, "use a metric of torchmetrics; reset, update and log it in the hooks of this module")
@@ -116,7 +116,7 @@ def _rewrite_reducer(trial: Trial, call: cst.Call, functions: set[str]) -> _Redu
 
 
 def append_hooks(trial: Trial, reducing: list[list[str]]) -> None:
-    """Append properties and hooks to the class; ``reducing`` are those of reducers."""
+    """Append properties and hooks to the class; ``reducing`` are the hooks for reducers."""
     methods = [["@property", f"def {name}(self):", f"    return {text}"] for name, text in trial.properties.items()]
     if full_dataset := trial.methods.get("evaluate_full_dataset"):
         if "self.device" not in trial.file.render(full_dataset):
@@ -126,7 +126,7 @@ def append_hooks(trial: Trial, reducing: list[list[str]]) -> None:
         methods += _FULL_DATASET
     methods += reducing
     if trial.models:
-        # Lightning leaves modules as they are; Determined put wrapped models into training mode.
+        # Lightning keeps the mode of modules; Determined put wrapped models into training mode.
         lines = [line for holder in trial.models for line in _lines_for_each(holder, "model", "train()")]
         methods.append(["def on_train_epoch_start(self):", *(f"    {line}" for line in lines)])
     if not trial.calls_context("disable_dataset_reproducibility_checks"):
@@ -171,7 +171,7 @@ def _scheduler_lines(file: ModuleFile, scheduler: Scheduler) -> list[str]:
 # A trial's callbacks, rewritten as Lightning callbacks
 
 
-# By hook: Lightning's, and where the values of its parameters come from.
+# By Determined's hook: Lightning's hook, and the values for the parameters.
 _HOOKS: dict[str, tuple[str, list[str]]] = {
     "on_training_start": ("on_train_start", []),
     "on_training_epoch_start": ("on_train_epoch_start", ["trainer.current_epoch"]),
@@ -199,9 +199,9 @@ _CLIPPING = {"ClipGradsL2Norm": "norm", "ClipGradsL2Value": "value"}
 
 
 def rewrite_callback(file: ModuleFile, definition: cst.ClassDef) -> None:
-    """Rewrite a class that derives from ``PyTorchCallback``."""
+    """Rewrite a class derived from ``PyTorchCallback``."""
     file.replace_base(definition, "PyTorchCallback", "pl.Callback")
-    for method in methods_of(definition):
+    for method in list_methods(definition):
         if method.name.value in _HOOKS:
             _rewrite_hook(file, method)
         elif method.name.value in _OF_DETERMINED:
@@ -215,7 +215,7 @@ def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
     if name == "on_train_epoch_end":
         file.todo(method, "Lightning calls this after the validation of the epoch, Determined did before")
     if name == "on_validation_end" and not all(isinstance(file.parent(use), cst.Subscript) for use in uses):
-        file.todo(method, "metrics holds those of training too, by the names that they are logged with")
+        file.todo(method, "metrics also has the metrics of training, by the logged names")
     stage = ", stage" if name == "teardown" else ""
     file.replace_signature(method, f"def {name}(self, trainer, pl_module{stage})")
     used = {use.value for use in uses}
@@ -225,7 +225,7 @@ def _rewrite_hook(file: ModuleFile, method: cst.FunctionDef) -> None:
 
 
 def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
-    """Write ``configure_callbacks``, which returns a list."""
+    """Write ``configure_callbacks``, returning a list."""
     file.replace_signature(method, "def configure_callbacks(self)")
     # Callbacks from other files must be rewritten as Lightning callbacks too.
     own = {definition.name.value for definition in file.find(cst.ClassDef)}
@@ -244,7 +244,7 @@ def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
 
 
 def _clips(file: ModuleFile, callback: cst.BaseExpression) -> bool:
-    """Return whether a callback is one of Determined's that clip, and note what replaces it."""
+    """Return whether a callback is a clipping callback of Determined, and note the replacement."""
     if not isinstance(callback, cst.Call) or last_name(callback.func) not in _CLIPPING:
         return False
     positional = [given.value for given in callback.args if given.keyword is None]

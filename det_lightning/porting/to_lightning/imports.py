@@ -1,4 +1,4 @@
-"""The imports of a file: what replaces those from det_lightning, and which ones nothing uses any more."""
+"""The imports of a module's file: replacements of det_lightning's names, and removal of unused imports."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 import libcst as cst
 
 from det_lightning.porting.bindings import Bindings, Reference
-from det_lightning.porting.python_syntax import PythonFile, dotted_name, rename_in_code, string_of
-from det_lightning.porting.to_lightning.module_file import ModuleFile, statements_of
+from det_lightning.porting.python_syntax import PythonFile, dotted_name, read_string, rename_in_code
+from det_lightning.porting.to_lightning.module_file import ModuleFile, list_statements
 
 _LOADER = "determined.pytorch.DataLoader"
 _TORCH_LOADER = "torch.utils.data.DataLoader"
 _ANY = "from typing import Any"
-# What to do about names that have no counterpart, by their last part.
+# Advice for names without a counterpart, by the last part.
 _ADVICE = {
-    "InvalidHP": "raise an error that your search takes for a failed run, instead of InvalidHP",
+    "InvalidHP": "instead of InvalidHP, raise an error that your search counts as a failed run",
     "TorchWriter": "self.logger.experiment of a TensorBoardLogger replaces TorchWriter().writer",
     "reset_parameters": "torch draws weights when modules are made; leave reset_parameters() out",
 }
 
 
 class Imports:
-    """Knows what the names of a file stand for, and rewrites its import statements."""
+    """Resolves the imported names of a file, and rewrites the import statements."""
 
     def __init__(self, file: ModuleFile) -> None:
         self._file = file
@@ -43,28 +43,28 @@ class Imports:
                 self._file.replace(use.expression, "Any")
         paths = {binding.name: binding.path for binding in reversed(self._bindings.found)}  # the first of each name
 
-        def renamed(name: str) -> str | None:
+        def rename(name: str) -> str | None:
             first, dot, rest = name.partition(".")
             if first not in paths:
                 return None
             return _TORCH_LOADER if f"{paths[first]}{dot}{rest}" == _LOADER else "Any"
 
         for quoted in self._file.find(cst.SimpleString):
-            code = string_of(quoted)
+            code = read_string(quoted)
             if code is not None and self._file.is_annotation(quoted):
-                new = rename_in_code(code, renamed)
+                new = rename_in_code(code, rename)
                 if new != code:
                     self.needed |= {"import torch", _ANY}
                     self._file.replace(quoted, f'"{new}"')
 
     def left_uses(self, within: cst.CSTNode) -> list[Reference]:
-        """Return the uses within a node that still need a name of det_lightning."""
+        """Return the uses within a node with names of det_lightning still to be replaced."""
         names = set(self._file.names(within=within))
         uses = [use for use in self._bindings.references if use.node in names and use.path != _LOADER]
         return [use for use in uses if not self._file.edits.covers(*self._file.span(use.expression))]
 
     def rewrite(self, remaining: set[str]) -> None:
-        """Replace the imports of det_lightning, except for the names that are ``remaining`` in use."""
+        """Replace the imports of det_lightning, except for the ``remaining`` names."""
         if not re.search(r"\bAny\b", self._file.edits.result()):
             self.needed.discard(_ANY)
         new = sorted(self.needed - self._existing())
@@ -89,8 +89,8 @@ class Imports:
         return existing
 
 
-def advice_for(path: str) -> str:
-    """Return what replaces a name of det_lightning; empty if nothing is known."""
+def find_advice(path: str) -> str:
+    """Return the replacement of a name of det_lightning; empty if there is none."""
     return _ADVICE.get(path.rpartition(".")[2], "")
 
 
@@ -99,7 +99,7 @@ def _aliases(statement: cst.Import | cst.ImportFrom) -> list[cst.ImportAlias]:
 
 
 def _import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.ImportAlias]) -> list[str]:
-    """Return an import statement with only these of its names; no lines if there are none."""
+    """Return an import statement with the given names only; no lines without names."""
     named = [(alias.evaluated_name, alias.evaluated_alias) for alias in aliases]
     names = ", ".join(f"{name} as {alias}" if alias else name for name, alias in named)
     module = "" if isinstance(statement, cst.Import) else f"from {dotted_name(statement.module)} "
@@ -107,9 +107,9 @@ def _import_lines(statement: cst.Import | cst.ImportFrom, aliases: list[cst.Impo
 
 
 def remove_unused_imports(file: ModuleFile, before: str) -> None:
-    """Remove the imports that only code that was in the file ``before`` needed."""
-    gone = _used(PythonFile(before)) - _used(file)
-    for statement in statements_of(file.module):
+    """Remove the imports needed only by code no longer in the file; ``before`` is the old text."""
+    gone = _find_used_names(PythonFile(before)) - _find_used_names(file)
+    for statement in list_statements(file.module):
         if isinstance(statement, cst.Import | cst.ImportFrom) and not isinstance(statement.names, cst.ImportStar):
             names = {one: one.evaluated_alias or one.evaluated_name.partition(".")[0] for one in statement.names}
             kept = [alias for alias, name in names.items() if name not in gone]
@@ -117,8 +117,8 @@ def remove_unused_imports(file: ModuleFile, before: str) -> None:
                 file.replace_statement(statement, _import_lines(statement, kept))
 
 
-def _used(file: PythonFile) -> set[str]:
-    """Return the names that code uses, and the words of its strings, which may be annotations."""
+def _find_used_names(file: PythonFile) -> set[str]:
+    """Return the names used by code, and the words in strings, because strings may be annotations."""
     imports = [name for node in file.find(cst.Import, cst.ImportFrom) for name in file.names(within=node)]
     used = {name.value for name in set(file.names()) - set(imports)}
     for text in file.find(cst.SimpleString):

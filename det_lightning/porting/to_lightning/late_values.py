@@ -1,4 +1,4 @@
-"""Values that a context has from the start, but a LightningModule only once it has a trainer."""
+"""Values known to a context from the start, but to a LightningModule only with a trainer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import targets_of
-from det_lightning.porting.to_lightning.module_file import attribute_of_self, statements_of
+from det_lightning.porting.python_syntax import list_targets
+from det_lightning.porting.to_lightning.module_file import attribute_of_self, list_statements
 from det_lightning.porting.to_lightning.trial import Trial
 
 _KEY = re.compile(r'\["(\w+)"\]')
-# What binds its parts more tightly than what may replace one of them.
+# Operations that bind their parts more tightly than a replacement.
 _OPERATIONS = (
     cst.BinaryOperation, cst.UnaryOperation, cst.Attribute, cst.Comparison, cst.ComparisonTarget, cst.Subscript,
     cst.Call,
@@ -23,14 +23,14 @@ BATCH_SIZE = 'self.hparams["global_batch_size"]'
 
 @dataclasses.dataclass(frozen=True)
 class LateValue:
-    """An expression that is valid during training, and what to use before."""
+    """An expression for use during training, and the replacement before training."""
 
     text: str
     advice: str = "not known in __init__, when there is no trainer yet; move this to setup(), or later"
-    without_trainer: str = ""  # what to write there; by default the same
+    without_trainer: str = ""  # the replacement before training; empty for the same text
 
 
-_RANK = "0 in every process here, when there is no trainer yet; move what depends on it to setup(), or later"
+_RANK = "0 in every process here, before there is a trainer; move all that depends on the rank to setup(), or later"
 LATE_VALUES = {
     "rank": LateValue("self.global_rank", _RANK),
     "local_rank": LateValue("self.local_rank", _RANK),
@@ -49,7 +49,7 @@ LATE_VALUES = {
     ),
     "device": LateValue(
         "self.device",
-        "the CPU here, when there is no trainer yet; keep tensors with register_buffer(), which moves them",
+        "the CPU here, before there is a trainer; keep tensors with register_buffer(), to be moved",
     ),
     "get_tensorboard_writer": LateValue("self.logger.experiment"),
     "get_tensorboard_path": LateValue("pathlib.Path(self.logger.log_dir)"),
@@ -64,7 +64,7 @@ LATE_VALUES = {
 
 
 def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
-    """Replace the use of a value; in ``__init__``, where it is not known yet, by a property or with a comment."""
+    """Replace the use of a value; in ``__init__``, where the value is unknown, by a property or a comment."""
     file = trial.file
     value = LATE_VALUES[name]
     if not trial.runs_before_training(use):
@@ -75,11 +75,11 @@ def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
         replace_expression(trial, use, value.without_trainer or value.text)
         file.todo(use, value.advice)
         return
-    new_name = file.render(trial.uses_of(holder)[0].attr)
+    new_name = file.render(trial.find_uses(holder)[0].attr)
     file.replace_statement(file.statement(use), [])
     if value.text != f"self.{new_name}":
         trial.properties[new_name] = value.text
-    for other in trial.uses_of(holder):
+    for other in trial.find_uses(holder):
         if trial.runs_before_training(other) and not _is_changed(trial, other):
             if value.without_trainer:
                 replace_expression(trial, other, value.without_trainer)
@@ -87,7 +87,7 @@ def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
 
 
 def replace_expression(trial: Trial, use: cst.BaseExpression, text: str) -> None:
-    """Replace an expression by another one, which may need parentheses, or other quotes within an f-string."""
+    """Replace an expression, with parentheses if necessary, and with attributes for keys in an f-string."""
     if any(isinstance(outer, cst.FormattedString) for outer in trial.file.ancestors(use)):
         text = _KEY.sub(r".\1", text)
     is_joined = " " in text and isinstance(trial.file.parent(use), _OPERATIONS)
@@ -95,19 +95,19 @@ def replace_expression(trial: Trial, use: cst.BaseExpression, text: str) -> None
 
 
 def _sole_holder(trial: Trial, use: cst.BaseExpression) -> str:
-    """Return the attribute that holds a value, if ``__init__`` always sets it to that and nothing else does."""
+    """Return the attribute that always and only holds a value from ``__init__`` on; empty if there is none."""
     statement = trial.file.parent(use)
     if not isinstance(statement, cst.Assign | cst.AnnAssign) or statement.value is not use:
         return ""
-    names = [attribute_of_self(target) for target in targets_of(statement)]
-    if len(names) != 1 or not names[0] or statement not in statements_of(trial.methods["__init__"].body):
+    names = [attribute_of_self(target) for target in list_targets(statement)]
+    if len(names) != 1 or not names[0] or statement not in list_statements(trial.methods["__init__"].body):
         return ""
-    return names[0] if sum(_is_changed(trial, node) for node in trial.uses_of(names[0])) == 1 else ""
+    return names[0] if sum(_is_changed(trial, node) for node in trial.find_uses(names[0])) == 1 else ""
 
 
 def _is_changed(trial: Trial, attribute: cst.Attribute) -> bool:
     outer = trial.file.parent(attribute)
-    if isinstance(outer, cst.Element):  # perhaps of several that are assigned to
+    if isinstance(outer, cst.Element):  # perhaps of several targets
         several, around, *_ = trial.file.ancestors(outer)
         return isinstance(around, cst.AssignTarget | cst.For | cst.CompFor) and around.target is several
     is_bound = isinstance(outer, cst.AssignTarget | cst.Del | cst.NamedExpr | cst.AsName)

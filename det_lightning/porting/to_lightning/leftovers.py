@@ -1,4 +1,4 @@
-"""What is left of the context after everything else is rewritten."""
+"""Comments at remaining uses of the context, after all other rewriting."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import PythonFile, dotted_name, methods_of, parameters_of
+from det_lightning.porting.python_syntax import PythonFile, dotted_name, list_methods, list_parameters
 from det_lightning.porting.to_lightning.module_file import ModuleFile, attribute_of_self
 from det_lightning.porting.to_lightning.trial import Trial
 
-_ADVICE = "a LightningModule has no context; pass what is needed from it"
-# Methods of a context whose names nothing else has.
+_ADVICE = "a LightningModule has no context; pass the needed values"
+# Methods of a context with unmistakable names.
 _OF_CONTEXT = {
     "autocast_forward_pass", "configure_apex_amp", "current_train_batch", "current_train_epoch",
     "disable_auto_to_device", "disable_dataset_reproducibility_checks", "get_data_config", "get_experiment_config",
@@ -26,17 +26,17 @@ _ALSO_OF_OTHERS = {"distributed", "experimental", "lr_schedulers", "models", "op
 
 
 def mark_leftovers(file: ModuleFile, trial: Trial, module_name: str) -> None:
-    """Put a comment at each use of a context in a file that is written, unless there is one."""
+    """Put a comment at each use of a context in a written file, unless there is a comment."""
     annotated = {
         re.sub(f"^{trial.definition.name.value}\\b", module_name, key)
         for key, parameter in _parameters(trial.file)
         if parameter.annotation is not None and "TrialContext" in trial.file.source(parameter.annotation.annotation)
     }
     found = {parameter for key, parameter in _parameters(file) if key in annotated}
-    found |= _used_as_context(file, trial.context_parameter)
+    found |= _find_contexts(file, trial.context_parameter)
     for definition in file.find(cst.ClassDef):
         is_module = definition.name.value == module_name
-        kept = trial.context_attributes if is_module else _kept(file, definition, found)
+        kept = trial.context_attributes if is_module else _find_attributes(file, definition, found)
         for attribute in file.find(cst.Attribute, within=definition):
             if attribute_of_self(attribute) in kept:
                 _mark(file, attribute)
@@ -51,11 +51,11 @@ def mark_leftovers(file: ModuleFile, trial: Trial, module_name: str) -> None:
 
 
 def _parameters(file: PythonFile) -> Iterator[tuple[str, cst.Param]]:
-    """Yield the parameters of all functions, and what they are called, with their function and its class."""
+    """Yield the parameters of all functions, each with a key of class, function and parameter name."""
     for function in file.find(cst.FunctionDef):
         outer = next((node for node in file.ancestors(function) if isinstance(node, cst.ClassDef)), None)
         name = f"{'' if outer is None else outer.name.value}.{function.name.value}"
-        for parameter in [*parameters_of(function), *function.params.kwonly_params]:
+        for parameter in [*list_parameters(function), *function.params.kwonly_params]:
             yield f"{name}.{parameter.name.value}", parameter
 
 
@@ -66,8 +66,8 @@ def _mark(file: ModuleFile, node: cst.CSTNode) -> None:
         file.todo(node, _ADVICE)
 
 
-def _used_as_context(file: ModuleFile, name: str) -> set[cst.Param]:
-    """Return the parameters that are used like a context; for those called ``name``, common method names count too."""
+def _find_contexts(file: ModuleFile, name: str) -> set[cst.Param]:
+    """Return the parameters used like a context; for parameters called ``name``, common method names count too."""
     found: set[cst.Param] = set()
     for attribute in file.find(cst.Attribute):
         owner = attribute.value
@@ -77,10 +77,10 @@ def _used_as_context(file: ModuleFile, name: str) -> set[cst.Param]:
     return {parameter for parameter in found if parameter.name.value != "self"}
 
 
-def _kept(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]) -> set[str]:
+def _find_attributes(file: ModuleFile, definition: cst.ClassDef, parameters: set[cst.Param]) -> set[str]:
     attributes = file.find(cst.Attribute, within=definition)
     kept = {attribute_of_self(one.value) for one in attributes if one.attr.value in _OF_CONTEXT}
-    for method in methods_of(definition):
+    for method in list_methods(definition):
         for statement in file.find(cst.Assign, within=method):
             value = statement.value
             if isinstance(value, cst.Name) and not parameters.isdisjoint(file.assignments(value)):

@@ -1,4 +1,4 @@
-"""Members of a trial whose names Lightning needs for itself."""
+"""Renaming the members of a trial with names reserved by Lightning."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import dotted_name, targets_of
-from det_lightning.porting.to_lightning.context_calls import settings_of
+from det_lightning.porting.python_syntax import dotted_name, list_targets
+from det_lightning.porting.to_lightning.context_calls import find_settings
 from det_lightning.porting.to_lightning.module_file import attribute_of_self
-from det_lightning.porting.to_lightning.trial import Trial, renamed
+from det_lightning.porting.to_lightning.trial import Trial, rename_holder
 
 # Names of LightningModule; a trial's members with these names are renamed.
 _RESERVED = re.compile(
@@ -22,16 +22,16 @@ _RESERVED = re.compile(
 
 
 def rename_members(trial: Trial, names: dict[str, str]) -> None:
-    """Rename the class of the trial and methods to ``names``, and members whose names Lightning needs."""
+    """Rename the class and methods of the trial by ``names``, and all members with names reserved by Lightning."""
     file = trial.file
-    own = trial.assigned() | set(trial.methods)
+    own = trial.list_assigned() | set(trial.methods)
     if _is_that_of_context(trial, "device"):
         own.discard("device")
     members = {name: f"trial_{name}" for name in own if _RESERVED.fullmatch(name)} | names
     for scheduler in trial.schedulers:
-        scheduler.holder = renamed(scheduler.holder, members)
-    trial.optimizers = [renamed(name, members) for name in trial.optimizers]
-    trial.models = [renamed(name, members) for name in trial.models]
+        scheduler.holder = rename_holder(scheduler.holder, members)
+    trial.optimizers = [rename_holder(name, members) for name in trial.optimizers]
+    trial.models = [rename_holder(name, members) for name in trial.models]
     for attribute in file.find(cst.Attribute, within=trial.definition):
         if attribute_of_self(attribute) in members:
             file.replace(attribute.attr, members[attribute.attr.value])
@@ -45,7 +45,7 @@ def rename_members(trial: Trial, names: dict[str, str]) -> None:
 
 
 def _is_that_of_context(trial: Trial, attribute: str) -> bool:
-    """Return whether ``self.device`` is ``context.device``, so that Lightning's attribute can take its place."""
+    """Return whether ``self.device`` is ``context.device``, so that Lightning's attribute can replace it."""
     values = [value for name, value in trial.assignments() if name == attribute]
     return bool(values) and all(
         isinstance(value, cst.Attribute) and value.attr.value == attribute and trial.is_context(value.value)
@@ -54,17 +54,17 @@ def _is_that_of_context(trial: Trial, attribute: str) -> bool:
 
 
 def drop_own_hparams(trial: Trial) -> None:
-    """Remove ``self.hparams = ...`` if it equals Lightning's ``hparams``; otherwise rename the attribute."""
+    """Remove ``self.hparams = ...`` if equal to Lightning's ``hparams``; otherwise rename the attribute."""
     statements = [
         node
         for node in trial.file.find(cst.Assign, cst.AnnAssign, within=trial.definition)
-        if any(attribute_of_self(target) == "hparams" for target in targets_of(node))
+        if any(attribute_of_self(target) == "hparams" for target in list_targets(node))
     ]
-    if not settings_of(trial) and all(node.value is not None and _is_same(trial, node.value) for node in statements):
+    if not find_settings(trial) and all(node.value is not None and _is_same(trial, node.value) for node in statements):
         for node in statements:
             trial.file.replace_statement(node, [])
     elif statements:
-        for attribute in trial.uses_of("hparams"):
+        for attribute in trial.find_uses("hparams"):
             trial.file.replace(attribute, "self.trial_hparams")
 
 

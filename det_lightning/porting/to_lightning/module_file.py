@@ -1,4 +1,4 @@
-"""The file of a trial, and writing statements and comments into it."""
+"""The file of a trial, with methods to write statements and comments."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from det_lightning.porting.python_syntax import PythonFile, Statement, base_name
 
 
 class ModuleFile(PythonFile):
-    """A Python file that is rewritten statement by statement."""
+    """A Python file, rewritten statement by statement."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
-        self.todos: list[str] = []  # the texts of comments that leave something to the user
+        self.todos: list[str] = []  # the texts of comments with work for the user
         self._removed: set[Statement] = set()
         self._noted: set[tuple[int, str]] = set()
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Return where a node begins and ends in the text; the parentheses of a tuple are part of it."""
+        """Return the start and the end of a node in the text, including the parentheses of a tuple."""
         if isinstance(node, cst.Tuple | cst.GeneratorExp) and node.lpar:
             return super().span(node.lpar[-1])[0], super().span(node.rpar[0])[1]
         return super().span(node)
@@ -32,7 +32,7 @@ class ModuleFile(PythonFile):
         return next((outer for outer in self.ancestors(node) if isinstance(outer, cst.FunctionDef)), None)
 
     def is_local(self, name: cst.Name) -> bool:
-        """Return whether a name may be that of a variable or parameter of a function."""
+        """Return whether a name may stand for a variable or parameter of a function."""
         assigned = [node for node in self.assignments(name) if node is not None]
         return any(isinstance(outer, cst.FunctionDef) for node in assigned for outer in self.ancestors(node))
 
@@ -41,7 +41,7 @@ class ModuleFile(PythonFile):
         return self.edits.render(*self.span(node))
 
     def replace_around(self, node: cst.CSTNode, inner: cst.CSTNode, before: str, after: str) -> None:
-        """Replace a node with one inside it, between two texts; the inner node can still be changed."""
+        """Replace a node by an inner node between two texts; later changes of the inner node still apply."""
         start, end = self.span(node)
         first, last = self.span(inner)
         self.edits.replace(start, first, before)
@@ -51,7 +51,7 @@ class ModuleFile(PythonFile):
         return self.edits.indentation(self.span(statement)[0])
 
     def replace_statement(self, statement: Statement, lines: list[str]) -> None:
-        """Replace a statement with lines, which get its indentation; if there are none, remove its lines."""
+        """Replace a statement by lines with the same indentation; without lines, remove the statement."""
         first = self.edits.offset(self.line(statement), 0)
         last = self.edits.offset(self.end_line(statement) + 1, 0)
         if lines:
@@ -66,11 +66,11 @@ class ModuleFile(PythonFile):
             self.edits.replace(first, last, "")
 
     def _is_needed(self, statement: Statement, first: int, last: int) -> bool:
-        """Return whether a statement shares the lines from ``first`` to ``last``, or is the only one of its block."""
+        """Return whether a statement shares the lines from ``first`` to ``last``, or is alone in a block."""
         start, end = self.span(statement)
         rest = self.text[end:last].strip()
         block = next(outer for outer in self.ancestors(statement) if isinstance(outer, cst.BaseSuite | cst.Module))
-        is_only_one = all(other is statement or other in self._removed for other in statements_of(block))
+        is_only_one = all(other is statement or other in self._removed for other in list_statements(block))
         return is_only_one or bool(self.text[first:start].strip()) or not (rest == "" or rest.startswith("#"))
 
     def dedent(self, node: cst.BaseExpression, outer: cst.BaseExpression) -> None:
@@ -87,12 +87,12 @@ class ModuleFile(PythonFile):
                 self.edits.replace(start, start + surplus, "")
 
     def first_line(self, statement: Statement) -> int:
-        """Return the line that a statement begins in, decorators included."""
+        """Return the first line of a statement, decorators included."""
         decorators = statement.decorators if isinstance(statement, cst.ClassDef | cst.FunctionDef) else []
         return min([self.line(statement), *(self.line(decorator) for decorator in decorators)])
 
     def todo(self, node: cst.CSTNode, text: str) -> None:
-        """Put a comment that says what is left to the user above the statement of a node."""
+        """Put a comment with work for the user above the statement of a node."""
         line = self.first_line(self.statement(node))
         if (line, text) not in self._noted:
             self._noted.add((line, text))
@@ -101,17 +101,17 @@ class ModuleFile(PythonFile):
             self.edits.insert(start, f"{self.edits.indentation(start)}# TODO: {text}\n")
 
     def todo_line(self, text: str) -> str:
-        """Return a comment that says what is left to the user, for newly written code."""
+        """Return a comment with work for the user, for new code."""
         self.todos.append(text)
         return f"# TODO: {text}"
 
-    def attribute_as_written(self, node: cst.CSTNode) -> str:
-        """Return ``x`` for ``self.x``, or its new name if it was renamed."""
+    def render_attribute(self, node: cst.CSTNode) -> str:
+        """Return ``x`` for ``self.x``, or the new name of a renamed attribute."""
         return self.render(node).removeprefix("self.") if attribute_of_self(node) else ""
 
     def insert_in_body(self, function: cst.FunctionDef, lines: list[str]) -> None:
-        """Put lines at the beginning of a function, after its docstring."""
-        first, *others = statements_of(function.body)
+        """Put lines at the beginning of a function, after the docstring."""
+        first, *others = list_statements(function.body)
         if others and isinstance(first, cst.Expr) and isinstance(first.value, cst.SimpleString):
             first = others[0]
         if isinstance(function.body, cst.SimpleStatementSuite):  # def f(self): pass
@@ -122,7 +122,7 @@ class ModuleFile(PythonFile):
             self.edits.insert(self.edits.offset(self.line(first), 0), written, first=True)
 
     def replace_signature(self, function: cst.FunctionDef, new: str) -> None:
-        """Replace ``def name(...) -> ...``, without its colon."""
+        """Replace ``def name(...) -> ...``, without the colon."""
         start = self.text.index("def", self.span(function)[0])
         given = [self.span(node)[1] for node in self.find(cst.Param, within=function.params)]
         end = self.text.index(")", max(given, default=start)) + 1
@@ -136,7 +136,7 @@ class ModuleFile(PythonFile):
                 self.replace(base.value, new)
 
     def append_to_class(self, definition: cst.ClassDef, methods: list[list[str]]) -> None:
-        body = statements_of(definition.body)
+        body = list_statements(definition.body)
         last = [statement for statement in body if statement not in self._removed][-1]
         indentation = self.indentation(body[0])
         written = ["\n".join(indentation + line if line else "" for line in lines) for lines in methods]
@@ -148,7 +148,7 @@ class ModuleFile(PythonFile):
 
 
 def expand_blocks(text: str) -> str:
-    """Return source in which each statement of a trial has its own line, so that others can replace it."""
+    """Return source with one line for each statement of a trial, so that each can be replaced."""
     file = PythonFile(text)
     for trial in file.find(cst.ClassDef):
         if "PyTorchTrial" in base_names(trial):
@@ -173,8 +173,8 @@ def _expand_block(file: PythonFile, block: cst.SimpleStatementSuite | cst.Simple
         file.edits.replace(end, file.edits.text.index(";", end) + 1, "")
 
 
-def statements_of(block: cst.BaseSuite | cst.Module) -> list[Statement]:
-    """Return the statements of a block, including each of those that share a line."""
+def list_statements(block: cst.BaseSuite | cst.Module) -> list[Statement]:
+    """Return the statements of a block, also where several share a line."""
     found: list[Statement] = []
     for node in block.body:
         if isinstance(node, cst.SimpleStatementLine):

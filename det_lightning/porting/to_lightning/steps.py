@@ -6,22 +6,22 @@ from typing import TypeVar
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import dotted_name, last_name, parameter_names, parameters_of, string_of
+from det_lightning.porting.python_syntax import dotted_name, last_name, list_parameters, parameter_names, read_string
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
-from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self, statements_of
+from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self, list_statements
 from det_lightning.porting.to_lightning.trial import Trial, is_by_name
 
 _NO_NUMBERS = (cst.List, cst.ListComp, cst.Tuple, cst.SimpleString, cst.FormattedString)
 _RETURN_LISTS = ("get_last_lr", "get_lr", "tolist")
 _REDUCTIONS = {"AVG": "mean", "SUM": "sum", "MAX": "max", "MIN": "min"}
 _ALL_ALIKE = "batch_size=1, sync_dist=True)  # every batch has the same weight"
-# Longer values get their own line.
+# Longer values get a line.
 _SHORT = 30
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 
 
 def rewrite_steps(trial: Trial) -> None:
-    """Write the steps of the module, and in them clipping, step and zeroing for ``context.step_optimizer``."""
+    """Write the steps of the module, with clipping, step and zeroing in place of ``context.step_optimizer``."""
     for call in trial.context_calls("step_optimizer"):
         statement = trial.file.parent(call)
         if isinstance(statement, cst.Expr):
@@ -33,8 +33,8 @@ def rewrite_steps(trial: Trial) -> None:
         reducer = trial.methods.get("evaluation_reducer")
         _rewrite_evaluate_batch(trial.file, trial.methods["evaluate_batch"], reducer)
     for name, step in (("train_batch", "training_step"), ("evaluate_batch", "validation_step")):
-        for use in trial.uses_of(name):
-            trial.file.todo(use, f"{step}() logs what {name}() returned; move what both need to a method of its own")
+        for use in trial.find_uses(name):
+            trial.file.todo(use, f"{step}() logs what {name}() returned; move the common part to another method")
 
 
 def _step_lines(trial: Trial, call: cst.Call) -> list[str]:
@@ -53,7 +53,7 @@ def _step_lines(trial: Trial, call: cst.Call) -> list[str]:
 
 
 def _optimizer_line(trial: Trial, optimizer: cst.BaseExpression | None, variable: str) -> str:
-    """Return what takes the optimizer from Lightning, which counts its steps."""
+    """Return a line that takes the optimizer from Lightning, because Lightning counts the steps."""
     name = "None" if optimizer is None else trial.file.render(optimizer)
     held = trial.optimizers
     position = held.index(name) if name in held else len(held)
@@ -90,7 +90,7 @@ def _clip_lines(trial: Trial, clip: cst.BaseExpression, variable: str, used: set
 
 
 def _is_free(file: ModuleFile, name: str, clip: cst.Lambda) -> bool:
-    """Return whether a function has no variable with the name of the parameter of a lambda in it."""
+    """Return whether the function around a lambda has no variable with the name of the lambda's parameter."""
     function = file.function(clip)
     if function is None or name in parameter_names(function):
         return False
@@ -113,7 +113,7 @@ def _is_function(trial: Trial, value: cst.BaseExpression) -> bool:
 
 
 def _rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
-    """Write ``training_step``, which logs what ``train_batch`` returned."""
+    """Write ``training_step``, with logging in place of the values returned by ``train_batch``."""
     given = parameter_names(method)
     batch, epoch_idx, batch_idx = [*given, *["batch", "epoch_idx", "batch_idx"][len(given) - 1 :]][1:4]
     _rewrite_signature(file, method, "training_step", batch)
@@ -128,10 +128,10 @@ def _rewrite_train_batch(file: ModuleFile, method: cst.FunctionDef) -> None:
 
 
 def _rewrite_evaluate_batch(file: ModuleFile, method: cst.FunctionDef, reducer: cst.FunctionDef | None) -> None:
-    """Write ``validation_step``, which logs what ``evaluate_batch`` returned, reduced in the same way."""
+    """Write ``validation_step``, with logging in place of the returned metrics, reduced in the same way."""
     names = parameter_names(method)
     _rewrite_signature(file, method, "validation_step", names[1] if len(names) > 1 else "batch")
-    reductions = _reductions_of(reducer)
+    reductions = _read_reductions(reducer)
     if reductions is None:
         file.todo(method, "log each metric with the reduce_fx= that corresponds to evaluation_reducer()")
     if len(names) > 2 and names[2] != "batch_idx":
@@ -160,7 +160,7 @@ def _validation_log(file: ModuleFile, returned: cst.Return, reductions: dict[str
 
 
 def _rewrite_signature(file: ModuleFile, method: cst.FunctionDef, name: str, batch: str) -> None:
-    annotation = parameters_of(method)[1].annotation if len(parameters_of(method)) > 1 else None
+    annotation = list_parameters(method)[1].annotation if len(list_parameters(method)) > 1 else None
     typed = f"{batch}, batch_idx)"
     if annotation is not None:
         typed = f"{batch}: {file.render(annotation.annotation)}, batch_idx: int) -> None"
@@ -168,20 +168,20 @@ def _rewrite_signature(file: ModuleFile, method: cst.FunctionDef, name: str, bat
 
 
 def _in_method(file: ModuleFile, method: cst.FunctionDef, kind: type[_Node]) -> list[_Node]:
-    """Return the nodes of a method, without those of the functions and classes that it defines."""
+    """Return the nodes of a method, without inner functions and classes."""
     inner = cst.FunctionDef | cst.Lambda | cst.ClassDef
     found = file.find(kind, within=method)
     return [node for node in found if next(out for out in file.ancestors(node) if isinstance(out, inner)) is method]
 
 
 def _rewrite_return(file: ModuleFile, method: cst.FunctionDef, returned: cst.Return, lines: list[str]) -> None:
-    is_last = returned is statements_of(method.body)[-1]
-    for literal in _values_of(file, method, returned.value):
+    is_last = returned is list_statements(method.body)[-1]
+    for literal in _find_values(file, method, returned.value):
         for element in literal.elements if isinstance(literal, cst.Dict) else []:
             value = element.value
             is_list = isinstance(value, cst.Call) and last_name(value.func) in _RETURN_LISTS
             if is_list or isinstance(value, _NO_NUMBERS):
-                file.todo(value, "Lightning logs numbers only: take one of these, or leave them out")
+                file.todo(value, "Lightning logs numbers only: choose one number, or leave the metric out")
     file.replace_statement(returned, lines if is_last else [*lines, "return"])
 
 
@@ -190,7 +190,7 @@ def _training_log(file: ModuleFile, method: cst.FunctionDef, returned: cst.Retur
     if value is None:
         return ["pass"]
     text = file.render(value)
-    kind = _kind_of(file, method, value)
+    kind = _tell_kind(file, method, value)
     if kind == "dict":
         return [f"self.log_dict({text})"]
     if kind == "tensor":
@@ -198,11 +198,11 @@ def _training_log(file: ModuleFile, method: cst.FunctionDef, returned: cst.Retur
     return [f"metrics = {text}", 'self.log_dict(metrics if isinstance(metrics, dict) else {"loss": metrics})']
 
 
-def _kind_of(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpression) -> str:
+def _tell_kind(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpression) -> str:
     """Return whether an expression is a dict of metrics or the tensor of a loss, if the code says so."""
     if is_by_name(value):
         return "dict"
-    assigned = _values_of(file, method, value)
+    assigned = _find_values(file, method, value)
     if assigned and all(isinstance(given, cst.Dict | cst.DictComp) for given in assigned):
         return "dict"
     returns = "" if method.returns is None else file.source(method.returns.annotation)
@@ -211,25 +211,27 @@ def _kind_of(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpressio
     return "tensor" if returns.endswith("Tensor") and "|" not in returns else ""
 
 
-def _values_of(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpression | None) -> list[cst.BaseExpression]:
-    """Return an expression, or for the name of a variable what a method assigns to it."""
+def _find_values(
+    file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpression | None
+) -> list[cst.BaseExpression]:
+    """Return an expression itself, or the values assigned to a variable within a method."""
     if not isinstance(value, cst.Name):
         return [] if value is None else [value]
     assigns = _in_method(file, method, cst.Assign)
     return [one.value for one in assigns if any(dotted_name(given.target) == value.value for given in one.targets)]
 
 
-def _reductions_of(reducer: cst.FunctionDef | None) -> dict[str, str] | str | None:
+def _read_reductions(reducer: cst.FunctionDef | None) -> dict[str, str] | str | None:
     """Return Lightning's reduction, for all metrics or by name; None if the code does not say."""
     if reducer is None:
         return "mean"
-    last = statements_of(reducer.body)[-1]
+    last = list_statements(reducer.body)[-1]
     returned = last.value if isinstance(last, cst.Return) else None
     if not isinstance(returned, cst.Dict):
         return _REDUCTIONS.get(last_name(returned))
     found: dict[str, str] = {}
     for element in returned.elements:
-        name = string_of(element.key) if isinstance(element, cst.DictElement) else None
+        name = read_string(element.key) if isinstance(element, cst.DictElement) else None
         kind = _REDUCTIONS.get(last_name(element.value))
         if name is None or kind is None:
             return None

@@ -1,7 +1,7 @@
-"""What a trial is made of: its context, its methods, and what it wraps.
+"""The parts of a trial: context, methods, and wrapped models, optimizers and schedulers.
 
-What holds something that was wrapped is written as an item of a list: ``self.x`` itself, ``*self.x`` for what it holds,
-``*self.x.values()`` for what it holds by name.
+A holder is an item of a list with the wrapped object: ``self.x`` for an attribute, ``*self.x`` for an attribute with
+several objects, ``*self.x.values()`` for an attribute with objects by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import dotted_name, last_name, methods_of, parameters_of, targets_of
+from det_lightning.porting.python_syntax import dotted_name, last_name, list_methods, list_parameters, list_targets
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 
 _ATTRIBUTE = re.compile(r"(?<=self\.)\w+")
@@ -28,29 +28,31 @@ _Assignments = list[tuple[str, cst.BaseExpression]]
 class Scheduler:
     """A wrapped learning rate scheduler."""
 
-    holder: str  # see _holders_of()
+    holder: str  # see _find_holders()
     mode: str  # empty if the code does not say
     frequency: cst.BaseExpression | None
-    every: str = "1"  # the frequency, as it is written
+    every: str = "1"  # the frequency as written
 
 
 class Trial:
-    """Finds in a trial what the context is called and what was wrapped with it."""
+    """Finds the names of the context and the holders of wrapped objects in a trial."""
 
     def __init__(self, file: ModuleFile, definition: cst.ClassDef) -> None:
         self.file = file
         self.definition = definition
-        self.methods = {method.name.value: method for method in methods_of(definition)}
+        self.methods = {method.name.value: method for method in list_methods(definition)}
         init = self.methods.get("__init__")
-        parameters = [] if init is None else parameters_of(init)
+        parameters = [] if init is None else list_parameters(init)
         self.context_parameter = parameters[1].name.value if len(parameters) > 1 else ""
-        self.context_attributes: set[str] = set()  # of self, that are assigned the context
-        self._context_variables: set[cst.CSTNode] = {*parameters[1:2]}  # where those get their value that hold it
+        self.context_attributes: set[str] = set()  # attributes of self with the context
+        self._context_variables: set[cst.CSTNode] = {
+            *parameters[1:2]
+        }  # the parameters and assignments of variables with the context
         self._find_contexts()
-        self._called_by_init = self.reached_from("__init__")
-        self.properties: dict[str, str] = {}  # expressions, by the names that replace attributes
-        self.finds_optimizers = False  # a step looks up Lightning's optimizer for that of the trial
-        # What holds them; see _holders_of().
+        self._called_by_init = self.find_reached("__init__")
+        self.properties: dict[str, str] = {}  # expressions by the names of properties
+        self.finds_optimizers = False  # a step looks up Lightning's optimizer for the trial's
+        # The holders; see _find_holders().
         self.models: list[str] = []
         self.optimizers: list[str] = []
         self.schedulers: list[Scheduler] = []
@@ -59,28 +61,28 @@ class Trial:
         self._find_schedulers()
 
     def assignments(self) -> Iterator[tuple[str, cst.BaseExpression]]:
-        """Yield the attributes of ``self`` that are assigned to, and their values."""
+        """Yield the assigned attributes of ``self``, and the values."""
         for statement in self.file.find(cst.Assign, cst.AnnAssign, within=self.definition):
-            for target in targets_of(statement):
+            for target in list_targets(statement):
                 if (name := attribute_of_self(target)) and statement.value is not None:
                     yield name, statement.value
 
-    def assigned(self) -> set[str]:
+    def list_assigned(self) -> set[str]:
         return {name for name, _ in self.assignments()}
 
-    def uses_of(self, attribute: str) -> list[cst.Attribute]:
+    def find_uses(self, attribute: str) -> list[cst.Attribute]:
         """Return where an attribute of ``self`` is named, including assignments."""
         found = self.file.find(cst.Attribute, within=self.definition)
         return [node for node in found if attribute_of_self(node) == attribute]
 
     def _find_contexts(self) -> None:
-        """Find what the context is assigned to, until that adds nothing more."""
+        """Find the variables and attributes with the context, also through other variables."""
         known = -1
         while (found := len(self._context_variables) + len(self.context_attributes)) > known:
             known = found
             statements = self.file.find(cst.Assign, cst.AnnAssign, within=self.definition)
             of_context = [one for one in statements if one.value is not None and self.is_context(one.value)]
-            for target in itertools.chain.from_iterable(map(targets_of, of_context)):
+            for target in itertools.chain.from_iterable(map(list_targets, of_context)):
                 if isinstance(target, cst.Name):
                     self._context_variables.add(target)
                 elif name := attribute_of_self(target):
@@ -113,8 +115,8 @@ class Trial:
         """Return whether code is run by ``__init__``, when there is no trainer yet."""
         return any(outer in self._called_by_init for outer in self.file.ancestors(node))
 
-    def reached_from(self, name: str) -> set[cst.FunctionDef]:
-        """Return a method and the methods that it names, directly or not."""
+    def find_reached(self, name: str) -> set[cst.FunctionDef]:
+        """Return a method, and all methods named by it, directly or indirectly."""
         found: set[cst.FunctionDef] = set()
         waiting = [name]
         while waiting:
@@ -124,17 +126,17 @@ class Trial:
                 waiting += [attribute_of_self(node) for node in self.file.find(cst.Attribute, within=method)]
         return found
 
-    def _wrapped_by(self, method: str, advice: str) -> Iterator[tuple[cst.Call, list[str]]]:
-        """Yield the calls of a method, and what holds their results; where the code does not say, give the advice."""
+    def _find_wrapped(self, method: str, advice: str) -> Iterator[tuple[cst.Call, list[str]]]:
+        """Yield the calls of a method with the holders of the results; note the advice for calls without holders."""
         for call in self.context_calls(method):
-            holders = _holders_of(self.file, call, list(self.assignments()))
+            holders = _find_holders(self.file, call, list(self.assignments()))
             if not holders:
                 self.file.todo(call, advice)
             yield call, holders
 
     def _find_models(self) -> None:
-        advice = "keep this model in an attribute: Lightning saves, moves and counts no other ones"
-        for call, holders in self._wrapped_by("wrap_model", advice):
+        advice = "keep this model in an attribute: Lightning saves, moves and counts no other models"
+        for call, holders in self._find_wrapped("wrap_model", advice):
             outer = [node for node in self.file.ancestors(call) if isinstance(node, cst.Call)]
             is_in_module = any(last_name(node.func) in _MODULES for node in outer)
             if any(holder.startswith("*") for holder in holders) and not is_in_module:
@@ -144,7 +146,7 @@ class Trial:
 
     def _find_optimizers(self) -> None:
         advice = "configure_optimizers() must return this optimizer too; keep it in an attribute"
-        for call, holders in self._wrapped_by("wrap_optimizer", advice):
+        for call, holders in self._find_wrapped("wrap_optimizer", advice):
             unset = {f"self.{name}" for name, value in self.assignments() if dotted_name(value) == "None"}
             for holder in holders:
                 if holder in unset:
@@ -153,7 +155,7 @@ class Trial:
 
     def _find_schedulers(self) -> None:
         advice = "step this scheduler in on_train_batch_end(), and return it from configure_optimizers()"
-        for call, holders in self._wrapped_by("wrap_lr_scheduler", advice):
+        for call, holders in self._find_wrapped("wrap_lr_scheduler", advice):
             frequency = argument(call, 2, "frequency")
             if holders and frequency is not None and self._is_local(frequency):
                 self.file.todo(call, "on_train_batch_end() needs the frequency: keep it in an attribute")
@@ -162,27 +164,27 @@ class Trial:
             self.schedulers += [Scheduler(holder, mode, frequency) for holder in holders if holder not in known]
 
     def render_frequencies(self) -> None:
-        """Keep the rewritten frequencies of schedulers, before the calls that wrap the schedulers are removed."""
+        """Keep the rewritten frequencies of schedulers, before the wrapping calls are removed."""
         for scheduler in self.schedulers:
             if scheduler.frequency is not None:
                 scheduler.every = self.file.render(scheduler.frequency)
 
     def _is_local(self, value: cst.BaseExpression) -> bool:
-        """Return whether an expression names a variable of a function, which other methods do not have."""
+        """Return whether an expression names a variable of a function, unknown to other methods."""
         names = self.file.names(within=value)
         own = [name for name in names if not self.is_context(name) and name.value != "self"]
         return any(self.file.is_local(name) for name in own)
 
 
-def renamed(holder: str, names: dict[str, str]) -> str:
-    """Return a holder under its new name, if its attribute was renamed."""
+def rename_holder(holder: str, names: dict[str, str]) -> str:
+    """Return a holder under the new name of a renamed attribute."""
     return _ATTRIBUTE.sub(lambda found: names.get(found.group(), found.group()), holder)
 
 
-def _holders_of(file: ModuleFile, call: cst.Call, assignments: _Assignments) -> list[str]:
-    """Return what holds the result of a call that wraps something; empty if the code does not say."""
+def _find_holders(file: ModuleFile, call: cst.Call, assignments: _Assignments) -> list[str]:
+    """Return the holders of the result of a wrapping call; empty if the code does not say."""
     statement = file.statement(call)
-    if isinstance(statement, cst.Return):  # of a method: what keeps its result
+    if isinstance(statement, cst.Return):  # of a method: find the holders of its result
         function = file.function(call)
         name = "" if function is None else function.name.value
         calls = [(holder, value) for holder, value in assignments if isinstance(value, cst.Call)]
@@ -205,7 +207,7 @@ def _holders_in_expression(statement: cst.Expr, call: cst.Call, assignments: _As
 
 
 def _holders_of_name(value: cst.BaseExpression, assignments: _Assignments) -> list[str]:
-    """Return the attributes that a name stands for, or that it is assigned to."""
+    """Return the attributes a name stands for, or is assigned to."""
     known = dotted_name(value)
     if attribute_of_self(value):
         return [known]
@@ -215,7 +217,7 @@ def _holders_of_name(value: cst.BaseExpression, assignments: _Assignments) -> li
 def _holders_in_assignment(
     statement: cst.Assign | cst.AnnAssign, value: cst.BaseExpression, call: cst.Call, assignments: _Assignments
 ) -> list[str]:
-    target = targets_of(statement)[0]
+    target = list_targets(statement)[0]
     if isinstance(target, cst.Tuple) and isinstance(value, cst.Tuple):
         pairs = zip(target.elements, value.elements, strict=False)
         held_by = [left.value for left, right in pairs if right.value is call]
@@ -241,7 +243,7 @@ def is_by_name(value: cst.BaseExpression) -> bool:
 
 
 def _is_result(value: cst.BaseExpression, call: cst.Call) -> bool:
-    """Return whether an expression has the value of a call in at least one case."""
+    """Return whether an expression has the value of a call in some case."""
     if isinstance(value, cst.IfExp):
         return _is_result(value.body, call) or _is_result(value.orelse, call)
     return value is call

@@ -1,4 +1,4 @@
-"""A trial as a LightningModule: the file is kept, and what is specific to Determined is rewritten."""
+"""Writing a trial's file as a file with a LightningModule; only code specific to Determined changes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from det_lightning.porting.python_syntax import (
     base_names,
     dotted_name,
     is_keyword,
-    methods_of,
+    list_methods,
+    list_parameters,
+    list_targets,
     parameter_names,
-    parameters_of,
-    targets_of,
 )
 from det_lightning.porting.ruff_rules import sort_imports
 from det_lightning.porting.to_lightning import hooks, steps
 from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context
-from det_lightning.porting.to_lightning.imports import Imports, advice_for, remove_unused_imports
+from det_lightning.porting.to_lightning.imports import Imports, find_advice, remove_unused_imports
 from det_lightning.porting.to_lightning.leftovers import mark_leftovers
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
-from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, statements_of
+from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, list_statements
 from det_lightning.porting.to_lightning.trial import Trial
 
 _REQUIRED = ("__init__", "train_batch", "build_training_data_loader", "build_validation_data_loader")
@@ -37,9 +37,9 @@ _HPARAM = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Todo:
-    """A comment that leaves something to the user."""
+    """A comment with work for the user."""
 
-    line: int  # the line that it is about in the written file, from 1
+    line: int  # the line below the comment in the written file, from 1
     text: str
 
 
@@ -51,13 +51,13 @@ class WrittenModule:
     name: str  # of the class
     todos: list[Todo]
     trainer_arguments: list[str]
-    arguments: list[str]  # names of the class's own that have no default
-    package: str = "pytorch_lightning"  # the one that Lightning is imported from
+    arguments: list[str]  # the class's own arguments without a default
+    package: str = "pytorch_lightning"  # the package to import Lightning from
 
     def program(self, module: str) -> str:
-        """Return the source of a program that trains; ``module`` is the name to import the file by.
+        """Return the source of a training program; ``module`` is the name to import the file by.
 
-        What the file does not say is written as ``...``.
+        The program has ``...`` for values unknown to the file.
         """
         found = {name for match in _HPARAM.finditer(self.text) for name in match.groups() if name}
         names = [*self.arguments, *sorted(found - {"__getitem__"} - set(self.arguments))]
@@ -71,25 +71,32 @@ class WrittenModule:
 
 
 class NoTrialError(ValueError):
-    """The file holds no trial that can be written as a LightningModule; the message says why."""
+    """The file has no trial to be written as a LightningModule; the message says why."""
 
 
 def write_module(text: str, aggregated_by: str = "", package: str = "pytorch_lightning") -> WrittenModule:
     """Return the source of a trial, rewritten as a LightningModule.
 
-    Everything else in the file stays; what trains with Determined's ``Trainer`` becomes a comment. ``aggregated_by``
-    names what sets an ``aggregation_frequency`` outside of the file; ``package`` is the one that the project imports
-    Lightning from. Raises NoTrialError, and libcst.ParserSyntaxError if it is not Python 3.
+    All other code of the file stays, except that calls of Determined's ``Trainer`` become comments.
+
+    Args:
+        text: the source of the trial's file.
+        aggregated_by: the place of an ``aggregation_frequency`` outside of the file, for comments.
+        package: the package from which the project imports Lightning.
+
+    Raises:
+        NoTrialError: there is no trial to rewrite.
+        libcst.ParserSyntaxError: the text is not Python 3.
     """
     file = ModuleFile(expand_blocks(port_python(text.replace("\r\n", "\n"))[0]))
     definition = _find_trial(file)
     imports = Imports(file)
     trial = Trial(file, definition)
     module_name = re.sub(r"Trial$", "", definition.name.value) + "Module"
-    for derived in _classes_of(file, definition.name.value):
-        file.todo(derived, "what this class overrides of a trial must be what a LightningModule has")
+    for derived in _find_classes(file, definition.name.value):
+        file.todo(derived, "this class must override members of a LightningModule instead of members of a trial")
     loaders = {"build_training_data_loader": "train_dataloader", "build_validation_data_loader": "val_dataloader"}
-    if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is another one
+    if "evaluate_full_dataset" in trial.methods:  # val_dataloader() is written anew
         del loaders["build_validation_data_loader"]
     rename_members(trial, {**loaders, definition.name.value: module_name})
     file.replace(definition.name, module_name)
@@ -102,27 +109,27 @@ def write_module(text: str, aggregated_by: str = "", package: str = "pytorch_lig
     _rewrite_methods(trial)
     _mark_settings(trial, aggregated_by)
     hooks.append_hooks(trial, reducing)
-    for callback in _classes_of(file, "PyTorchCallback"):
+    for callback in _find_classes(file, "PyTorchCallback"):
         hooks.rewrite_callback(file, callback)
     imports.needed.add(f"import {package} as pl")
     for expression, statement in _NEEDED.items():
         if expression in file.edits.result():
             imports.needed.add(statement)
     imports.rewrite(_comment_out_what_trains(file, imports))
-    return dataclasses.replace(_finished(trial, module_name), package=package)
+    return dataclasses.replace(_finish(trial, module_name), package=package)
 
 
-def _finished(trial: Trial, module_name: str) -> WrittenModule:
+def _finish(trial: Trial, module_name: str) -> WrittenModule:
     written = trial.file.edits.result()
     try:
         file = ModuleFile(written)
     except cst.ParserSyntaxError as e:
         line = [*written.splitlines(), ""][e.raw_line - 1].strip()
-        raise NoTrialError(f"it has a form that cannot be rewritten, near: {line}") from e
+        raise NoTrialError(f"its form cannot be rewritten, near: {line}") from e
     mark_leftovers(file, trial, module_name)
     remove_unused_imports(file, trial.file.text)
     text = sort_imports(file.edits.result())
-    given = parameters_of(trial.methods["__init__"])[2:]
+    given = list_parameters(trial.methods["__init__"])[2:]
     own = [parameter.name.value for parameter in given if parameter.default is None]
     settings = ['logger=pl.loggers.TensorBoardLogger("runs")'] if "self.logger" in text else []
     settings += ['precision="16-mixed"'] if trial.uses_amp() else []
@@ -131,7 +138,7 @@ def _finished(trial: Trial, module_name: str) -> WrittenModule:
 
 
 def _find_todos(text: str, texts: list[str]) -> list[Todo]:
-    """Return the comments with ``texts``, and where they are in a written file."""
+    """Return the comments with ``texts``, and their lines in a written file."""
     found: list[Todo] = []
     waiting: list[str] = []
     comments = {f"# TODO: {todo}": todo for todo in texts}
@@ -145,7 +152,7 @@ def _find_todos(text: str, texts: list[str]) -> list[Todo]:
 
 
 def _mark_settings(trial: Trial, aggregated_by: str) -> None:
-    """Mark what a module does itself or differently: aggregation over batches, and the workers of its loader."""
+    """Mark differences of a module: aggregation over batches, and the workers of the loader."""
     by = aggregated_by or ("this file" if "aggregation_frequency" in trial.file.text else "")
     for call in trial.context_calls("step_optimizer") if by else ():
         advice = "divide the gradients by that number of batches, step and zero on every such batch only"
@@ -156,20 +163,20 @@ def _mark_settings(trial: Trial, aggregated_by: str) -> None:
             trial.file.todo(given, "from the second epoch on, workers draw other random numbers than with Determined")
 
 
-def _classes_of(file: ModuleFile, base: str) -> list[cst.ClassDef]:
+def _find_classes(file: ModuleFile, base: str) -> list[cst.ClassDef]:
     return [node for node in file.find(cst.ClassDef) if base in base_names(node)]
 
 
 def _find_trial(file: ModuleFile) -> cst.ClassDef:
-    trials = _classes_of(file, "PyTorchTrial")
+    trials = _find_classes(file, "PyTorchTrial")
     if len(trials) != 1:
         names = ", ".join(trial.name.value for trial in trials) or "none"
         raise NoTrialError(f"exactly one class must derive from PyTorchTrial; found: {names}")
     (trial,) = trials
-    defined = {method.name.value for method in methods_of(trial)}
-    for statement in statements_of(trial.body):
+    defined = {method.name.value for method in list_methods(trial)}
+    for statement in list_statements(trial.body):
         if isinstance(statement, cst.Assign):
-            defined.update({dotted_name(target) for target in targets_of(statement)} - {"__init__"})
+            defined.update({dotted_name(target) for target in list_targets(statement)} - {"__init__"})
     missing = [method for method in _REQUIRED if method not in defined]
     if {"evaluate_batch", "evaluate_full_dataset"}.isdisjoint(defined):
         missing.append("evaluate_batch")
@@ -204,14 +211,14 @@ def _parameters(file: ModuleFile, function: cst.FunctionDef) -> list[str]:
     """Return the text of all parameters but the context."""
 
     def texts(*parameters: cst.Param) -> list[str]:
-        return [file.edits.render(file.span(given.name)[0], file.end_of(given)) for given in parameters]
+        return [file.edits.render(file.span(given.name)[0], file.find_end(given)) for given in parameters]
 
     given = function.params
     star = ["*"] if given.kwonly_params else []
     if isinstance(given.star_arg, cst.Param):
         star = [f"*{text}" for text in texts(given.star_arg)]
     rest = [] if given.star_kwarg is None else [f"**{text}" for text in texts(given.star_kwarg)]
-    return ["self", *texts(*parameters_of(function)[2:]), *star, *texts(*given.kwonly_params), *rest]
+    return ["self", *texts(*list_parameters(function)[2:]), *star, *texts(*given.kwonly_params), *rest]
 
 
 def _rewrite_methods(trial: Trial) -> None:
@@ -224,22 +231,22 @@ def _rewrite_methods(trial: Trial) -> None:
 
 
 def _comment_out_what_trains(file: ModuleFile, imports: Imports) -> set[str]:
-    """Turn statements that need Determined's trainer into comments; return the names that are used nevertheless."""
+    """Turn statements with Determined's trainer into comments; return the names still in use."""
     remaining: set[str] = set()
     gone: set[str] = set()
-    for statement in statements_of(file.module):
+    for statement in list_statements(file.module):
         if isinstance(statement, cst.Import | cst.ImportFrom):
             continue
         left = imports.left_uses(statement)
         if isinstance(statement, cst.ClassDef):
             remaining.update(use.node.value for use in left)
             for use in left:
-                file.todo(use.node, advice_for(use.path) or f"nothing replaces {dotted_name(use.expression)}")
+                file.todo(use.node, find_advice(use.path) or f"nothing replaces {dotted_name(use.expression)}")
         elif left or any(name.value in gone for name in file.names(within=statement)):
             if isinstance(statement, cst.FunctionDef):
                 gone.add(statement.name.value)
             elif isinstance(statement, cst.Assign):
-                gone.update(dotted_name(target) for target in targets_of(statement))
+                gone.update(dotted_name(target) for target in list_targets(statement))
             file.todo(statement, "pl.Trainer(max_epochs=...).fit(module) replaces this")
             lines = file.render(statement).splitlines()
             file.replace(statement, "\n".join(f"# {line}".rstrip() for line in lines))

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from det_lightning.config import go_patterns
+from det_lightning.config.experiment import compile_log_pattern
 
 
 def test_a_common_pattern_matches() -> None:
-    pattern = go_patterns.compiled(".*CUDA out of memory.*")
+    pattern = compile_log_pattern(".*CUDA out of memory.*")
     assert pattern.search("RuntimeError: CUDA out of memory. Tried")
     assert not pattern.search("CUDA error")
 
@@ -18,4 +18,4 @@ def test_a_common_pattern_matches() -> None:
 @pytest.mark.parametrize("pattern", ["[[:alpha:]]", "[^[:^digit:]]", r"\Qa.b\E", r"\pL", "[a", "(", "[" * 100_000])
 def test_syntax_of_go_is_refused(pattern: str) -> None:
     with pytest.raises(re.error):
-        go_patterns.compiled(pattern)
+        compile_log_pattern(pattern)
