@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from det_lightning.experiments.search import CreateTrial, ExitReason, Operation, Search, Shutdown, StopTrial
+from det_lightning.experiments.search import CreateTrial, ExitReason, Operation, Search, Shutdown, StopTrial, Warn
 
 #: A validation (trial, metric, time), an exit (trial, reason) or a retry (trial,), as a runner would log it.
 Event = tuple[int, float, int] | tuple[int, ExitReason] | tuple[int]
@@ -74,6 +74,14 @@ class Simulation:
 
     def stopped(self) -> list[int]:
         return [operation.trial_id for operation in self.operations() if isinstance(operation, StopTrial)]
+
+    def not_replaced(self) -> list[int]:
+        """Return the trials with invalid hyperparameters beyond the limit for replacements."""
+        return [
+            operation.trial_id
+            for operation in self.operations()
+            if isinstance(operation, Warn) and "not replaced" in operation.message
+        ]
 
     def exits(self) -> dict[int, ExitReason]:
         return {event[0]: event[1] for event in self.events if len(event) == 2}

@@ -30,7 +30,7 @@ def test_retries_keep_number_and_replay(of: SearcherSettings, chances: Chances, 
     exits = simulation.exits()
     invalid = sum(reason is ExitReason.INVALID_HP for reason in exits.values())
     counted = len(simulation.created()) - (invalid if of.name in ("random", "adaptive_asha") else 0)
-    assert counted == asked_for(of)
+    assert 0 <= asked_for(of) - counted <= len(simulation.not_replaced())
     assert ExitReason.ERRORED not in exits.values()
     assert simulation.search.is_finished
     assert simulation.shutdowns()[-1] == Shutdown(Outcome.COMPLETED)

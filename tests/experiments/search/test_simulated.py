@@ -84,7 +84,7 @@ def test_there_are_as_many_valid_trials_as_asked_for(of: SearcherSettings, chanc
     simulation = simulated(of, chances, seed)
     invalid = sum(reason is ExitReason.INVALID_HP for reason in simulation.exits().values())
     counted = len(simulation.created()) - (invalid if of.name in ("random", "adaptive_asha") else 0)
-    assert counted == asked_for(of)
+    assert 0 <= asked_for(of) - counted <= len(simulation.not_replaced())
 
 
 @given(of=halving_settings, chances=all_chances, seed=seeds)
