@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import cast
 
 from det_lightning.checkpoint.format.content import TrialState
@@ -144,81 +145,53 @@ class Action(enum.Enum):
     STOP = "stop"
 
 
-class Phase(enum.Enum):
-    """The state of a run between two workloads."""
-
-    TRAINING = "nothing is left to do at the boundary"
-    DUE = "the boundaries that are due act, one after the other"
-    STOP_CHECK = "a boundary has acted: does any rank want to stop?"
-    FINAL_VALIDATION = "the length is reached: validate, unless just done"
-    FINAL_CHECKPOINT = "the run ends: save, unless just done"
-    STOPPED = "the run ends: stop the training loop"
-
-
 class BoundaryActions:
-    """The actions at the boundaries of one run, in Determined's order; ARCHITECTURE.md has a diagram of the phases.
+    """The actions at the boundaries of one run, in Determined's order.
 
-    The caller of :meth:`next` performs each action before asking for the next one. A validation or checkpoint already
-    recorded in ``state`` is not repeated. All ranks call ``stop_requested`` after each boundary.
+    The caller of :meth:`next` performs each action before asking for the next one. A validation or checkpoint that
+    ``state`` already records is not repeated. All ranks call ``stop_requested`` after each boundary.
     """
 
     def __init__(self, schedule: Schedule, state: TrialState, stop_requested: Callable[[], bool]) -> None:
-        self.phase = Phase.TRAINING
         self._schedule = schedule
         self._state = state
         self._stop_requested = stop_requested
-        self._due: list[Due] = []
+        self._actions: Iterator[Action] = iter(())
 
     def begin(self, due: list[Due]) -> None:
         """Enter a boundary; ``due`` is empty before the first workload, when a run may already be complete."""
-        self._due = list(due)
-        self.phase = Phase.DUE
+        self._actions = self._follow(due)
 
     def next(self) -> Action | None:
         """Return the next action; None once training can continue."""
-        while self.phase is not Phase.TRAINING:
-            action = self._advance()
-            if action is not None:
-                return action
-        return None
+        return next(self._actions, None)
 
     def continue_after_report(self) -> bool:
-        """Return whether nobody wants to stop at a boundary where only a report is due; :meth:`next` acts on it."""
-        while self.phase in (Phase.DUE, Phase.STOP_CHECK):
-            self._advance()
-        return self.phase is Phase.TRAINING
+        """Return whether training continues at a boundary with nothing but a report; :meth:`next` acts otherwise."""
+        action = self.next()
+        if action is not None:
+            self._actions = itertools.chain([action], self._actions)
+        return action is None
 
-    def _advance(self) -> Action | None:
-        """Enter the next phase; return the action that it calls for, if any."""
-        if self.phase is Phase.DUE:
-            return self._act_on_due()
-        if self.phase is Phase.STOP_CHECK:
-            self.phase = Phase.FINAL_CHECKPOINT if self._stop_requested() else Phase.DUE
-            return None
-        if self.phase is Phase.FINAL_VALIDATION:
-            self.phase = Phase.FINAL_CHECKPOINT
-            return self._validate()
-        if self.phase is Phase.FINAL_CHECKPOINT:
-            self.phase = Phase.STOPPED
-            return self._checkpoint()
-        self.phase = Phase.TRAINING
-        return Action.STOP
+    def _follow(self, due: list[Due]) -> Iterator[Action]:
+        for boundary in due:
+            if boundary is Due.VALIDATE:
+                yield from self._validate()
+            if boundary is Due.CHECKPOINT:
+                yield from self._save()
+            if self._stop_requested():
+                break
+        else:
+            if not self._schedule.is_complete(self._state):
+                return
+            yield from self._validate()
+        yield from self._save()
+        yield Action.STOP
 
-    def _act_on_due(self) -> Action | None:
-        if not self._due:
-            complete = self._schedule.is_complete(self._state)
-            self.phase = Phase.FINAL_VALIDATION if complete else Phase.TRAINING
-            return None
-        self.phase = Phase.STOP_CHECK
-        due = self._due.pop(0)
-        if due is Due.VALIDATE:
-            return self._validate()
-        if due is Due.CHECKPOINT:
-            return self._checkpoint()
-        return None
+    def _validate(self) -> Iterator[Action]:
+        if self._state.last_val != self._state.batches_trained:
+            yield Action.VALIDATE
 
-    def _validate(self) -> Action | None:
-        return None if self._state.last_val == self._state.batches_trained else Action.VALIDATE
-
-    def _checkpoint(self) -> Action | None:
-        return None if self._state.last_ckpt == self._state.batches_trained else Action.CHECKPOINT
+    def _save(self) -> Iterator[Action]:
+        if self._state.last_ckpt != self._state.batches_trained:
+            yield Action.CHECKPOINT

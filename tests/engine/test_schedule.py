@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.checkpoint.format.content import TrialState
-from det_lightning.engine.schedule import Action, BoundaryActions, Due, Phase, Schedule
+from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 TRAIN, VALIDATE, CHECKPOINT, REPORT = Due
@@ -140,7 +140,6 @@ def test_a_checkpoint_made_during_the_validation_is_not_made_again() -> None:
     assert actions.next() is Action.VALIDATE
     state.last_val = state.last_ckpt = 10  # the policy "all" checkpoints after each validation
     assert actions.next() is None
-    assert actions.phase is Phase.TRAINING
 
 
 @given(schedules, st.lists(st.sampled_from(list(Due)), unique=True).map(sorted), st.lists(st.booleans()))
