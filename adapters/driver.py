@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from det_lightning.adapters.reporting import BarRefresh, LightningReporter
 from det_lightning.adapters.validation_timer import ValidationTimer
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
+from det_lightning.engine.run_options import LoaderFactory
 from det_lightning.engine.schedule import Action
 from det_lightning.engine.stopping import all_ranks_end, interrupts_end_the_process
 
@@ -68,8 +69,6 @@ class RunDriver:
         self._validation_timer = validation_timer
         self._hooks = hooks
         self._reporter = reporter
-        self._shows_each_training_batch = hooks.needs_each_batch("train")
-        self._shows_each_validation_batch = hooks.needs_each_batch("validation")
         self._trainer = trainer
         self._bars = BarRefresh(trainer)
         self._checkpoints = checkpoints
@@ -78,22 +77,18 @@ class RunDriver:
         self._users_max_epochs = trainer.max_epochs
         self._max_steps = sys.maxsize
 
-    def start_up(self, given: Mapping[str, Callable[[], Any]]) -> None:
-        """Begin a run, with ``given`` functions that build loaders in place of the trial."""
+    def start_up(self, loaders: LoaderFactory) -> None:
+        """Begin a run whose loaders the factory builds."""
         run = self.run
         if run.schedule.max_length is not None:
             lightning_internals.limit_epochs(self._trainer, -1)
-        flags: Any = self._trainer  # mypy does not see what Lightning's connectors set
-        run.start_up(flags.limit_train_batches, flags.training and flags.overfit_batches > 0, given)
+        run.start_up(loaders)
         self._hooks.attach(run.context)
-        run.reports.hooks_follow = self._hooks.may_end_run("on_train_batch_end")
-        run.hooks_follow_validation = self._hooks.may_end_run("on_validation_end")
-        run.window.keeps_latest = self._shows_each_training_batch
-        run.evaluation.window.keeps_latest = self._shows_each_validation_batch
+        shows_validation = self._hooks.see_validation_batches and run.evaluation.by_batch
         lightning_loops.show_batches(
             self._trainer,
-            self._next_training_batch if self._shows_each_training_batch else None,
-            run.prepare_batch if self._shows_each_validation_batch and run.evaluation.by_batch else None,
+            self._next_training_batch if self._hooks.see_training_batches else None,
+            run.data.prepare_batch if shows_validation else None,
         )
 
     def begin_training(self, step_zero_validation: bool) -> None:
@@ -117,7 +112,7 @@ class RunDriver:
         """Return the batch of the next step, on the device, and its index in the epoch; the batch may be None."""
         run = self.run
         if not self._fetched:  # a hook may have skipped a step
-            self._fetched = [*itertools.islice(run.prepared(run.data.training.batches), 1)]
+            self._fetched = [*itertools.islice(run.data.prepare(run.data.training.batches), 1)]
         batch = self._fetched[0] if self._fetched else None
         return batch, run.state.batches_trained % run.data.epoch_len
 
@@ -129,26 +124,26 @@ class RunDriver:
         self._max_steps = self._trainer.max_steps if self._trainer.max_steps != -1 else sys.maxsize
         if self._trainer.should_stop:  # once it may
             self._max_steps = min(self._max_steps, self._trainer.min_steps or sys.maxsize)
-        if self._shows_each_training_batch:
+        if self._hooks.see_training_batches:
             fetched = self._fetched
             self._fetched = []
             self._train_on(iter(fetched), lambda: True)
         else:
             # Lightning's iterator keeps the batch for its callbacks, and costs more than anything else done per batch.
-            batches = run.prepared(run.data.training.batches)
+            batches = run.data.prepare(run.data.training.batches)
             self._train_on(batches, self._ends_training_step)
             while self._passes_boundary():
                 self._train_on(batches, self._ends_training_step, first=False)
-        outputs = run.window.take_latest()
-        if (self._shows_each_training_batch or run.at_epoch_end()) and not run.at_boundary():
+        outputs = run.training.window.take_latest()
+        if (self._hooks.see_training_batches or run.at_epoch_end()) and not run.at_boundary():
             # Callbacks may look at metrics now, and no report follows.
-            lightning_internals.publish_metrics(self._trainer, run.window.means())
+            lightning_internals.publish_metrics(self._trainer, run.training.window.means())
         if run.early_end.is_immediate(run.at_boundary()):
             lightning_internals.end_training(self._trainer, early=True)
         ends_here = self._lightning_ends_here()
         if run.at_boundary() or ends_here:
             run.end_workload(training_ends=ends_here)
-        if not self._shows_each_training_batch:
+        if not self._hooks.see_training_batches:
             lightning_loops.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
         if run.at_epoch_end():
             lightning_internals.end_epoch(dataloader_iter)
@@ -205,7 +200,7 @@ class RunDriver:
         over = True
         if not run.evaluation.by_batch:
             run.evaluation.evaluate_full_dataset(run.data.validation.source.loader)
-        elif self._shows_each_validation_batch:
+        elif self._hooks.see_validation_batches:
             batch = lightning_loops.shown_batch(dataloader_iter)
             over = run.evaluation.evaluate(iter([batch]), lambda: True) or dataloader_iter.done
         else:
@@ -213,7 +208,7 @@ class RunDriver:
             limit = lightning_loops.validation_limit(self._trainer, dataloader_iter)
             batches = itertools.islice(run.data.validation.source.begin(), limit)
             draws = self._draw_validation_bar if self._bars.any_drawn else None
-            run.evaluation.evaluate(map(run.prepare_batch, batches), draws)
+            run.evaluation.evaluate(map(run.data.prepare_batch, batches), draws)
             lightning_loops.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)
         if over:
             if run.evaluation.by_batch and not run.schedule.test_mode:

@@ -168,6 +168,11 @@ class WatchedHooks:
     """Which of Lightning's hooks are overridden by callbacks, or by a module derived from ``base``.
 
     Hooks set on an instance count too, since ``LambdaCallback`` sets them there.
+
+    Attributes:
+        see_training_batches: steps of the training must be single batches; for bars and ``ModelCheckpoint`` by epoch
+            they need not.
+        see_validation_batches: the same for the validation.
     """
 
     def __init__(
@@ -182,13 +187,14 @@ class WatchedHooks:
         self._profiles = not isinstance(self._profiler, pl.profilers.PassThroughProfiler)
         self._has_warned = False
         self._of_updates = [hook for hook in _UPDATE_HOOKS if self._is_overridden(hook, self._callbacks)]
+        self.see_training_batches = self._see_batches("train")
+        self.see_validation_batches = self._see_batches("validation")
 
     def _is_overridden(self, hook: str, callbacks: list[pl.Callback]) -> bool:
         by_callback = any(overrides(callback, pl.Callback, hook) for callback in callbacks)
         return by_callback or overrides(self._module, self._base, hook)
 
-    def needs_each_batch(self, stage: str) -> bool:
-        """Return whether steps of ``stage`` must be single batches; bars and ``ModelCheckpoint`` by epoch need none."""
+    def _see_batches(self, stage: str) -> bool:
         if self._profiles or (stage == "train" and self._of_updates):
             return True
         callbacks = [

@@ -24,6 +24,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
+from det_lightning.engine.run_options import RunOptions
 from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.workload_reports import Reporter
@@ -344,16 +345,29 @@ class TrialModule(InferenceModule):
             self.trainer, self._given_schedule, self._configured_schedule, context.position, period, timer
         )
         reporter = LightningReporter(self, TrialModule, self._training_names)
-        run = TrialRun(trial, context, schedule, [reporter, *self.reporters], self.resume_content, self.stop_request)
         hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
+        call: Any = self.trainer  # mypy does not see what Lightning's connectors set
+        options = RunOptions(
+            resumed=self.resume_content,
+            stop_request=self.stop_request,
+            epoch_limit=call.limit_train_batches,
+            overfits=call.training and call.overfit_batches > 0,
+            keeps_training_metrics=hooks.see_training_batches,
+            keeps_validation_metrics=hooks.see_validation_batches,
+            hooks_follow_report=hooks.may_end_run("on_train_batch_end"),
+            hooks_follow_validation=hooks.may_end_run("on_validation_end"),
+            has_checkpoint_news=checkpoints.has_news if checkpoints is not None else lambda: False,
+        )
+        run = TrialRun(trial, context, schedule, [reporter, *self.reporters], options)
         if checkpoints is not None:
             checkpoints.attach(run)
         self.driver = RunDriver(self.trainer, run, checkpoints, hooks, reporter, timer)
-        self.driver.start_up(given_data.builders(self._given_data, trial, context, self.trainer.training))
+        loaders = given_data.GivenLoaders(trial, context, self._given_data, self.trainer)
+        self.driver.start_up(loaders)
         lightning_loops.call_afterwards(
             self.trainer, self.after_training_step, self.after_validation_step, self.after_validation
         )
-        given_data.require_epochs(self.trainer, self._given_data, run.data.epoch_len)
+        loaders.require_epochs(run.data.epoch_len)
         self._latest_run = run
         if self.trainer.training:
             self._fitted_run = run

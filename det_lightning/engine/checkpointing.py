@@ -112,8 +112,6 @@ class RunCheckpoints:
         self._run = run
         self._content = RunContent(run)
         self._distributed = run.context.distributed
-        if self._distributed.rank == 0:
-            run.exchange.has_completed_checkpoint = self._has_news
 
     def reserve_memory(self) -> None:
         """Reserve memory for copies of the states of models, and of optimizers once they have stepped."""
@@ -205,7 +203,10 @@ class RunCheckpoints:
                 _on_chief(self._distributed, self._renew)
             self._report_complete()
 
-    def _has_news(self) -> bool:
+    def has_news(self) -> bool:
+        """Return whether the chief has a checkpoint that completed or failed, or a claim that must be renewed."""
+        if self._distributed.rank != 0:
+            return False
         return (bool(self._unreported) and not self.queue.is_under_way()) or self._must_renew()
 
     def _must_renew(self) -> bool:

@@ -27,13 +27,13 @@ class MetricWindow:
     ``keeps_latest``, the metrics of the latest batch are also kept as they were added, until they are taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_latest: bool = False) -> None:
         #: The metrics of each batch, and the types of those that were tensors of shape ``()`` and are numbers now.
         self._batches: list[tuple[dict[str, Any], dict[str, torch.dtype]]] = []
         self._on_device = False
         self._sums: dict[str, tuple[Any, int]] = {}
         self._summed = 0
-        self.keeps_latest = False
+        self._keeps_latest = keeps_latest
         self._latest: dict[str, Any] | None = None
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class MetricWindow:
         A trial that keeps what it returned would otherwise keep the graph of each batch. Callbacks of Lightning, for
         which the latest metrics are kept, get them as the trial returned them.
         """
-        returns_arrays = not self.keeps_latest and isinstance(metrics, dict)
+        returns_arrays = not self._keeps_latest and isinstance(metrics, dict)
         kept: dict[str, Any] = {}
         dtypes: dict[str, torch.dtype] = {}
         for name, value in metrics.items():
@@ -68,7 +68,7 @@ class MetricWindow:
                 # Numpy adds numbers in the order of memory, which the copy must keep.
                 kept[name] = array.copy(order="K")
         self._batches.append((kept, dtypes))
-        if self.keeps_latest:
+        if self._keeps_latest:
             self._latest = metrics
 
     def take_latest(self) -> dict[str, Any] | None:

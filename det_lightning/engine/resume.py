@@ -38,7 +38,7 @@ def require_resumable(content: CheckpointContent) -> None:
             require_rng(start["rng"], f"{source}, of the pass at batch {start['first_batch']}")
 
 
-def journal_of(
+def read_journal(
     content: CheckpointContent | None, rank: int
 ) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
     """Return how a rank's passes over the training data began, and the positions of its loaders; None if not known."""
@@ -48,7 +48,7 @@ def journal_of(
     return list(of_rank(resume.journals, rank)), of_rank(resume.positions, rank) if resume.positions else None
 
 
-def adapt_to(content: CheckpointContent, size: int) -> None:
+def adapt_position(content: CheckpointContent, size: int) -> None:
     """Convert the position, counted in batches per rank, to another number of ranks.
 
     If the batch size stays the same, so does the number of samples seen, rounded up to whole batches of all ranks.

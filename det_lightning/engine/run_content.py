@@ -13,7 +13,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import make_load_data
 from det_lightning.checkpoint.format.resume_state import LEFT_OUT, ResumeState
 from det_lightning.checkpoint.storage.snapshots import tensors_in
-from det_lightning.engine.run import TrialRun
+from det_lightning.engine.run import StateBeforeValidation, TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
 from det_lightning.escaping import escape
 from det_lightning.files.plain_values import Losses
@@ -81,10 +81,12 @@ class RunContent:
     def _resume_state(self, rng: dict[str, Any]) -> ResumeState:
         run = self._run
         journal = run.data.journal.state_dict(run.state.batches_trained * run.context.distributed.size)
-        now = (rng, run.data.journal.positions(), run.has_validated)
-        rng, positions, has_validated = run.before_final_validation or now
+        now = StateBeforeValidation(rng, run.data.journal.positions(), run.has_validated)
+        kept = run.before_final_validation or now
         self._follow_settings()
-        return collect_resume_state(run.context, run.state, rng, journal, positions, self._settings, has_validated)
+        return collect_resume_state(
+            run.context, run.state, kept.rng, journal, kept.positions, self._settings, kept.has_validated
+        )
 
     def _follow_settings(self) -> None:
         """Describe the settings again if the trial has changed them, as it may while it trains."""

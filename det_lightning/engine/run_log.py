@@ -38,8 +38,8 @@ class RunLog:
         self.workload = LoggedWorkload()
         self._validates_since_s = 0.0
 
-    def begin(self, trial_name: str, batches_trained: int, resume: CheckpointContent | None) -> None:
-        """Log what is trained, and where."""
+    def begin(self, batches_trained: int, resume: CheckpointContent | None) -> None:
+        """Log the trial and the place of its training."""
         if not self.enabled:
             return
         size = self._context.distributed.size
@@ -47,7 +47,7 @@ class RunLog:
         origin = f", resumed from checkpoint {resume.name}" if resume is not None else ""
         logger.info(
             "Training %s on %s, %s, from batch %d%s.",
-            trial_name,
+            type(original_trial(self._trial)).__name__,
             self._context.device,
             processes,
             batches_trained,

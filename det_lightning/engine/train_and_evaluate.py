@@ -20,13 +20,17 @@ class Training:
     """Trains a trial batch by batch, and calls ``count_records`` with each; collects the metrics in ``window``."""
 
     def __init__(
-        self, trial: PyTorchTrial, context: PyTorchTrialContext, count_records: Callable[[Any], Any] | None
+        self,
+        trial: PyTorchTrial,
+        context: PyTorchTrialContext,
+        count_records: Callable[[Any], Any] | None,
+        keeps_latest: bool = False,
     ) -> None:
         self._trial = trial
         self._context = context
         self._count_records = count_records
         self._profiled_train_batch: Callable[..., Any] | None = None
-        self.window = MetricWindow()
+        self.window = MetricWindow(keeps_latest)
 
     def profile(self, step: Callable[[], Any]) -> None:
         """Call ``step`` right after each ``train_batch``."""
@@ -79,14 +83,16 @@ class Training:
 class Evaluation:
     """Evaluates a trial, one validation after another: ``by_batch``, or the full dataset into ``full_metrics``."""
 
-    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
+    def __init__(
+        self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool, keeps_latest: bool = False
+    ) -> None:
         self.by_batch = overrides(original_trial(trial), PyTorchTrial, "evaluate_batch")
         self._trial_name = type(original_trial(trial)).__name__
         self._trial = trial
         self._context = context
         self._single_batch = single_batch
         self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
-        self.window = MetricWindow()
+        self.window = MetricWindow(keeps_latest)
         #: Numbers of records in the batches of the current validation, if they are counted.
         self.lengths: list[Any] = []
         self._length_of: Callable[[Any], Any] | None = None

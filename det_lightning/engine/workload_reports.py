@@ -13,7 +13,8 @@ from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.metrics import MetricTransfer, MetricWindow, average_metrics, to_numpy
 from det_lightning.engine.rank_metrics import average_over_ranks, reduce_validation_metrics
 from det_lightning.engine.run_log import LoggedWorkload, RunLog
-from det_lightning.engine.stopping import EarlyEnd, StopRequest
+from det_lightning.engine.run_options import RunOptions
+from det_lightning.engine.stopping import EarlyEnd
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._reducer import Reducer
 
@@ -27,13 +28,12 @@ class BoundaryExchange:
     ``users_code_follows`` says that user code runs between the call and :meth:`EarlyEnd.agree`.
     """
 
-    def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None) -> None:
+    def __init__(self, context: PyTorchTrialContext, options: RunOptions) -> None:
         self._reducers = context.reducers
         self._ranks = RankExchange(context.distributed)
-        self.early_end = EarlyEnd(context, stop_request, self._ranks)
-        #: Returns whether a checkpoint has completed or failed without the other ranks knowing.
-        self.has_completed_checkpoint: Callable[[], bool] = lambda: False
-        #: What it returned on the chief when the ranks last exchanged metrics.
+        self.early_end = EarlyEnd(context, options.stop_request, self._ranks)
+        self._has_checkpoint_news = options.has_checkpoint_news
+        #: Whether the chief had news of checkpoints when the ranks last exchanged metrics.
         self.checkpoint_completed = False
 
     @property
@@ -67,7 +67,7 @@ class BoundaryExchange:
         return to_numpy(self._reducers.reduce_metrics(for_training, self._ranks.allgather))
 
     def _flags(self, users_code_follows: bool) -> int:
-        news = _CHECKPOINT_COMPLETED if self.has_completed_checkpoint() else 0
+        news = _CHECKPOINT_COMPLETED if self._has_checkpoint_news() else 0
         return self.early_end.wishes(users_code_follows) | news
 
     def _note(self, of_all_ranks: int) -> None:
@@ -100,9 +100,9 @@ class WorkloadReports:
         events: TrialEvents,
         log: RunLog,
         reporters: list[Reporter],
+        hooks_follow: bool = False,
     ) -> None:
-        #: Whether other hooks run after a report, before whatever else is due at the boundary.
-        self.hooks_follow = False
+        self._hooks_follow = hooks_follow
         self._exchange = exchange
         self._events = events
         self._log = log
@@ -115,7 +115,7 @@ class WorkloadReports:
 
         All ranks call this. ``next_batch_follows`` says that nothing else is due before the next batch.
         """
-        users_code_follows = self.hooks_follow or bool(self._events.overriding("on_training_workload_end"))
+        users_code_follows = self._hooks_follow or bool(self._events.overriding("on_training_workload_end"))
         metrics = window.begin_transfer()
         workload = self._log.workload
         self.unfinished = functools.partial(

@@ -186,7 +186,7 @@ def test_data_without_a_length_have_epochs_by_a_limit_or_none(caplog: Any) -> No
     [
         ({"train_dataloaders": [loaders()["train_dataloaders"]] * 2}, "train_dataloader: .*StackDataset or Concat"),
         ({"train_dataloaders": {"a": loaders()["train_dataloaders"]}}, "train_dataloader: a trial takes one loader"),
-        ({"val_dataloaders": {"a": loaders()["val_dataloaders"]}}, "one loader, and got a dict of them"),
+        ({"val_dataloaders": {"a": loaders()["val_dataloaders"], "b": []}}, "one loader, and got a dict of them"),
         ({"val_dataloaders": pl.utilities.CombinedLoader([[1]], "sequential")}, "got a CombinedLoader of them"),
         ({"train_dataloaders": 5}, "takes a loader or any iterable, and got 5"),
         (
@@ -198,6 +198,11 @@ def test_data_without_a_length_have_epochs_by_a_limit_or_none(caplog: Any) -> No
 def test_several_loaders_are_refused(data: dict[str, Any], refusal: str) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=refusal):
         fit(SmallTrial, **data)
+
+
+def test_overfit_batches_names_the_given_data() -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=2 needs a torch.*data are of type list"):
+        fit(WithoutData, {"overfit_batches": 2}, train_dataloaders=[[*loaders()["train_dataloaders"]]])
 
 
 class Shuffled(torch.utils.data.Sampler[int]):

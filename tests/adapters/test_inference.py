@@ -423,5 +423,5 @@ def test_a_call_without_data_or_with_several_loaders_is_refused() -> None:
         trainer().test(module)
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"predict\(\) without data: pass dataloaders="):
         trainer().predict(module)
-    with pytest.raises(errors.UnsupportedTrainerFlags, match="on one loader, and got 2"):
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"got a list of them: call test\(\) once for each"):
         trainer().test(module, [loader(INPUTS, TARGETS), loader(INPUTS, TARGETS)])

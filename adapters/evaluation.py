@@ -1,0 +1,82 @@
+"""Evaluation of a trial on the data of ``trainer.test``, and wrappers for optimizers that Lightning saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.adapters.given_data import take_only_loader
+from det_lightning.core._metrics import scalars_of
+from det_lightning.distributed.rank_exchange import RankExchange
+from det_lightning.engine.metrics import to_numpy
+from det_lightning.engine.rank_metrics import reduce_validation_metrics
+from det_lightning.engine.train_and_evaluate import Evaluation
+from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+
+
+class GivenEvaluation:
+    """Evaluates a trial on data that are not its own, without calling its callbacks."""
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, loaders: Any) -> None:
+        self._trial = trial
+        self._context = context
+        self._evaluation = Evaluation(trial, context, single_batch=False)
+        if not self._evaluation.by_batch and context.distributed.size > 1:
+            raise errors.UnsupportedTrainerFlags(
+                f"test() of {type(original_trial(trial)).__name__}, which has evaluate_full_dataset(), works in one "
+                f"process; this run has {context.distributed.size}."
+            )
+        self._loader = take_only_loader(loaders, "test_dataloader")
+        self._has_begun = False
+        context.reducers.reset_reducers()
+
+    def has_begun(self) -> bool:
+        """Return whether any rank was given a batch; all ranks must call it."""
+        return any(self._context.distributed.allgather(self._has_begun))
+
+    def evaluate(self, batch: Any) -> None:
+        self._has_begun = True
+        if self._evaluation.by_batch:
+            self._evaluation.evaluate(iter([batch]), lambda: True)
+
+    def close(self) -> dict[str, float]:
+        """Return the metrics over all batches and ranks; all ranks must call it."""
+        exchange = RankExchange(self._context.distributed)
+        if self._evaluation.by_batch:
+            reducer = self._trial.evaluation_reducer()
+            metrics, _ = reduce_validation_metrics(self._evaluation.close(), reducer, exchange)
+        else:
+            self._evaluation.evaluate_full_dataset(self._loader)
+            metrics = self._evaluation.full_metrics
+        metrics.update(
+            to_numpy(self._context.reducers.reduce_metrics(for_training=False, allgather_fn=exchange.allgather))
+        )
+        return scalars_of(metrics)
+
+
+class PlainOptimizer:
+    """An optimizer with the attributes that Lightning looks at, which an optimizer that is not torch's may lack.
+
+    The trial steps the optimizer itself; Lightning only saves and loads its state.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.param_groups: list[dict[Any, Any]] = getattr(optimizer, "param_groups", [])
+        self.defaults: dict[Any, Any] = getattr(optimizer, "defaults", {})
+        self.state: Any = getattr(optimizer, "state", {})
+
+    def step(self, closure: Any = None) -> Any:
+        return self._optimizer.step() if closure is None else self._optimizer.step(closure)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        self._optimizer.zero_grad(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._optimizer.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state_dict)

@@ -1,0 +1,55 @@
+"""Copies of batches to a GPU, in parallel with the work on the batch before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from det_lightning.checkpoint.storage.snapshots import tensors_in
+
+
+class SideStream:
+    """A CUDA stream for the copies of one device, in parallel with its work. The host waits for none of them.
+
+    A *mark* is a point in the order of the work.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def mark(self) -> Any:
+        """Return a mark at the end of the work submitted so far."""
+        return torch.cuda.current_stream(self._device).record_event()
+
+    def copy(self, move: Callable[[Any], Any], batch: Any, after: Any) -> tuple[Any, Any]:
+        """Begin ``move(batch)`` when the work reaches the mark ``after``; return its result, and a mark at its end."""
+        self._stream.wait_event(after)
+        with torch.cuda.stream(self._stream):
+            moved = move(batch)
+        return moved, self._stream.record_event()
+
+    def hand_over(self, moved: Any, end: Any) -> None:
+        """Make the work submitted from now on wait for the mark ``end``, so that it can use ``moved``."""
+        working = torch.cuda.current_stream(self._device)
+        working.wait_event(end)
+        for tensor in tensors_in(moved):
+            if tensor.is_cuda:
+                tensor.record_stream(working)  # its memory is not reused before the work on it is done
+
+
+def copy_aside(batches: Iterator[Any], move: Callable[[Any], Any], stream: SideStream) -> Iterator[Any]:
+    """Yield each batch as ``move`` returns it, copied while the device still works on the previous one.
+
+    No batch is taken from ``batches`` before it is asked for, so random numbers are drawn in the usual order and a
+    checkpoint counts what was trained. The host is ahead of the device by then.
+    """
+    before = stream.mark()
+    for batch in batches:
+        # At that mark the memory of the batch before the last is free, and this batch may reuse it.
+        moved, end = stream.copy(move, batch, before)
+        before = stream.mark()
+        stream.hand_over(moved, end)
+        yield moved
