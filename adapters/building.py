@@ -16,7 +16,7 @@ from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, build_trial
-from det_lightning.pytorch._settings import RunConfiguration
+from det_lightning.pytorch._settings import ExpConf, RunConfiguration
 
 _TYPES = {
     "bf16-mixed": torch.bfloat16,
@@ -55,31 +55,51 @@ def take_precision(trainer: pl.Trainer) -> WholeModelPrecision | None:
 
 
 class TrialBuilder:
-    """Builds a trial once its device is known, or takes one that is already built; see :class:`TrialModule`."""
+    """Builds a trial once its device is known, or takes one that is already built.
+
+    The arguments, and the errors raised, are those of :class:`TrialModule`; ``settings`` are the settings of a context.
+
+    Attributes:
+        configuration: the experiment configuration of the call or of the given context.
+        aggregation: ``aggregation_frequency`` of the call or of the given context; None by default.
+        owns_context: the builder makes the context.
+    """
 
     def __init__(
         self,
         trial: type[PyTorchTrial] | PyTorchTrial,
         context: PyTorchTrialContext | None,
-        trial_kwargs: dict[str, Any],
-        configuration: RunConfiguration,
-        said: dict[str, Any],
+        trial_kwargs: dict[str, Any] | None,
+        exp_conf: ExpConf | None,
+        hparams: dict[str, Any] | None,
+        **settings: Any,
     ) -> None:
+        if not (context is None or isinstance(context, PyTorchTrialContext)):
+            wanted = "the context of `with init(...) as context`"
+            raise TypeError(wrong_argument("TrialModule(context=...)", wanted, context))
+        self.owns_context = context is None
+        self.aggregation: int | None = settings["aggregation_frequency"]
+        if context is None:
+            self.configuration = RunConfiguration.of_call(exp_conf, hparams)
+        else:
+            self.configuration = context.settings.configuration
+            if self.aggregation is None and context.aggregation_frequency > 1:
+                self.aggregation = context.aggregation_frequency
+        said = self.configuration.complete(**{**settings, "aggregation_frequency": self.aggregation})
         built = isinstance(trial, PyTorchTrial)
         if not built and not (isinstance(trial, type) and issubclass(trial, PyTorchTrial)):
             raise TypeError(f"TrialModule takes a subclass of det_lightning.pytorch.PyTorchTrial; got {trial!r}.")
         if built and context is None:
             raise TypeError(f"TrialModule got a {type(trial).__name__} that was built already; give its context= too.")
-        if not isinstance(trial_kwargs, Mapping):
+        if not (trial_kwargs is None or isinstance(trial_kwargs, Mapping)):
             raise TypeError(wrong_argument("trial_kwargs=", "a dict of arguments after the context", trial_kwargs))
-        self._owns_context = context is None
         self._trial = trial
         self._context = context
-        self._trial_kwargs = trial_kwargs
+        self._trial_kwargs = trial_kwargs or {}
         self._context_kwargs = {
-            "hparams": configuration.hparams,
-            "exp_conf": configuration.exp_conf,
-            "configuration": configuration,
+            "hparams": self.configuration.hparams,
+            "exp_conf": self.configuration.exp_conf,
+            "configuration": self.configuration,
             "enable_tensorboard_logging": False,
             **said,
         }
@@ -141,5 +161,5 @@ class TrialBuilder:
         return adapt_legacy_trial(build_trial(self._trial, context, self._trial_kwargs), context), context
 
     def abandon(self, error: BaseException) -> None:
-        if self._owns_context and self._context is not None:
+        if self.owns_context and self._context is not None:
             self._context.distributed.abandon(error)

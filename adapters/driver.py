@@ -16,7 +16,7 @@ from det_lightning.adapters import conflicts, lightning_internals, lightning_loo
 from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
-from det_lightning.adapters.validation_timer import ValidationTimer
+from det_lightning.adapters.trial_schedule import ValidationTimer
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_options import LoaderFactory

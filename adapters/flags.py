@@ -1,8 +1,7 @@
-"""What the flags and callbacks of ``pl.Trainer`` mean for a trial: its schedule, its options, and what is refused."""
+"""Flags and callbacks of ``pl.Trainer`` that a trial refuses, and flags that a trial obeys in place of Lightning."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from det_lightning import errors
@@ -12,17 +11,8 @@ from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.adapters.mixture import parts_of_other_package
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES
-from det_lightning.adapters.validation_timer import ValidationTimer
-from det_lightning.engine.schedule import Schedule
-from det_lightning.pytorch._position import TrainingPosition
+from det_lightning.adapters.trial_schedule import ValidationTimer
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.units import Batch, Epoch, TrainUnit
-
-logger = logging.getLogger(__name__)
-
-# The defaults of pl.Trainer.
-_DEFAULT_LOG_EVERY = 50
-_DEFAULT_MAX_EPOCHS = 1000
 
 _AVERAGING = "wrap a torch.optim.swa_utils.AveragedModel in the trial"
 _IN_ONE_PROCESS: dict[type[pl.Callback], str] = {}
@@ -152,85 +142,3 @@ class TakenFlags:
         self._trainer.accumulate_grad_batches = self.accumulated_batches
         if self._validation_interval_s is not None:
             lightning_internals.restore_validation_interval(self._trainer, self._validation_interval_s)
-
-
-class _InEpochSchedule:
-    """The batches at which Lightning's ``val_check_interval`` asks for a validation, counted over the whole run."""
-
-    def __init__(self, position: TrainingPosition, interval: float, every_epochs: int) -> None:
-        self._position = position
-        self._interval = interval
-        self._every_epochs = every_epochs
-
-    def __contains__(self, batches_trained: object) -> bool:
-        if not isinstance(batches_trained, int):
-            return False
-        epoch_len = self._position.epoch_length()
-        interval = self._interval
-        every_batches = interval if isinstance(interval, int) else max(1, int(epoch_len * interval))
-        epoch, batch = divmod(batches_trained - 1, epoch_len)
-        return (epoch + 1) % self._every_epochs == 0 and (batch + 1) % every_batches == 0
-
-
-def complete_schedule(
-    trainer: Any,
-    given: Schedule,
-    configured: Schedule,
-    position: TrainingPosition,
-    checkpoint_period: TrainUnit | None,
-    timer: ValidationTimer | None = None,
-) -> Schedule:
-    """Return the schedule of a run.
-
-    What is ``given`` comes first, then flags set on ``trainer``, then what is ``configured``, then the flags' defaults.
-    """
-    max_length = given.max_length or (None if _limits_training(trainer) else configured.max_length)
-    if max_length is None and trainer.state.fn is TrainerFn.FITTING:
-        _warn_of_default_length(trainer)
-    validation_period = given.validation_period or (None if _sets_validation(trainer) else configured.validation_period)
-    if validation_period is not None:
-        lightning_internals.announce_no_validations(trainer)
-    reporting_period = given.reporting_period
-    if reporting_period is None and trainer.log_every_n_steps == _DEFAULT_LOG_EVERY:
-        reporting_period = configured.reporting_period
-    return Schedule(
-        max_length=max_length,
-        validation_period=validation_period or _validation_period_of(trainer, position, timer),
-        checkpoint_period=checkpoint_period,
-        reporting_period=reporting_period or Batch(max(1, trainer.log_every_n_steps)),
-        test_mode=given.test_mode,
-    )
-
-
-def _warn_of_default_length(trainer: pl.Trainer) -> None:
-    """Warn as Lightning does on creating a trainer, when it cannot know yet whether the trial has a ``max_length``."""
-    if trainer.max_epochs == _DEFAULT_MAX_EPOCHS and trainer.max_steps == -1:
-        logger.warning(
-            "The run ends after %d epochs, which is Lightning's default. Set pl.Trainer(max_epochs=...) or "
-            "TrialModule(..., max_length=Batch(n) or Epoch(n)).",
-            _DEFAULT_MAX_EPOCHS,
-        )
-
-
-def _limits_training(trainer: pl.Trainer) -> bool:
-    return trainer.max_steps != -1 or trainer.max_epochs not in (-1, None, _DEFAULT_MAX_EPOCHS)
-
-
-def _sets_validation(trainer: pl.Trainer) -> bool:
-    return not trainer.enable_validation or trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch != 1
-
-
-def _validation_period_of(
-    trainer: pl.Trainer, position: TrainingPosition, timer: ValidationTimer | None
-) -> TrainUnit | None:
-    if not trainer.enable_validation:
-        return None
-    if timer is not None:
-        return Batch(timer)
-    interval = trainer.val_check_interval
-    every_epochs = trainer.check_val_every_n_epoch
-    if every_epochs is None:
-        return Batch(int(interval))
-    if interval == 1.0 and isinstance(interval, float):
-        return Epoch(every_epochs)
-    return Batch(_InEpochSchedule(position, interval, every_epochs))

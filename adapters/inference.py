@@ -42,6 +42,7 @@ class InferenceModule(DrivenModule):
         self.runnable: PyTorchTrial | None = None
         self._loaded: PyTorchTrialContext | None = None
         self._tested: GivenEvaluation | None = None
+        self._modes: list[tuple[torch.nn.Module, bool]] = []
 
     @lightning_internals.restricted_classmethod
     def load_from_checkpoint(
@@ -170,6 +171,31 @@ class InferenceModule(DrivenModule):
             kwargs["batch_size"] = lightning_internals.batch_size_of_step(self, counts=bool(kwargs.get("on_epoch")))
         super().log(name, value, *args, **kwargs)
 
+    # Gradients and modes, which a run sets itself
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Keep the trial's gradients, which Lightning would clear at the start of each run."""
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Keep the gradients, which may belong to an unfinished aggregation."""
+
+    def on_validation_model_eval(self) -> None:
+        """Put what is not of the trial into evaluation mode; the run itself changes the modes of its models."""
+        own = [module for name, module in self.named_modules() if name.partition(".")[0] != "models"]
+        # With Determined's API the models stay in evaluation mode until the next batch.
+        self._modes = [
+            (module, module.training) for module in (self.modules() if self.trial_builder.owns_context else own)
+        ]
+        for module in own:
+            module.training = False
+
+    def on_validation_model_train(self) -> None:
+        """Put modules back into the modes that they had before."""
+        for module, mode in self._modes:
+            module.training = mode
+
+    # Prediction
+
     def _predictor(self) -> Callable[..., Any]:
         _, context = self.built_trial()
         predict_batch: Callable[..., Any] | None = getattr(self.trial, "predict_batch", None)
@@ -188,8 +214,6 @@ class InferenceModule(DrivenModule):
         cast = context.precision.batch_cast()
         batch = context.to_device(batch) if context.experimental.auto_to_device else batch
         return batch if cast is None else cast(batch)
-
-    # Prediction
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the trial's ``predict_batch`` returns, or its only model if it has no such method.

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from det_lightning import errors
 from det_lightning.adapters import conflicts, driving, flags, given_data, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder
@@ -19,20 +17,19 @@ from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.adapters.mixture import warn_of_mixture
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
-from det_lightning.arguments import wrong_argument
+from det_lightning.adapters.trial_schedule import ModuleSchedule
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_options import RunOptions
-from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.workload_reports import Reporter
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
 from det_lightning.masking import mask
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
-from det_lightning.pytorch._settings import ExpConf, RunConfiguration
+from det_lightning.pytorch._settings import ExpConf
 from det_lightning.units import TrainUnit
 
 # Configuration fields for what DeterminedCheckpoint takes as arguments.
@@ -110,43 +107,30 @@ class TrialModule(InferenceModule):
         warn_of_mixture()
         self._initial_type = self.dtype
         self.automatic_optimization = False
-        if not (context is None or isinstance(context, PyTorchTrialContext)):
-            raise TypeError(
-                wrong_argument("TrialModule(context=...)", "the context of `with init(...) as context`", context)
-            )
-        if context is None:
-            configuration = RunConfiguration.of_call(exp_conf, hparams)
-            hparams = configuration.hparams
-        else:
-            configuration = context.settings.configuration
-            if aggregation_frequency is None and context.aggregation_frequency > 1:
-                aggregation_frequency = context.aggregation_frequency
-        self._given_aggregation = aggregation_frequency
-        said = configuration.complete(
+        self.trial_builder = TrialBuilder(
+            trial,
+            context,
+            trial_kwargs,
+            exp_conf,
+            hparams,
             aggregation_frequency=aggregation_frequency,
             average_aggregated_gradients=average_aggregated_gradients,
             trial_seed=trial_seed,
         )
-        self.trial_builder = TrialBuilder(
-            trial, context, {} if trial_kwargs is None else trial_kwargs, configuration, said
+        configuration = self.trial_builder.configuration
+        self._schedule = ModuleSchedule(
+            configuration, max_length, validation_period, reporting_period, step_zero_validation, test_mode
         )
-        given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
-        # A wrong period raises now, not when training starts.
-        self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)
-        self._configured_schedule = Schedule(**configuration.missing_in(given))
-        at_start = configuration.complete(step_zero_validation=step_zero_validation)
-        self._validates_at_step_zero: bool = at_start.get("step_zero_validation", False)
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first, recorded=recorded
         )
         self._taken: flags.TakenFlags | None = None
         self._latest_run: TrialRun | None = None
         self._fitted_run: TrialRun | None = None
-        self._is_lightnings = context is None
         self._training_names: set[str] = set()
-        self._modes: list[tuple[torch.nn.Module, bool]] = []
         self._given_data: dict[str, Callable[[], Any]] = {}
         self._forget_run()
+        hparams = configuration.hparams if context is None else hparams
         if hparams:
             # For Lightning's checkpoints and loggers, which use the variable's name; the trial has its own copy.
             hparams = mask(as_plain(hparams, "hparams", Losses(), MOST_IN_SETTINGS))
@@ -160,7 +144,7 @@ class TrialModule(InferenceModule):
         self.resume_content: CheckpointContent | None = None
 
     def check_before_launch(self, trainer: pl.Trainer) -> None:
-        flags.refuse_unsupported_flags(trainer, self._given_aggregation, before_launch=True)
+        flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation, before_launch=True)
 
     @property
     def trainer(self) -> pl.Trainer:
@@ -175,7 +159,7 @@ class TrialModule(InferenceModule):
 
     def _attach(self, trainer: pl.Trainer) -> None:
         """Take what the trial decides on from a trainer that begins a call, or refuse it."""
-        flags.refuse_unsupported_flags(trainer, self._given_aggregation)
+        flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation)
         refuse_unsupported_methods(self, trains=trainer.training or trainer.validating)
         if trainer.training:
             conflicts.refuse_automatic_optimization(self)
@@ -240,7 +224,7 @@ class TrialModule(InferenceModule):
             return self.running_driver().evaluate(dataloader_iter)
 
     def begin_training(self) -> None:
-        self.running_driver().begin_training(self._validates_at_step_zero)
+        self.running_driver().begin_training(self._schedule.validates_at_step_zero)
 
     def after_training_step(self) -> None:
         """Do what is due after a step, and after the hooks at its end."""
@@ -272,27 +256,6 @@ class TrialModule(InferenceModule):
         if self._taken is not None:
             self._taken.restore()
             self._taken = None
-
-    # A run decides on these itself.
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Keep the trial's gradients, which Lightning would clear at the start of each run."""
-
-    def on_validation_model_zero_grad(self) -> None:
-        """Keep the gradients, which may belong to an unfinished aggregation."""
-
-    def on_validation_model_eval(self) -> None:
-        """Put what is not of the trial into evaluation mode; the run itself changes the modes of its models."""
-        own = [module for name, module in self.named_modules() if name.partition(".")[0] != "models"]
-        # With Determined's API the models stay in evaluation mode until the next batch.
-        self._modes = [(module, module.training) for module in (self.modules() if self._is_lightnings else own)]
-        for module in own:
-            module.training = False
-
-    def on_validation_model_train(self) -> None:
-        """Put modules back into the modes that they had before."""
-        for module, mode in self._modes:
-            module.training = mode
 
     # Checkpoints of Lightning
 
@@ -341,9 +304,7 @@ class TrialModule(InferenceModule):
             given_data.warn_of_lost_state(self.trainer)
         assert self._taken is not None
         timer = self._taken.validation_timer(context)
-        schedule = flags.complete_schedule(
-            self.trainer, self._given_schedule, self._configured_schedule, context.position, period, timer
-        )
+        schedule = self._schedule.complete(self.trainer, context.position, period, timer)
         reporter = LightningReporter(self, TrialModule, self._training_names)
         hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
         call: Any = self.trainer  # mypy does not see what Lightning's connectors set

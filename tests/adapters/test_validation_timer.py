@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from det_lightning import pytorch
-from det_lightning.adapters import TrialModule, validation_timer
+from det_lightning.adapters import TrialModule, trial_schedule
 from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, seed_everything
 from tests.versions import before_lightning_2_6, from_lightning_2_6
@@ -52,7 +52,7 @@ class SlowTrial(SmallTrial):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(validation_timer, "clock", made)
+    monkeypatch.setattr(trial_schedule, "clock", made)
     return made
 
 
@@ -132,10 +132,10 @@ def test_an_older_lightning_takes_no_time() -> None:
 
 RANKS = """
 import datetime
-from det_lightning.adapters import TrialModule, validation_timer
+from det_lightning.adapters import TrialModule, trial_schedule
 from tests.adapters.test_validation_timer import Clock, SlowTrial, trainer
 
-validation_timer.clock = clock = Clock()
+trial_schedule.clock = clock = Clock()
 
 class RankTrial(SlowTrial):
     def train_batch(self, batch, epoch_idx, batch_idx):
