@@ -124,7 +124,7 @@ class TrialBuilder:
                 f"{trainer.world_size}: give it a new TrialModule, with the class of the trial."
             )
         if self._context is None:
-            processes = TrainingProcesses.of_trainer(trainer.strategy)
+            processes = TrainingProcesses.from_trainer(trainer.strategy)
             self._context = PyTorchTrialContext(
                 **self._context_kwargs, backend=processes.backend, distributed=processes.distributed
             )

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 _LATER = "do it in on_fit_start(), when the trial is built, or in the trial's __init__"
 
 
-def changed_hparams(module: pl.LightningModule) -> list[str]:
+def find_changed_hparams(module: pl.LightningModule) -> list[str]:
     """Return the names of the hyperparameters of a module that were changed since it was made."""
     initial = module.hparams_initial
     return sorted(
@@ -43,7 +43,7 @@ def _differ(before: Any, now: Any) -> bool:
 
 def refuse_changed_hparams(module: pl.LightningModule) -> None:
     """Raise an InvalidExperimentException that names the hyperparameters which were changed on the module."""
-    if names := changed_hparams(module):
+    if names := find_changed_hparams(module):
         raise errors.InvalidExperimentException(
             f"module.hparams was changed ({', '.join(names)}), and the trial trains with the hyperparameters that its "
             f"module was made with. Make a new one: {type(module).__name__}(..., hparams={{...}})."
@@ -52,7 +52,7 @@ def refuse_changed_hparams(module: pl.LightningModule) -> None:
 
 def write_trained_hparams(module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
     """Write the hyperparameters of the training to a checkpoint, with a warning if ``module.hparams`` differ."""
-    if names := changed_hparams(module):
+    if names := find_changed_hparams(module):
         checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = with_plain_numbers(dict(module.hparams_initial))
         logger.warning(
             "module.hparams was changed (%s). The checkpoint has the hyperparameters that the trial trains with.",

@@ -95,7 +95,7 @@ class RunDriver:
         trainer = self._trainer
         run = self.run
         run.begin_training()
-        if (epochs := run.schedule.epochs_in_all(run.state, run.data.epoch_len)) is not None:
+        if (epochs := run.schedule.count_epochs(run.state, run.data.epoch_len)) is not None:
             # Not earlier, because a run that is already complete may still have to validate or save.
             lightning_internals.limit_epochs(trainer, epochs)
         lightning_internals.move_to(trainer, run.state, run.context.optimizer_steps)
@@ -201,11 +201,11 @@ class RunDriver:
         if not run.evaluation.by_batch:
             run.evaluation.evaluate_full_dataset(run.data.validation.source.loader)
         elif self._hooks.see_validation_batches:
-            batch = lightning_loops.shown_batch(dataloader_iter)
+            batch = lightning_loops.get_shown_batch(dataloader_iter)
             over = run.evaluation.evaluate(iter([batch]), lambda: True) or dataloader_iter.done
         else:
             # Not from Lightning's iterator, which costs more than anything else done per batch.
-            limit = lightning_loops.validation_limit(self._trainer, dataloader_iter)
+            limit = lightning_loops.read_validation_limit(self._trainer, dataloader_iter)
             batches = itertools.islice(run.data.validation.source.begin(), limit)
             draws = self._draw_validation_bar if self._bars.any_drawn else None
             run.evaluation.evaluate(map(run.data.prepare_batch, batches), draws)

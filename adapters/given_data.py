@@ -47,7 +47,7 @@ def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
 
 def warn_of_lost_state(trainer: pl.Trainer) -> None:
     """Warn if a data module has a state, which ``DeterminedCheckpoint`` does not write."""
-    datamodule = lightning_data.datamodule_of(trainer)
+    datamodule = lightning_data.find_datamodule(trainer)
     if datamodule is not None and _overrides(datamodule, "state_dict"):
         logger.warning(
             "DeterminedCheckpoint writes the trial, without the state_dict() of %s. A ModelCheckpoint writes both.",
@@ -112,7 +112,7 @@ class GivenLoaders(LoaderFactory):
             )
 
 
-def are_none(loader: Any) -> bool:
+def holds_nothing(loader: Any) -> bool:
     """Return whether a call was given validation data without a batch, so that there is no validation."""
     return isinstance(loader, tuple) and not loader
 
@@ -200,7 +200,7 @@ class Passes:
 
 def take(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
     """Return what gives the loaders of a call, by the name of the module's method that it takes the place of."""
-    refuse_moving_hooks(lightning_data.datamodule_of(trainer))
+    refuse_moving_hooks(lightning_data.find_datamodule(trainer))
     return lightning_data.take_given_data(trainer)
 
 

@@ -87,7 +87,7 @@ class InferenceModule(DrivenModule):
         saved.load_into(context, strict)
         self.adopt_trial(runnable, context)
         self._loaded = context
-        self.load_state_dict({**self.state_dict(), **saved.rest_of_module()}, strict)
+        self.load_state_dict({**self.state_dict(), **saved.get_rest_of_module()}, strict)
         self.to(device)
 
     def adopt_trial(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
@@ -142,7 +142,7 @@ class InferenceModule(DrivenModule):
                 "module, what only one side has is left out."
             ) from e
 
-    def built_trial(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
+    def require_built_trial(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return the trial, adapted if it is a legacy one, and its context; raise an InternalException before that."""
         if self.runnable is None or self.context is None:
             raise errors.InternalException(
@@ -155,7 +155,7 @@ class InferenceModule(DrivenModule):
         "make the optimizers and schedulers in the trial's __init__, with wrap_optimizer() and wrap_lr_scheduler()"
     )
     def configure_optimizers(self) -> Any:
-        _, context = self.built_trial()
+        _, context = self.require_built_trial()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
         optimizers = [
@@ -168,7 +168,7 @@ class InferenceModule(DrivenModule):
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a value from any hook, as ``LightningModule.log`` does; a step need not give its ``batch_size``."""
         if kwargs.get("batch_size") is None:
-            kwargs["batch_size"] = lightning_internals.batch_size_of_step(self, counts=bool(kwargs.get("on_epoch")))
+            kwargs["batch_size"] = lightning_internals.find_batch_size(self, counts=bool(kwargs.get("on_epoch")))
         super().log(name, value, *args, **kwargs)
 
     # Gradients and modes, which a run sets itself
@@ -197,7 +197,7 @@ class InferenceModule(DrivenModule):
     # Prediction
 
     def _predictor(self) -> Callable[..., Any]:
-        _, context = self.built_trial()
+        _, context = self.require_built_trial()
         predict_batch: Callable[..., Any] | None = getattr(self.trial, "predict_batch", None)
         if predict_batch is not None:
             return predict_batch
@@ -210,7 +210,7 @@ class InferenceModule(DrivenModule):
 
     def _on_device(self, batch: Any) -> Any:
         """Return a batch on the device, with numpy arrays as tensors too, as in the trial's own batches."""
-        _, context = self.built_trial()
+        _, context = self.require_built_trial()
         cast = context.precision.batch_cast()
         batch = context.to_device(batch) if context.experimental.auto_to_device else batch
         return batch if cast is None else cast(batch)
@@ -225,7 +225,7 @@ class InferenceModule(DrivenModule):
         return self._predictor()(*args, **kwargs)
 
     def begin_prediction(self) -> None:
-        self.built_trial()[1].backend.placement.begin_validation(in_step=False)
+        self.require_built_trial()[1].backend.placement.begin_validation(in_step=False)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         batch = self._on_device(batch)
@@ -237,12 +237,12 @@ class InferenceModule(DrivenModule):
 
     def end_evaluation(self) -> None:
         """End a prediction or a test."""
-        self.built_trial()[1].backend.placement.end_validation()
+        self.require_built_trial()[1].backend.placement.end_validation()
 
     # Evaluation of given data
 
     def begin_test(self) -> None:
-        runnable, context = self.built_trial()
+        runnable, context = self.require_built_trial()
         context.backend.placement.begin_validation(in_step=False)
         self._tested = GivenEvaluation(runnable, context, self.trainer.test_dataloaders)
 

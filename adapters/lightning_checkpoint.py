@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.adapters.lightning_internals import hint_logger
+from det_lightning.adapters.lightning_internals import get_hint_logger
 from det_lightning.adapters.lightning_package import lightning_version, pl
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.code_copy import CodeCopier
@@ -114,7 +114,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
     ) -> None:
         self.inner = inner
         # Lightning logs the URL that it restores from.
-        hint_logger().addFilter(_without_secrets)
+        get_hint_logger().addFilter(_without_secrets)
         self.trusted = trusted
         self.options = dict(options or {})
         self._newest_first = list(newest_first)

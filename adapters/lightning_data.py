@@ -29,7 +29,7 @@ def take_given_data(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
     return given
 
 
-def datamodule_of(trainer: Any) -> pl.LightningDataModule | None:
+def find_datamodule(trainer: Any) -> pl.LightningDataModule | None:
     """Return the data module of a call, if it has one."""
     datamodule: pl.LightningDataModule | None = trainer.datamodule
     # A trainer remembers the data module of earlier calls; Lightning attaches that of this call to all loops.

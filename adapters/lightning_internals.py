@@ -14,7 +14,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core import rank_zero
@@ -34,7 +34,10 @@ warnings.filterwarnings("ignore", message=r".*max_epochs. was not set. Setting i
 warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual optimization.*")
 
 #: A classmethod that cannot be called on an instance.
-restricted_classmethod = pl.utilities.model_helpers._restricted_classmethod
+if TYPE_CHECKING:
+    restricted_classmethod = classmethod
+else:
+    restricted_classmethod = type(vars(pl.LightningModule)["load_from_checkpoint"])
 
 # A module with automatic optimization, which is Lightning's default.
 _AUTOMATIC = pl.LightningModule()
@@ -164,7 +167,7 @@ def call_module_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
 # Metrics and logging
 
 
-def batch_size_of_step(module: pl.LightningModule, counts: bool) -> int | None:
+def find_batch_size(module: pl.LightningModule, counts: bool) -> int | None:
     """Return the batch size to log with, which Lightning cannot tell in training, where a step takes its own batches.
 
     If it ``counts``, it is the size of the batch that hooks are shown, if any; otherwise 1. None outside of training.
@@ -206,7 +209,7 @@ def save_by_time(trainer: pl.Trainer) -> None:
     trainer.check_val_every_n_epoch = users_flag
 
 
-def hint_logger() -> logging.Logger:
+def get_hint_logger() -> logging.Logger:
     """Return the logger of Lightning's hints, which is that of the package of Lightning that was imported last."""
     hints: logging.Logger = vars(rank_zero)["log"]
     return hints
@@ -215,7 +218,7 @@ def hint_logger() -> logging.Logger:
 @contextlib.contextmanager
 def quiet_hints() -> Iterator[None]:
     """Silence Lightning's hints about devices and products, for users who did not choose Lightning."""
-    hints = hint_logger()
+    hints = get_hint_logger()
     level = hints.level
     hints.setLevel(logging.WARNING)
     try:
@@ -232,7 +235,7 @@ def set_printing_rank(rank: int) -> None:
     rank_zero.rank_zero_only.rank = rank  # type: ignore[attr-defined]
 
 
-def exit_code_of(trainer: pl.Trainer, exit_code: int) -> int:
+def choose_exit_code(trainer: pl.Trainer, exit_code: int) -> int:
     """Return the exit code of this process that lets the run end with ``exit_code``.
 
     Lightning's launcher kills the process that called it when a process that it started ends with an error.
@@ -263,6 +266,6 @@ def converts_batch_norms(strategy: pl.strategies.ParallelStrategy) -> bool:
     return strategy._layer_sync is not None
 
 
-def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer inside Lightning's wrapper, or the optimizer itself if it is not wrapped."""
     return optimizer.optimizer if isinstance(optimizer, pl.core.optimizer.LightningOptimizer) else optimizer

@@ -144,7 +144,7 @@ class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
     after_validation: Callable[[], None] | None = None
 
     @classmethod
-    def like(cls, loop: pl.loops.evaluation_loop._EvaluationLoop) -> TrialEvaluationLoop:
+    def adapt(cls, loop: Any) -> TrialEvaluationLoop:
         made = cls(loop.trainer, TrainerFn.VALIDATING, RunningStage.VALIDATING)
         vars(made).update(vars(loop))
         return made
@@ -201,15 +201,16 @@ def use_trial_loops(trainer: Any) -> None:
     if isinstance(before, TrialEpochLoop):
         return
     loop = TrialEpochLoop(trainer, before.min_steps, before.max_steps)
-    loop.val_loop = TrialEvaluationLoop.like(before.val_loop)
+    loop.val_loop = TrialEvaluationLoop.adapt(before.val_loop)
     trainer.fit_loop.epoch_loop = loop
-    trainer.validate_loop = TrialEvaluationLoop.like(trainer.validate_loop)
-    connector = TrialLoggerConnector(trainer)
-    vars(connector).update(vars(trainer._logger_connector))
-    trainer._logger_connector = connector
-    checkpoints = TrialCheckpointConnector(trainer)
-    vars(checkpoints).update(vars(trainer._checkpoint_connector))
-    trainer._checkpoint_connector = checkpoints
+    trainer.validate_loop = TrialEvaluationLoop.adapt(trainer.validate_loop)
+    connectors: dict[str, Any] = {
+        "_logger_connector": TrialLoggerConnector(trainer),
+        "_checkpoint_connector": TrialCheckpointConnector(trainer),
+    }
+    for name, connector in connectors.items():
+        vars(connector).update(vars(getattr(trainer, name)))
+        setattr(trainer, name, connector)
 
 
 def allow_validation(trainer: pl.Trainer, due: bool | None) -> None:
@@ -252,12 +253,12 @@ def call_afterwards(
         loop.after_validation = validation
 
 
-def shown_batch(dataloader_iter: Any) -> Any:
+def get_shown_batch(dataloader_iter: Any) -> Any:
     """Return the validation batch that was shown to the hooks at the start of the current step."""
     return dataloader_iter.data_fetcher.iterator.latest
 
 
-def validation_limit(trainer: pl.Trainer, dataloader_iter: Any) -> int | None:
+def read_validation_limit(trainer: pl.Trainer, dataloader_iter: Any) -> int | None:
     """Return how many batches the current validation takes from its loader at most; None for all of them."""
     flags: Any = trainer  # mypy does not see what Lightning's connectors set
     if isinstance(flags.limit_val_batches, float) and flags.limit_val_batches == 1.0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import linecache
 import os
 import pathlib
@@ -48,8 +49,8 @@ def _is_installed(module: str) -> bool:
 
 def _packages_in_sources() -> Iterator[set[str]]:
     """Yield for each running file, innermost first, the packages of Lightning that it imports anywhere."""
-    frame = sys._getframe()
-    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+    frame = inspect.currentframe()
+    while frame is not None and (frame := frame.f_back) is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] in ("det_lightning", "importlib"):
             continue
         source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))

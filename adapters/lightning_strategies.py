@@ -31,7 +31,7 @@ class CheckingProcessLauncher(_CheckingLauncher, pl.strategies.launchers._MultiP
     """Lightning's launcher that forks or spawns processes."""
 
 
-def checking_launcher(
+def make_launcher(
     strategy: pl.strategies.DDPStrategy, start_method: Any
 ) -> CheckingProcessLauncher | CheckingScriptLauncher:
     """Return a launcher that calls the module's ``check_before_launch(trainer)`` before it starts processes."""
@@ -45,14 +45,14 @@ def checking_launcher(
 # Strategies
 
 
-def ddp_options(strategy: pl.strategies.DDPStrategy) -> tuple[dict[str, Any], list[str]]:
+def read_ddp_options(strategy: pl.strategies.DDPStrategy) -> tuple[dict[str, Any], list[str]]:
     """Return how a strategy replicates models, as arguments, and the names of its other options in use."""
     hooks = {name: vars(strategy)[f"_{name}"] for name in ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper")}
     options = {**strategy._ddp_kwargs, **hooks}
     return options, [] if strategy._model_averaging_period is None else ["model_averaging_period"]
 
 
-def fsdp_options(strategy: pl.strategies.FSDPStrategy) -> tuple[dict[str, Any], list[str]]:
+def read_fsdp_options(strategy: pl.strategies.FSDPStrategy) -> tuple[dict[str, Any], list[str]]:
     """Return how a strategy shards models, as arguments, and the names of its other options in use."""
     kwargs = {name: value for name, value in strategy.kwargs.items() if name != "use_orig_params"}
     policy = kwargs.pop("auto_wrap_policy", None)

@@ -114,7 +114,7 @@ class SavedTrial:
         content = self._content
         load_models(context, content.state, self._source, content.trial_class, strict=strict)
 
-    def rest_of_module(self) -> dict[str, Any]:
+    def get_rest_of_module(self) -> dict[str, Any]:
         """Return the weights of the module that belong to no model of its trial."""
         return dict((self._content.lightning or {}).get("state_dict", {}))
 

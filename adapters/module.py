@@ -204,7 +204,7 @@ class TrialModule(InferenceModule):
         if self.trainer.state.fn is not TrainerFn.FITTING:
             self.start_trial_run()
         data = self.trial_run.data.validation
-        if given_data.are_none(data.source.loader):
+        if given_data.holds_nothing(data.source.loader):
             return []
         self.trial_answers["val_dataloader"] = [data]
         return data
@@ -215,16 +215,16 @@ class TrialModule(InferenceModule):
     def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
         self.trial_answers["training_step"] = None
         with StopIterationGuard():
-            return self.running_driver().train(dataloader_iter)
+            return self.require_driver().train(dataloader_iter)
 
     @answers("put it in the trial's evaluate_batch(), or in on_validation_batch_start() and on_validation_batch_end()")
     def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
         self.trial_answers["validation_step"] = None
         with StopIterationGuard():
-            return self.running_driver().evaluate(dataloader_iter)
+            return self.require_driver().evaluate(dataloader_iter)
 
     def begin_training(self) -> None:
-        self.running_driver().begin_training(self._schedule.validates_at_step_zero)
+        self.require_driver().begin_training(self._schedule.validates_at_step_zero)
 
     def after_training_step(self) -> None:
         """Do what is due after a step, and after the hooks at its end."""
@@ -232,7 +232,7 @@ class TrialModule(InferenceModule):
         del self.trial_answers["training_step"]
         lightning_internals.save_by_time(self.trainer)
         with StopIterationGuard():
-            lightning_loops.allow_validation(self.trainer, due=self.running_driver().act())
+            lightning_loops.allow_validation(self.trainer, due=self.require_driver().act())
 
     def after_validation_step(self) -> None:
         self.require_answer("validation_step")
@@ -242,7 +242,7 @@ class TrialModule(InferenceModule):
         """Do what is due after a validation, and after the hooks at its end."""
         with StopIterationGuard():
             if self.trainer.state.fn is TrainerFn.FITTING:
-                self.running_driver().act_after_validation()
+                self.require_driver().act_after_validation()
 
     def abandon(self, exception: BaseException) -> None:
         """End the run after an exception."""
@@ -267,7 +267,7 @@ class TrialModule(InferenceModule):
     def take_trial(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built; before ``on_load_checkpoint``."""
         fits = self.trainer.state.fn is TrainerFn.FITTING
-        content = take_content(checkpoint, self.built_trial()[1], fits)
+        content = take_content(checkpoint, self.require_built_trial()[1], fits)
         if content is not None:
             self.resume_content = content
             if fits and not checkpoint.get("callbacks"):
@@ -288,13 +288,13 @@ class TrialModule(InferenceModule):
             raise _no_run()
         return self._latest_run
 
-    def running_driver(self) -> RunDriver:
+    def require_driver(self) -> RunDriver:
         if self.driver is None:
             raise _no_run()
         return self.driver
 
     def start_trial_run(self) -> None:
-        trial, context = self.built_trial()
+        trial, context = self.require_built_trial()
         fitted = self._fitted_run
         if not self.trainer.training and fitted is not None and fitted.before_final_validation is None:
             fitted.keep_state_before_validation()  # for what is saved afterwards

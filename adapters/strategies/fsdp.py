@@ -101,7 +101,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the whole state of an optimizer on the chief, and nothing elsewhere."""
-        return gather_optimizer(lightning_internals.unwrapped_optimizer(optimizer))
+        return gather_optimizer(lightning_internals.unwrap_optimizer(optimizer))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         # A checkpoint in Determined's format has none here; the trial's run loads its own.

@@ -57,7 +57,7 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
         super().setup_environment()
 
     def _configure_launcher(self) -> None:
-        self._launcher = lightning_strategies.checking_launcher(self, self._starts_by)
+        self._launcher = lightning_strategies.make_launcher(self, self._starts_by)
 
     def configure_ddp(self) -> None:
         """Leave the module alone: the trial's models are wrapped one by one."""

@@ -39,7 +39,7 @@ class TrainingProcesses:
     backend: Backend
 
     @classmethod
-    def of_script(
+    def from_script(
         cls, distributed: DistributedContext | None, strategy: str | pl.strategies.Strategy | None = None
     ) -> TrainingProcesses:
         """Return the processes that a script has launched, for arguments of ``init``, which documents them."""
@@ -62,7 +62,7 @@ class TrainingProcesses:
         return cls(distributed, chosen.make_backend(device_of(distributed.local_rank)))
 
     @classmethod
-    def of_trainer(cls, strategy: pl.strategies.Strategy) -> TrainingProcesses:
+    def from_trainer(cls, strategy: pl.strategies.Strategy) -> TrainingProcesses:
         """Return the processes of a ``pl.Trainer`` strategy; raise a ValueError if the environment asks for Horovod."""
         if not isinstance(strategy, HorovodStrategy):
             refuse_horovod(getattr(strategy, "strategy_name", type(strategy).__name__))

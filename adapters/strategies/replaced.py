@@ -20,7 +20,7 @@ def use_trial_strategy(trainer: pl.Trainer) -> None:
     given = trainer.strategy
     if isinstance(given, PerModelStrategy) or not isinstance(given, REPLACED_STRATEGIES):
         return
-    taken = counterpart_of(given)
+    taken = find_counterpart(given)
     rank_zero_info(
         f"{type(given).__name__} is replaced by strategy={taken.strategy_name!r}, which wraps each of the trial's "
         "models by itself."
@@ -30,14 +30,14 @@ def use_trial_strategy(trainer: pl.Trainer) -> None:
         taken.precision_plugin = pl.plugins.Precision()
 
 
-def counterpart_of(strategy: pl.strategies.DDPStrategy | pl.strategies.FSDPStrategy) -> PerModelStrategy:
+def find_counterpart(strategy: pl.strategies.DDPStrategy | pl.strategies.FSDPStrategy) -> PerModelStrategy:
     """Return the strategy for trials with the options of one of ``REPLACED_STRATEGIES``."""
     kind: type[PerModelStrategy] = PerModelDDPStrategy
     if isinstance(strategy, pl.strategies.FSDPStrategy):
         kind = PerModelFSDPStrategy
-        options, others = lightning_strategies.fsdp_options(strategy)
+        options, others = lightning_strategies.read_fsdp_options(strategy)
     else:
-        options, others = lightning_strategies.ddp_options(strategy)
+        options, others = lightning_strategies.read_ddp_options(strategy)
     if not others:
         try:
             return kind(**options)

@@ -7,7 +7,7 @@ from typing import Any
 
 from det_lightning.cli.output import print_lines, print_table
 from det_lightning.files.strict_json import as_number, to_json
-from det_lightning.hyperparameters import flat
+from det_lightning.hyperparameters import flatten
 
 
 def sort_trials(details: dict[str, Any], metric: str) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def print_details(details: dict[str, Any], sorted_by: str | None = None) -> None
     from det_lightning.experiments.overview import format_number
 
     trials = details["trials"]
-    varying, constants = _divide_hparams([flat(trial["hparams"] or {}) for trial in trials])
+    varying, constants = _divide_hparams([flatten(trial["hparams"] or {}) for trial in trials])
     known = {**details, "best": format_number(details["best"])}
     if details["best_trial"] is not None:
         known["best"] += f", of trial {details['best_trial']} (*)"

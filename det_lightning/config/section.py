@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from det_lightning.config.document import KeyPath
-from det_lightning.hyperparameters import as_passed_on
+from det_lightning.hyperparameters import convert_like_master
 from det_lightning.masking import mask
 from det_lightning.secret_names import is_secret_name
 
@@ -109,7 +109,7 @@ def _integral(value: Any) -> Any:
 
 
 #: For what may be anything that JSON can hold, of which Determined's master knew no types.
-UNTYPED = AfterValidator(as_passed_on)
+UNTYPED = AfterValidator(convert_like_master)
 #: Larger integers do not fit into those of Determined's master.
 INTEGER_LIMIT = 2**63
 #: Determined accepts 5.0 as an integer, but neither true nor "5".

@@ -18,7 +18,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from det_lightning.config.document import Document, KeyPath, path_text
 from det_lightning.errors import ConfigMistake
-from det_lightning.hyperparameters import as_passed_on
+from det_lightning.hyperparameters import convert_like_master
 from det_lightning.masking import MASK, mask_text
 from det_lightning.secret_names import is_secret_name
 
@@ -158,7 +158,7 @@ class YamlDocument(Document):
             return self._wrong(node, path, f"{_shown(text, path)} {meanings}")
         if isinstance(value, float) and not math.isfinite(value):
             return self._wrong(node, path, f"must be a finite number; got {_shown(text, path)}")
-        return as_passed_on(value) if isinstance(value, float) else value
+        return convert_like_master(value) if isinstance(value, float) else value
 
     def _joined(self, node: Node, path: KeyPath, text: str) -> str:
         """Return a text with JSON's escapes, in which some characters are two surrogates, joined to characters."""

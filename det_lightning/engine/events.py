@@ -46,7 +46,7 @@ class TrialEvents:
             (callback, bool(inspect.signature(callback.on_training_epoch_start).parameters))
             for callback in callbacks.values()
         ]
-        wants_written = self.overriding("on_checkpoint_end") or self.overriding("on_checkpoint_write_end")
+        wants_written = self.find_overrides("on_checkpoint_end") or self.find_overrides("on_checkpoint_write_end")
         #: Called with the directory of a written checkpoint; None if no callback looks at it.
         self.report_written = self._report_written if wants_written else None
         self._warn_of_old_spellings()
@@ -61,14 +61,14 @@ class TrialEvents:
                         stacklevel=2,
                     )
 
-    def overriding(self, method: str) -> list[Any]:
+    def find_overrides(self, method: str) -> list[Any]:
         """Return the bound methods of the callbacks that override ``method``."""
         callbacks = [callback for callback in self.callbacks.values() if overrides(callback, PyTorchCallback, method)]
         return [getattr(callback, method) for callback in callbacks]
 
     def attach(self, hooks: UpdateHooks) -> None:
         """Register each ``on_before_optimizer_step``, called with an optimizer's parameters as in Determined 0.13."""
-        for method in self.overriding("on_before_optimizer_step"):
+        for method in self.find_overrides("on_before_optimizer_step"):
             hooks.before_step.append(functools.partial(_call_with_parameters, method))
 
     def emit(self, method: str, *args: Any, **kwargs: Any) -> None:

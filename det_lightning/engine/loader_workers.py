@@ -30,7 +30,7 @@ class RunLoader:
 
     def begin(self) -> Iterator[Any]:
         """Return a new iterator over the batches, which is also :attr:`batches`."""
-        self.batches = batches_of(self.loader)
+        self.batches = iterate_batches(self.loader)
         return self.batches
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ def _end_workers(batches: Any) -> None:
         batches._shutdown_workers()  # otherwise done once nothing refers to it, such as the traceback of an error
 
 
-def batches_of(loader: Any) -> Iterator[Any]:
+def iterate_batches(loader: Any) -> Iterator[Any]:
     """Return an iterator over ``loader``; without workers it is not torch's own, and runs no code of ours per batch."""
     if not _loads_here(loader):
         return iter(loader)

@@ -277,7 +277,7 @@ class TrialRun:
         for model in self.context.models:
             model.eval()
         self.context.backend.placement.begin_validation(self._validates_in_step)
-        for hook in self.events.overriding("on_validation_step_start"):
+        for hook in self.events.find_overrides("on_validation_step_start"):
             hook()
         self.events.emit("on_validation_start")
         self.evaluation.begin(self._log.validation_counter())
@@ -292,7 +292,7 @@ class TrialRun:
             metrics = self.exchange.broadcast_validation(self.evaluation.full_metrics)
         metrics.update(self.exchange.reduce_registered(for_training=False))
         self.events.emit("on_validation_end", metrics)
-        for hook in self.events.overriding("on_validation_step_end"):
+        for hook in self.events.find_overrides("on_validation_step_end"):
             hook(metrics)
         self.context.backend.placement.end_validation()
         self.state.last_val = self.state.batches_trained
@@ -305,6 +305,9 @@ class TrialRun:
     def _reduce_validation(self) -> dict[str, Any]:
         batches = self.evaluation.close()
         self.events.emit("on_validation_epoch_end", batches)
-        overriding = [*self.events.overriding("on_validation_end"), *self.events.overriding("on_validation_step_end")]
+        overriding = [
+            *self.events.find_overrides("on_validation_end"),
+            *self.events.find_overrides("on_validation_step_end"),
+        ]
         users_code_follows = self.options.hooks_follow_validation or bool(overriding)
         return self.exchange.reduce_validation(batches, self.trial.evaluation_reducer(), users_code_follows)

@@ -12,7 +12,7 @@ import numpy as np
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.trial_warnings import WeightSums, find_near_hooks, find_unwrapped
-from det_lightning.hyperparameters import flat
+from det_lightning.hyperparameters import flatten
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -55,7 +55,7 @@ class RunWarnings:
                 *find_near_hooks(self._callbacks, self._trial),
             ):
                 self._warn(message)
-        for period in self._schedule.periods_below_one():
+        for period in self._schedule.find_periods_below_one():
             self._warn(f"{period} is below 1, which means after every one; leave it out for never.")
         if resume is not None:
             before = _hparams_of(resume)
@@ -157,8 +157,8 @@ def _hparams_of(content: CheckpointContent) -> dict[str, Any] | None:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    old = flat(before)
-    new = flat(now)
+    old = flatten(before)
+    new = flatten(now)
     for name in dict.fromkeys([*old, *new]):
         was = old.get(name, _NOT_GIVEN)
         is_now = new.get(name, _NOT_GIVEN)

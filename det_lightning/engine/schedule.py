@@ -75,7 +75,7 @@ class Schedule:
         nearest += [_next_multiple(epochs, unit) * epoch_len for _, unit in self._epoch_units]
         return min(nearest, default=sys.maxsize)
 
-    def periods_below_one(self) -> list[str]:
+    def find_periods_below_one(self) -> list[str]:
         """Return the periods that are due at every batch or epoch because they are below one, as ``name=unit``."""
         return [
             f"{name}={unit}"
@@ -83,7 +83,7 @@ class Schedule:
             if unit is not None and isinstance(unit.value, int) and unit.value < 1
         ]
 
-    def epochs_in_all(self, state: TrialState, epoch_len: int) -> int | None:
+    def count_epochs(self, state: TrialState, epoch_len: int) -> int | None:
         """Return the number of epochs at the end, the last of which may be incomplete; None without ``max_length``."""
         if self._length is None or isinstance(self.max_length, Epoch):
             return self._length

@@ -115,7 +115,7 @@ class WorkloadReports:
 
         All ranks call this. ``next_batch_follows`` says that nothing else is due before the next batch.
         """
-        users_code_follows = self._hooks_follow or bool(self._events.overriding("on_training_workload_end"))
+        users_code_follows = self._hooks_follow or bool(self._events.find_overrides("on_training_workload_end"))
         metrics = window.begin_transfer()
         workload = self._log.workload
         self.unfinished = functools.partial(

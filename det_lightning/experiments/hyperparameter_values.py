@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from det_lightning.experiments.state import ExperimentState, TrialRecord
-from det_lightning.hyperparameters import flat
+from det_lightning.hyperparameters import flatten
 from det_lightning.masking import mask
 
 # Keeps the difference of any two values finite.
@@ -44,7 +44,7 @@ class Hyperparameter:
 
 def varying_hyperparameters(config: Mapping[str, Any], state: ExperimentState) -> list[Hyperparameter]:
     """Return the hyperparameters that differ between trials, by name. Secrets are masked, and so left out."""
-    hparams = {trial.trial_id: flat(mask(trial.hparams)) for trial in state.trials.values()}
+    hparams = {trial.trial_id: flatten(mask(trial.hparams)) for trial in state.trials.values()}
     logarithmic = set(_logarithmic(config.get("hyperparameters") or {}))
     found = []
     for name in sorted({name for values in hparams.values() for name in values}):

@@ -19,7 +19,7 @@ from det_lightning.experiments.hyperparameter_values import Hyperparameter, vary
 from det_lightning.experiments.overview import details_of, format_number, state_of
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.extras import how_to_install
-from det_lightning.hyperparameters import flat
+from det_lightning.hyperparameters import flatten
 
 _PAGE = """\
 <!DOCTYPE html>
@@ -142,7 +142,7 @@ def _table(trials: list[dict[str, Any]]) -> str:
 
 def _cell(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
-        value = ", ".join(f"{name}={entry}" for name, entry in flat(value).items())
+        value = ", ".join(f"{name}={entry}" for name, entry in flatten(value).items())
     elif isinstance(value, float):
         value = format_number(value)
     return f"<td{_kind(name)}>{html.escape('' if value is None else str(value))}</td>"

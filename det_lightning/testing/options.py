@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.errors import ConfigError
 from det_lightning.files.file_kinds import require_file
-from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.hyperparameters import choose_hparams
 from det_lightning.masking import mask_text
 from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.records.record import RecordError, read_record
@@ -75,7 +75,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         mistakes.append(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
     hparams = tried(_json_object, "--trial-hparams", values.trial_hparams, '{"lr": 0.1}')
     if config is not None:
-        hparams = {**(tried(chosen_hparams, config) or {}), **(hparams or {})}
+        hparams = {**(tried(choose_hparams, config) or {}), **(hparams or {})}
     arguments = tried(_json_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
     for output in filter(None, (path(values.trial_record), path(values.trial_report))):
         tried(require_file, output, True)

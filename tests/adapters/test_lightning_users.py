@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from det_lightning import errors
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
-from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES, counterpart_of
+from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES, find_counterpart
 from tests.adapters.plain_module import Use, fit, loader, outcome
 from tests.lightning import lightning_version, pl
 
@@ -222,7 +222,7 @@ def test_a_strategy(name: str) -> None:
         assert STRATEGIES[name] == "refused"
         return
     try:
-        counterpart_of(known["strategy"](**known["init_params"]))
+        find_counterpart(known["strategy"](**known["init_params"]))
     except errors.UnsupportedTrainerFlags:
         assert STRATEGIES[name] == "refused"
     else:

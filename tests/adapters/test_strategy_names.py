@@ -9,7 +9,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
-from det_lightning.adapters.strategies.replaced import counterpart_of
+from det_lightning.adapters.strategies.replaced import find_counterpart
 from tests.lightning import pl
 from tests.versions import SHARDS, needs_shards
 from tests.warm_python import start_warm_python
@@ -65,19 +65,21 @@ def test_the_command_line_of_lightning_takes_a_strategy_of_trials(tmp_path: Path
 @needs_shards
 def test_options_that_models_cannot_be_trained_with_are_refused_by_name() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"FSDPStrategy: cpu_offload\. Use PerModelFSDPStrategy"):
-        counterpart_of(pl.strategies.FSDPStrategy(cpu_offload=True))
+        find_counterpart(pl.strategies.FSDPStrategy(cpu_offload=True))
     with pytest.raises(errors.UnsupportedTrainerFlags, match="DDPStrategy: model_averaging_period"):
-        counterpart_of(pl.strategies.DDPStrategy(model_averaging_period=2))
+        find_counterpart(pl.strategies.DDPStrategy(model_averaging_period=2))
     with pytest.raises(errors.UnsupportedTrainerFlags, match="PerModelDDPStrategy does not take delay_all_reduce"):
-        counterpart_of(pl.strategies.DDPStrategy(delay_all_reduce_named_params=[]))
+        find_counterpart(pl.strategies.DDPStrategy(delay_all_reduce_named_params=[]))
     with pytest.raises(TypeError, match="PerModelFSDPStrategy does not take cpu_offload"):
         PerModelFSDPStrategy(cpu_offload=True)
 
 
 @needs_shards
 def test_the_strategies_of_lightning_have_counterparts_for_trials() -> None:
-    assert counterpart_of(pl.strategies.DDPStrategy(find_unused_parameters=True)).strategy_name == "trial_ddp"
-    assert counterpart_of(pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})).strategy_name == "trial_fsdp"
+    assert find_counterpart(pl.strategies.DDPStrategy(find_unused_parameters=True)).strategy_name == "trial_ddp"
+    assert (
+        find_counterpart(pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})).strategy_name == "trial_fsdp"
+    )
 
 
 @pytest.mark.skipif(SHARDS, reason="this torch shards")

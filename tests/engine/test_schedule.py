@@ -233,4 +233,4 @@ def test_a_length_in_batches_is_known_in_epochs(
     max_length: TrainUnit | None, trained: int, epochs_trained: int, in_all: int | None
 ) -> None:
     state = TrialState(batches_trained=trained, epochs_trained=epochs_trained)
-    assert Schedule(max_length).epochs_in_all(state, epoch_len=7) == in_all
+    assert Schedule(max_length).count_epochs(state, epoch_len=7) == in_all

@@ -7,7 +7,7 @@ from typing import Any
 from det_lightning.experiments.search.generator import Generator
 from det_lightning.experiments.search.operations import CreateTrial
 from det_lightning.experiments.search.space import SearchSpace, draw
-from det_lightning.hyperparameters import as_passed_on
+from det_lightning.hyperparameters import convert_like_master
 
 #: More trials than this are never created at once, whatever a search may have. Each of them is the same trial later.
 MOST_AT_ONCE = 100_000
@@ -28,7 +28,7 @@ class TrialFactory:
         for _ in range(4):
             self._generator.word()  # Determined draws 16 bytes for the id of its request
         self.created += 1
-        return CreateTrial(self.created, self._generator.below(2**31), as_passed_on(hparams), validate_at)
+        return CreateTrial(self.created, self._generator.below(2**31), convert_like_master(hparams), validate_at)
 
 
 def most_replaced(max_trials: int) -> int:
