@@ -1,4 +1,4 @@
-"""Building a trial on the device and in the precision that ``pl.Trainer`` was given."""
+"""Building a trial on the device and in the precision of a ``pl.Trainer``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRIAL_PRECISIONS = ("32-true", *_TYPES)
 
 
 class TrialPrecision(pl.plugins.Precision):
-    """Replaces Lightning's plugin, whose autocast would cover the whole step, including backward passes and updates."""
+    """Replaces Lightning's plugin, whose autocast would cover the whole step, with backward passes and updates."""
 
     def __init__(self, precision: Any) -> None:
         self.precision = precision
@@ -55,9 +55,9 @@ def take_precision(trainer: pl.Trainer) -> WholeModelPrecision | None:
 
 
 class TrialBuilder:
-    """Builds a trial once its device is known, or takes one that is already built.
+    """Builds a trial once the device is known, or takes a built trial.
 
-    The arguments, and the errors raised, are those of :class:`TrialModule`; ``settings`` are the settings of a context.
+    The arguments and the errors are those of :class:`TrialModule`; ``settings`` are the settings of a context.
 
     Attributes:
         configuration: the experiment configuration of the call or of the given context.
@@ -108,10 +108,10 @@ class TrialBuilder:
     def build(
         self, trainer: pl.Trainer, precision: WholeModelPrecision | None = None, accumulated_batches: int = 1
     ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is a legacy one, and its context; they are built on the first call.
+        """Return the trial, adapted if legacy, and its context; the first call builds both.
 
-        Unless ``accumulated_batches`` is 1, gradients are aggregated over that number of batches. Where nothing is
-        trained, weights that were cast for a training stay so unless there is another ``precision``.
+        Unless ``accumulated_batches`` is 1, aggregate gradients over that number of batches. Outside of a training,
+        weights keep the type of an earlier training unless there is another ``precision``.
 
         Raises:
             InvalidExperimentException: the trial was built for fewer processes, so that ranks would train alone.
@@ -136,12 +136,12 @@ class TrialBuilder:
         if precision is not None or fn is TrainerFn.FITTING or not self._context.precision.has_cast_weights:
             self._context.precision.use_whole_model_precision(precision)
         is_new = isinstance(self._trial, type)
-        trial = self._build_in(self._context)
+        trial = self._build_trial(self._context)
         if is_new:
             self._context.wrapped.require_same_on_all_ranks()
         return trial, self._context
 
-    def _build_in(self, context: PyTorchTrialContext) -> PyTorchTrial:
+    def _build_trial(self, context: PyTorchTrialContext) -> PyTorchTrial:
         trial = self._trial
         if isinstance(trial, type):
             trial = build_trial(trial, context, self._trial_kwargs)
@@ -151,15 +151,16 @@ class TrialBuilder:
     def build_alone(self, device: torch.device) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return a trial that only holds weights, and its context, both unknown to :meth:`build`; or the given trial.
 
-        Models stay where the trial creates them; batches go to ``device``.
+        Models stay on the device of their creation; batches go to ``device``.
         """
         if self._context is not None:
-            return self._build_in(self._context), self._context
+            return self._build_trial(self._context), self._context
         assert isinstance(self._trial, type)
         arguments = {"trial_seed": 0, **self._context_kwargs}
         context = PyTorchTrialContext(**arguments, backend=LocalBackend(device), loading_only=True)
         return adapt_legacy_trial(build_trial(self._trial, context, self._trial_kwargs), context), context
 
     def abandon(self, error: BaseException) -> None:
+        """Tell the other ranks of an error, if the builder made the context."""
         if self.owns_context and self._context is not None:
             self._context.distributed.abandon(error)

@@ -1,4 +1,4 @@
-"""What a user does to a module before its trial is built, as to any LightningModule, and the trial would not see."""
+"""Changes of a module before the trial is built, common with any LightningModule, and lost on a trial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LATER = "do it in on_fit_start(), when the trial is built, or in the trial's __
 
 
 def find_changed_hparams(module: pl.LightningModule) -> list[str]:
-    """Return the names of the hyperparameters of a module that were changed since it was made."""
+    """Return the names of hyperparameters changed since the module was made."""
     initial = module.hparams_initial
     return sorted(
         str(name)
@@ -42,7 +42,7 @@ def _differ(before: Any, now: Any) -> bool:
 
 
 def refuse_changed_hparams(module: pl.LightningModule) -> None:
-    """Raise an InvalidExperimentException that names the hyperparameters which were changed on the module."""
+    """Raise an InvalidExperimentException naming the hyperparameters changed on the module."""
     if names := find_changed_hparams(module):
         raise errors.InvalidExperimentException(
             f"module.hparams was changed ({', '.join(names)}), and the trial trains with the hyperparameters that its "
@@ -70,7 +70,7 @@ def refuse_changed_type(module: pl.LightningModule, initial: Any) -> None:
 
 
 def refuse_automatic_optimization(module: pl.LightningModule) -> None:
-    """Raise an InvalidExperimentException if Lightning is to update the weights, which a trial does itself."""
+    """Raise an InvalidExperimentException if Lightning is to update the weights: the trial does so itself."""
     if module.automatic_optimization:
         raise errors.InvalidExperimentException(
             "module.automatic_optimization was set to True, and a trial steps its optimizers itself: leave it False."
@@ -78,7 +78,7 @@ def refuse_automatic_optimization(module: pl.LightningModule) -> None:
 
 
 def warn_of_evaluation_mode(modules: Iterable[torch.nn.Module]) -> None:
-    """Warn if modules are in evaluation mode when a training begins, which trains all models in training mode."""
+    """Warn if modules are in evaluation mode at the beginning of a training: models train in training mode."""
     if not all(module.training for module in modules):
         logger.warning(
             "The module, or a part of it, is in evaluation mode. As in Determined, a trial trains in training mode: "
@@ -87,7 +87,7 @@ def warn_of_evaluation_mode(modules: Iterable[torch.nn.Module]) -> None:
 
 
 def warn_of_second_fit(trainer: pl.Trainer) -> None:
-    """Warn if a trainer would go on with a plain module where it left off, since a trial begins at batch 0 again."""
+    """Warn if a trainer would continue the training of a plain module: a trial begins at batch 0 again."""
     done = trainer.fit_loop.epoch_progress.current.completed
     if done and not trainer.fit_loop.done:
         logger.warning(
@@ -98,7 +98,7 @@ def warn_of_second_fit(trainer: pl.Trainer) -> None:
 
 
 def warn_of_lost_callbacks(trainer: Any) -> None:
-    """Warn of callbacks of Lightning whose states a checkpoint does not have, when a training resumes from it."""
+    """Warn of Lightning callbacks without a state in the checkpoint of a resumed training."""
     if names := sorted({type(callback).__name__ for callback in trainer.callbacks if callback.state_dict()}):
         logger.warning(
             "The checkpoint has no states of Lightning's callbacks: %s begin anew. With "
@@ -108,7 +108,7 @@ def warn_of_lost_callbacks(trainer: Any) -> None:
 
 
 def warn_of_missing_parameters(module: torch.nn.Module) -> None:
-    """Warn if the parameters of a module are asked for before its trial is built, such as by ``freeze()``."""
+    """Warn if the parameters of a module are read before the trial is built, for example by ``freeze()``."""
     logger.warning(
         "%s has no parameters of its trial before fit(), which builds the trial. What needs the parameters, such as "
         "freeze(), requires_grad_(), apply(), state_dict(), watch() of a logger or an optimizer, has no effect: %s.",
@@ -117,10 +117,7 @@ def warn_of_missing_parameters(module: torch.nn.Module) -> None:
 
 
 def refuse_lost_changes(loaded: list[torch.nn.Module], built: list[torch.nn.Module]) -> None:
-    """Raise an InvalidExperimentException if loaded models were changed in ways that do not carry over to built ones.
-
-    Only weights carry over.
-    """
+    """Raise an InvalidExperimentException if loaded models have changes besides weights: built models lose these."""
     changes = {
         "frozen parameters (freeze() or requires_grad_())": any(
             not old.requires_grad and new.requires_grad for old, new in _pairs(loaded, built)

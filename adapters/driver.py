@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class StopIterationGuard:
-    """Turns a ``StopIteration`` of trial code into a ``RuntimeError``; Lightning takes it for the end of the data.
+    """Turns a ``StopIteration`` of trial code into a ``RuntimeError``; for Lightning the data would end there.
 
     ``contextlib.contextmanager`` would raise the ``StopIteration`` again.
     """
@@ -44,8 +44,8 @@ class StopIterationGuard:
 
 
 @contextlib.contextmanager
-def _invalid_hp_ends_the_run() -> Iterator[None]:
-    """Let an ``InvalidHP`` raised by a hook during a checkpoint end the run, without that checkpoint or an error."""
+def _end_run_on_invalid_hp() -> Iterator[None]:
+    """End the run, without an error or the checkpoint, on an ``InvalidHP`` from a hook during the checkpoint."""
     try:
         yield
     except errors.InvalidHP as e:
@@ -54,7 +54,7 @@ def _invalid_hp_ends_the_run() -> Iterator[None]:
 
 
 class RunDriver:
-    """Runs a trial from Lightning's hooks: ends steps, and does what is due at boundaries."""
+    """Runs a trial from Lightning's hooks: ends steps, and reports, validates, saves and stops at boundaries."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class RunDriver:
         self._max_steps = sys.maxsize
 
     def start_up(self, loaders: LoaderFactory) -> None:
-        """Begin a run whose loaders the factory builds."""
+        """Begin a run with the loaders of a factory."""
         run = self.run
         if run.schedule.max_length is not None:
             lightning_internals.limit_epochs(self._trainer, -1)
@@ -92,6 +92,7 @@ class RunDriver:
         )
 
     def begin_training(self, step_zero_validation: bool) -> None:
+        """Load the checkpoint, set Lightning's counters, and validate if a validation is due before the first batch."""
         trainer = self._trainer
         run = self.run
         run.begin_training()
@@ -109,7 +110,7 @@ class RunDriver:
         lightning_internals.show_logging_step(trainer, run.state.batches_trained + 1)
 
     def _next_training_batch(self) -> tuple[Any, int]:
-        """Return the batch of the next step, on the device, and its index in the epoch; the batch may be None."""
+        """Return the batch of the next step, on the device, and the index in the epoch; the batch may be None."""
         run = self.run
         if not self._fetched:  # a hook may have skipped a step
             self._fetched = [*itertools.islice(run.data.prepare(run.data.training.batches), 1)]
@@ -117,7 +118,7 @@ class RunDriver:
         return batch, run.state.batches_trained % run.data.epoch_len
 
     def train(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
-        """Train up to the next boundary or the end of the epoch; or on one batch, whose metrics are returned."""
+        """Train up to the next boundary or the end of the epoch; or on one batch, and return the batch's metrics."""
         run = self.run
         if run.state.batches_trained == 0 and not run.has_validated:
             conflicts.warn_of_evaluation_mode(part for model in run.context.models for part in model.modules())
@@ -158,7 +159,7 @@ class RunDriver:
     def _passes_boundary(self) -> bool:
         """Report the workload within the step if nothing else is due; return whether the step goes on.
 
-        Ending a step costs as much as a report, and nothing but progress bars can see that it ended.
+        Ending a step costs as much as a report, and only progress bars can see the end of a step.
         """
         run = self.run
         if self._bars.any_on_a_rank or not run.only_reports():
@@ -169,7 +170,7 @@ class RunDriver:
         self._report_complete()
         return run.continues() and not self._trainer.should_stop  # a logger may have set it
 
-    @_invalid_hp_ends_the_run()
+    @_end_run_on_invalid_hp()
     def _report_complete(self) -> None:
         if self._checkpoints is not None:
             self._checkpoints.report_complete()
@@ -195,7 +196,7 @@ class RunDriver:
         return bool(steps_done or epochs_done or trainer.should_stop)
 
     def evaluate(self, dataloader_iter: Any) -> dict[str, Any] | None:
-        """Evaluate the validation data; or one batch of it, whose metrics are returned."""
+        """Evaluate the validation data; or one batch, and return the metrics of the batch."""
         run = self.run
         over = True
         if not run.evaluation.by_batch:
@@ -221,10 +222,10 @@ class RunDriver:
             self._bars.draw("on_validation_batch_end", self.run.evaluation.batches_evaluated)
         return False
 
-    @_invalid_hp_ends_the_run()
+    @_end_run_on_invalid_hp()
     def act(self) -> bool:
-        """Do what is due up to a validation; return whether Lightning must validate now."""
-        validates_at_stop = self._stopped_by_callback()
+        """Report, save and stop up to a validation; return whether Lightning must validate now."""
+        validates_at_stop = self._must_validate_before_stop()
         self._report_complete()
         while (action := self.run.next_action()) is not None:
             if action is Action.VALIDATE:
@@ -240,18 +241,20 @@ class RunDriver:
             self.run.keep_state_before_validation()
         return validates_at_stop
 
-    def _stopped_by_callback(self) -> bool:
-        """Return whether a callback of Lightning, such as its ``Timer``, ends the run, which then validates first."""
+    def _must_validate_before_stop(self) -> bool:
+        """Return whether a callback of Lightning, such as ``Timer``, ends the run after a last validation."""
         state = self.run.state
         if self.run.early_end.preempted or state.last_val == state.batches_trained:
             return False
         return lightning_internals.validates_at_stop(self._trainer)
 
     def end_validation_epoch(self) -> None:
+        """Reduce and report the metrics of the validation."""
         self._validation_metrics = self.run.end_validation()
 
-    @_invalid_hp_ends_the_run()
+    @_end_run_on_invalid_hp()
     def act_after_validation(self) -> None:
+        """Save by the policy, then continue with the actions of the boundary."""
         if self._checkpoints is not None:
             self._checkpoints.save_after_validation(self._validation_metrics)
         # Lightning's validation is not over yet. A checkpoint by policy is part of it; the other actions are not.
@@ -260,14 +263,16 @@ class RunDriver:
         if self._validation_timer is not None:
             self._validation_timer.restart()
 
-    @_invalid_hp_ends_the_run()
+    @_end_run_on_invalid_hp()
     def finish(self) -> None:
+        """Report and save the rest after the last batch."""
         self.run.end_workload()
         if self._checkpoints is not None:
             self._checkpoints.save_unless_current()
             self._checkpoints.finish()
 
     def abandon(self, exception: BaseException) -> None:
+        """End a failed run; save first if all ranks end by an exception that asks for a checkpoint."""
         saves = isinstance(exception, errors.InvalidHP) or (
             isinstance(exception, errors.ShouldExit) and not exception.skip_exit_checkpoint
         )
@@ -287,6 +292,7 @@ class RunDriver:
             self.close()
 
     def close(self) -> None:
+        """Give the trainer and the loaders back, and end the run's callbacks."""
         if self._users_max_epochs is not None:
             lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)
         lightning_loops.show_batches(self._trainer, None, None)

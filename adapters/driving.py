@@ -1,4 +1,4 @@
-"""The callbacks in which a trainer drives a trial, so that subclasses of its module may override any hook."""
+"""The Lightning callbacks that drive a trial, so that subclasses of ``TrialModule`` may override any hook."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ def _has_trial(module: pl.LightningModule) -> TypeGuard[Any]:
 
 
 class TrialGuard(pl.Callback):
-    """Builds the trial before other callbacks look at the module, and ends its run after an exception."""
+    """Builds the trial before other callbacks look at the module, and ends the run after an exception."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Build the trial, after a check of all callbacks."""
         if _has_trial(pl_module):
             flags.refuse_unsupported_callbacks(trainer)  # also those of the configure_callbacks() of the module
             put_last(trainer)
             pl_module.build_trial()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """End the run."""
         if _has_trial(pl_module):
             pl_module.abandon(exception)
 
@@ -33,51 +35,61 @@ class TrialGuard(pl.Callback):
 class TrialDriving(pl.Callback):
     """Runs the trial from the hooks of a trainer, after all other callbacks and before the module's own hooks.
 
-    The loops of ``lightning_loops`` call what comes after the module's hooks.
+    The loops of ``lightning_loops`` call the rest after the module's hooks.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the run, once all callbacks know the trial."""
         if _has_trial(pl_module):
             pl_module.require_same("configure_optimizers", trainer.strategy.optimizers)
             pl_module.start_trial_run()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin to train."""
         if _has_trial(pl_module):
             pl_module.require_same("train_dataloader", [trainer.train_dataloader])
             pl_module.begin_training()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Report and save the rest."""
         if _has_trial(pl_module):
             pl_module.require_driver().finish()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Prepare the trial for a validation."""
         if _has_trial(pl_module):
             pl_module.require_same("val_dataloader", [trainer.val_dataloaders])
             with StopIterationGuard():
                 pl_module.trial_run.begin_validation()
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Reduce and report the metrics."""
         if _has_trial(pl_module):
             with StopIterationGuard():
                 pl_module.require_driver().end_validation_epoch()
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Place the models."""
         if _has_trial(pl_module):
             pl_module.begin_prediction()
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put the models back."""
         if _has_trial(pl_module):
             pl_module.end_evaluation()
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Place the models, and begin to collect metrics."""
         if _has_trial(pl_module):
             pl_module.begin_test()
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the metrics."""
         if _has_trial(pl_module):
             pl_module.end_test_epoch()
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put the models back."""
         if _has_trial(pl_module):
             pl_module.end_evaluation()
 

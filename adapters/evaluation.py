@@ -17,7 +17,7 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
 
 class GivenEvaluation:
-    """Evaluates a trial on data that are not its own, without calling its callbacks."""
+    """Evaluates a trial on data of a call, without the trial's callbacks."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, loaders: Any) -> None:
         self._trial = trial
@@ -33,16 +33,17 @@ class GivenEvaluation:
         context.reducers.reset_reducers()
 
     def has_begun(self) -> bool:
-        """Return whether any rank was given a batch; all ranks must call it."""
+        """Return whether any rank has got a batch; all ranks must call this."""
         return any(self._context.distributed.allgather(self._has_begun))
 
     def evaluate(self, batch: Any) -> None:
+        """Evaluate a batch on the device, unless the trial evaluates the full dataset."""
         self._has_begun = True
         if self._evaluation.by_batch:
             self._evaluation.evaluate(iter([batch]), lambda: True)
 
     def close(self) -> dict[str, float]:
-        """Return the metrics over all batches and ranks; all ranks must call it."""
+        """Return the metrics over all batches and ranks; all ranks must call this."""
         exchange = RankExchange(self._context.distributed)
         if self._evaluation.by_batch:
             reducer = self._trial.evaluation_reducer()
@@ -57,9 +58,9 @@ class GivenEvaluation:
 
 
 class PlainOptimizer:
-    """An optimizer with the attributes that Lightning looks at, which an optimizer that is not torch's may lack.
+    """An optimizer of another library, with the attributes of torch's optimizers that Lightning reads.
 
-    The trial steps the optimizer itself; Lightning only saves and loads its state.
+    The trial steps the optimizer itself; Lightning only saves and loads the state.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -69,14 +70,18 @@ class PlainOptimizer:
         self.state: Any = getattr(optimizer, "state", {})
 
     def step(self, closure: Any = None) -> Any:
+        """Step the optimizer."""
         return self._optimizer.step() if closure is None else self._optimizer.step(closure)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clear the gradients."""
         self._optimizer.zero_grad(*args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer."""
         state: dict[str, Any] = self._optimizer.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state from :meth:`state_dict`."""
         self._optimizer.load_state_dict(state_dict)

@@ -1,4 +1,4 @@
-"""Flags and callbacks of ``pl.Trainer`` that a trial refuses, and flags that a trial obeys in place of Lightning."""
+"""Flags and callbacks of ``pl.Trainer``: refusals, and flags obeyed by the trial in place of Lightning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
 
 
 def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None, before_launch: bool = False) -> None:
-    """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead.
+    """Raise an UnsupportedTrainerFlags naming every flag that cannot work with a trial, and the way out.
 
     ``aggregation`` is the trial's ``aggregation_frequency``. The data of the call are unknown ``before_launch``.
     """
@@ -72,7 +72,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
-    _refuse(found + _unsupported_callbacks(trainer))
+    _refuse(found + _find_unsupported_callbacks(trainer))
 
 
 def _refuse(found: list[str]) -> None:
@@ -89,11 +89,11 @@ def _trains_trials(trainer: pl.Trainer) -> bool:
 
 
 def refuse_unsupported_callbacks(trainer: pl.Trainer) -> None:
-    """Raise an UnsupportedTrainerFlags that names every callback that cannot work with a trial; see above."""
-    _refuse(_unsupported_callbacks(trainer))
+    """Raise an UnsupportedTrainerFlags naming every callback that cannot work with a trial."""
+    _refuse(_find_unsupported_callbacks(trainer))
 
 
-def _unsupported_callbacks(trainer: Any) -> list[str]:
+def _find_unsupported_callbacks(trainer: Any) -> list[str]:
     return [
         *(
             f"{type(callback).__name__}: {instead}"
@@ -116,7 +116,9 @@ def _uncompile(module: pl.LightningModule) -> bool:
 
 
 class TakenFlags:
-    """Flags that the trial obeys itself. Lightning would refuse or obey them, so they are off until :meth:`restore`."""
+    """Flags obeyed by the trial itself. Lightning would refuse or obey the flags too, so all are off until
+    :meth:`restore`.
+    """
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
@@ -131,12 +133,14 @@ class TakenFlags:
         trainer.accumulate_grad_batches = 1
 
     def validation_timer(self, context: PyTorchTrialContext) -> ValidationTimer | None:
+        """Return a timer if ``val_check_interval`` is a time."""
         if self._validation_interval_s is None:
             return None
         every_epochs = self._trainer.check_val_every_n_epoch
         return ValidationTimer(self._validation_interval_s, every_epochs, context.position, context.distributed)
 
     def restore(self) -> None:
+        """Set the flags of the trainer again."""
         self._trainer.gradient_clip_val = self._clip_val
         self._trainer.check_val_every_n_epoch = self._check_val_every_n_epoch
         self._trainer.accumulate_grad_batches = self.accumulated_batches

@@ -1,4 +1,4 @@
-"""Data that a call of ``pl.Trainer`` gives, in place of the loaders that a trial builds."""
+"""The data of a call of ``pl.Trainer``, in place of the loaders from a trial."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
 
 
 def warn_of_lost_state(trainer: pl.Trainer) -> None:
-    """Warn if a data module has a state, which ``DeterminedCheckpoint`` does not write."""
+    """Warn if a data module has a state: ``DeterminedCheckpoint`` does not write the state."""
     datamodule = lightning_data.find_datamodule(trainer)
     if datamodule is not None and _overrides(datamodule, "state_dict"):
         logger.warning(
@@ -60,10 +60,10 @@ def _overrides(datamodule: pl.LightningDataModule, name: str) -> bool:
 
 
 class GivenLoaders(LoaderFactory):
-    """Builds the loaders of a run from the data that a call was given; what the call lacks, the trial builds.
+    """Builds the loaders of a run from the data of a call; the trial builds the loaders of missing data.
 
-    A loader of torch over a map-style dataset becomes a ``det_lightning.pytorch.DataLoader``, which is sharded and
-    resumed like a loader of the trial. ``sources`` come from :func:`take`.
+    A loader of torch over a map-style dataset becomes a ``det_lightning.pytorch.DataLoader``, sharded and resumed like
+    a loader of the trial. ``sources`` come from :func:`take`.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class GivenLoaders(LoaderFactory):
             )
 
     def build_training(self, overfit_batches: float | None = None) -> Any:
+        """Return the training loader: a ``DataLoader``, or endless passes over other data."""
         if "train_dataloader" not in self._sources:
             if "val_dataloader" in self._sources and not self._trainer.training:
                 return itertools.repeat(None)  # the trial's own training data may not be there
@@ -97,6 +98,7 @@ class GivenLoaders(LoaderFactory):
         return Passes(loader, self.context.position)
 
     def build_validation(self) -> Any:
+        """Return the validation loader; an empty tuple if the data have no batch."""
         if "val_dataloader" not in self._sources:
             return super().build_validation()
         loader = _adapt(self._sources["val_dataloader"](), "val_dataloader", self.context)
@@ -113,7 +115,7 @@ class GivenLoaders(LoaderFactory):
 
 
 def holds_nothing(loader: Any) -> bool:
-    """Return whether a call was given validation data without a batch, so that there is no validation."""
+    """Return whether the validation data of a call have no batch, so that there is no validation."""
     return isinstance(loader, tuple) and not loader
 
 
@@ -130,16 +132,16 @@ def _adapt(given: Any, name: str, context: PyTorchTrialContext) -> Any:
                 "all of its data: give the loader a batch_size or a batch_sampler, whose batches are sharded."
             )
         return loader
-    shards = any(isinstance(one, torch.utils.data.DistributedSampler) for one in _samplers(loader))
+    shards = any(isinstance(one, torch.utils.data.DistributedSampler) for one in _list_samplers(loader))
     if shards and context.distributed.size > 1:
         raise errors.UnsupportedTrainerFlags(
             f"{name}: the loader has a DistributedSampler, and a trial's data are sharded anyway, which would shard "
             "them twice: leave the sampler out."
         )
-    return _as_determineds(loader)
+    return _make_determined_loader(loader)
 
 
-def _samplers(loader: Any) -> list[Any]:
+def _list_samplers(loader: Any) -> list[Any]:
     batches = loader.batch_sampler
     return [loader.sampler, batches, getattr(batches, "sampler", None)]
 
@@ -199,13 +201,13 @@ class Passes:
 
 
 def take(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
-    """Return what gives the loaders of a call, by the name of the module's method that it takes the place of."""
+    """Return functions for the loaders of a call, by the name of the replaced method of the module."""
     refuse_moving_hooks(lightning_data.find_datamodule(trainer))
     return lightning_data.take_given_data(trainer)
 
 
 def take_only_loader(given: Any, name: str) -> Any:
-    """Return the one loader among the data that a call was given under a name, or refuse several."""
+    """Return the only loader in data given under a name, or refuse several."""
     several = isinstance(given, list | tuple | dict | pl.utilities.combined_loader.CombinedLoader)
     if not several:
         return given
@@ -227,9 +229,9 @@ def _is_map_style(loader: Any) -> bool:
     )
 
 
-def _as_determineds(loader: Any) -> DataLoader:
+def _make_determined_loader(loader: Any) -> DataLoader:
     arguments = {name: value for name in _ARGUMENTS if (value := getattr(loader, name, None)) is not None}
-    if told := [one for one in _samplers(loader) if callable(getattr(one, "set_epoch", None))]:
+    if told := [one for one in _list_samplers(loader) if callable(getattr(one, "set_epoch", None))]:
         batching: dict[str, Any] = {"batch_sampler": TellsEpochs(loader.batch_sampler, told)}
     elif loader.batch_size is not None:
         batching = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}

@@ -1,4 +1,4 @@
-"""The base of ``TrialModule``: the trial that it holds, and what needs no run, such as loading and predicting."""
+"""The base of ``TrialModule``, for use without a run: the built trial, loading weights, predictions and tests."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from det_lightning.pytorch._weights import load_models
 
 
 class InferenceModule(DrivenModule):
-    """The part of a ``TrialModule`` that needs no run: its parts, ``module(x)``, ``trainer.predict`` and ``.test``.
+    """The part of a ``TrialModule`` that needs no run: the trial, ``module(x)``, ``trainer.predict`` and ``test``.
 
     Attributes:
-        trial: the trial, once it is built.
-        context: its context.
-        runnable: the trial, adapted if it is a legacy one.
-        models: its models, whose names in a ``.ckpt`` file begin with ``models.<index>.``.
+        trial: the trial, or None before the trial is built.
+        context: the context of the trial.
+        runnable: the trial, adapted if the trial is a legacy trial.
+        models: the models of the trial, with names in a ``.ckpt`` file that begin with ``models.<index>.``.
     """
 
     trial_builder: TrialBuilder
@@ -54,21 +54,21 @@ class InferenceModule(DrivenModule):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Return a module whose trial is built, with the weights of a checkpoint; it needs no trainer.
+        """Return a module with a built trial and the weights of a checkpoint, without a trainer.
 
-        ``module(x)`` predicts. ``pl.Trainer`` builds the trial again, on its device, with the weights that the module
-        has by then.
+        ``module(x)`` predicts. ``pl.Trainer`` builds the trial again, on the trainer's device, with the current weights
+        of the module.
 
         Args:
-            checkpoint_path: a ``.ckpt`` file of a ``TrialModule``, as a path, URL or open file; or the path or URL of a
+            checkpoint_path: path, URL or open file of a ``.ckpt`` file from a ``TrialModule``; or the path or URL of a
                 directory in Determined's format.
-            map_location: where to load tensors to, as in ``torch.load``; by default where they were, if available.
-            hparams_file: YAML file with hyperparameters, in place of those of the checkpoint.
+            map_location: where to load tensors to, as in ``torch.load``. Defaults to the device of each saved tensor,
+                if available.
+            hparams_file: YAML file with hyperparameters, in place of the hyperparameters in the checkpoint.
             strict: False ignores weights that only the checkpoint or only the trial has.
-            weights_only: False unpickles anything, running whatever code the checkpoint contains; so does
-                ``trusted=True``.
-            **kwargs: arguments of the module: the class of the trial as ``trial=``; ``hparams`` and ``exp_conf`` are by
-                default those of the checkpoint.
+            weights_only: False unpickles any object, running any code in the checkpoint; so does ``trusted=True``.
+            **kwargs: arguments of the module: the class of the trial as ``trial=``. ``hparams`` and ``exp_conf``
+                default to the values in the checkpoint.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged, unsafe, or from another module or trial.
@@ -82,6 +82,7 @@ class InferenceModule(DrivenModule):
         return module
 
     def build_from(self, saved: SavedTrial, strict: bool = True) -> None:
+        """Build the trial on the device of a saved trial, and load the saved weights."""
         device = saved.device()
         runnable, context = self.trial_builder.build_alone(device)
         saved.load_into(context, strict)
@@ -91,7 +92,7 @@ class InferenceModule(DrivenModule):
         self.to(device)
 
     def adopt_trial(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
-        """Take a trial that is built; it gets the weights of the one that :meth:`build_from` built, if any."""
+        """Take a built trial; weights of the trial that :meth:`build_from` built are loaded."""
         if self._loaded is not None and self._loaded is not context:
             conflicts.refuse_lost_changes(self._loaded.models, context.models)
             weights = [model.state_dict() for model in self._loaded.models]
@@ -122,10 +123,11 @@ class InferenceModule(DrivenModule):
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights, also under the names that they have in distributed training.
+        """Load weights, also under their names in distributed training.
 
-        If the trial is not built yet, as where Lightning returns the weights of processes that it has started, it is
-        built first, without a trainer. Raise an InvalidCheckpointException if they do not fit.
+        If the trial is not built yet, the module builds the trial first, without a trainer: Lightning loads the weights
+        of started processes into the module of the main process. Raise an InvalidCheckpointException if the weights do
+        not fit.
         """
         if self.context is None:
             runnable, context = self.trial_builder.build_alone(torch.device("cpu"))
@@ -143,7 +145,7 @@ class InferenceModule(DrivenModule):
             ) from e
 
     def require_built_trial(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is a legacy one, and its context; raise an InternalException before that."""
+        """Return the trial, adapted if legacy, and its context; raise an InternalException before."""
         if self.runnable is None or self.context is None:
             raise errors.InternalException(
                 "The trial is not built yet: fit(), validate(), test() and predict() of pl.Trainer build it when they "
@@ -155,6 +157,7 @@ class InferenceModule(DrivenModule):
         "make the optimizers and schedulers in the trial's __init__, with wrap_optimizer() and wrap_lr_scheduler()"
     )
     def configure_optimizers(self) -> Any:
+        """Return the optimizers and schedulers of the trial's context."""
         _, context = self.require_built_trial()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
@@ -174,13 +177,13 @@ class InferenceModule(DrivenModule):
     # Gradients and modes, which a run sets itself
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Keep the trial's gradients, which Lightning would clear at the start of each run."""
+        """Keep the trial's gradients: Lightning would clear gradients at the start of each run."""
 
     def on_validation_model_zero_grad(self) -> None:
-        """Keep the gradients, which may belong to an unfinished aggregation."""
+        """Keep the gradients: an aggregation may be unfinished."""
 
     def on_validation_model_eval(self) -> None:
-        """Put what is not of the trial into evaluation mode; the run itself changes the modes of its models."""
+        """Put all modules but the trial's models into evaluation mode; the run changes the modes of the models."""
         own = [module for name, module in self.named_modules() if name.partition(".")[0] != "models"]
         # With Determined's API the models stay in evaluation mode until the next batch.
         self._modes = [
@@ -190,7 +193,7 @@ class InferenceModule(DrivenModule):
             module.training = False
 
     def on_validation_model_train(self) -> None:
-        """Put modules back into the modes that they had before."""
+        """Put modules back into the modes from before the validation."""
         for module, mode in self._modes:
             module.training = mode
 
@@ -216,18 +219,20 @@ class InferenceModule(DrivenModule):
         return batch if cast is None else cast(batch)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the trial's ``predict_batch`` returns, or its only model if it has no such method.
+        """Return the result of the trial's ``predict_batch``, or of the only model if there is no ``predict_batch``.
 
         Raises:
-            InvalidExperimentException: it has no ``predict_batch``, and none or several models.
+            InvalidExperimentException: the trial has no ``predict_batch``, and none or several models.
             InternalException: the trial is not built yet.
         """
         return self._predictor()(*args, **kwargs)
 
     def begin_prediction(self) -> None:
+        """Place the models for a prediction."""
         self.require_built_trial()[1].backend.placement.begin_validation(in_step=False)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Return the predictions for a batch; see :meth:`forward`."""
         batch = self._on_device(batch)
         predict_batch = getattr(self.trial, "predict_batch", None)
         if predict_batch is None:
@@ -242,15 +247,18 @@ class InferenceModule(DrivenModule):
     # Evaluation of given data
 
     def begin_test(self) -> None:
+        """Place the models for a test, and begin to collect metrics."""
         runnable, context = self.require_built_trial()
         context.backend.placement.begin_validation(in_step=False)
         self._tested = GivenEvaluation(runnable, context, self.trainer.test_dataloaders)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Evaluate a batch of the given data."""
         assert self._tested is not None
         self._tested.evaluate(self._on_device(batch))
 
     def end_test_epoch(self) -> None:
+        """Log the metrics over all batches and ranks."""
         assert self._tested is not None
         if type(self).test_step is not InferenceModule.test_step and not self._tested.has_begun():
             return  # a subclass evaluates the data itself

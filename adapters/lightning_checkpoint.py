@@ -1,4 +1,4 @@
-"""Determined's checkpoints where Lightning reads and writes its own."""
+"""Determined's checkpoints in the places where Lightning reads and writes checkpoints."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ DETERMINED_KEY = "determined_checkpoint"
 _WITH_USERS_NUMBERS = {"optimizer_states", "lr_schedulers", "hyper_parameters"}
 
 
-def _without_secrets(record: logging.LogRecord) -> bool:
+def _mask_record(record: logging.LogRecord) -> bool:
     record.msg = mask_text(record.getMessage())
     record.args = ()
     return True
 
 
 def add_content(checkpoint: dict[str, Any], run: TrialRun | None) -> None:
-    """Add the trial's callbacks, random state and position in the data to one of Lightning's checkpoints.
+    """Add the trial's callbacks, random state and position in the data to a Lightning checkpoint.
 
-    There is no run yet in a file of ``OnExceptionCheckpoint`` if the exception came before.
+    A file of ``OnExceptionCheckpoint`` may be written before there is a run.
     """
     for entry in _WITH_USERS_NUMBERS & checkpoint.keys():
         checkpoint[entry] = with_plain_numbers(checkpoint[entry])
@@ -58,10 +58,10 @@ def add_content(checkpoint: dict[str, Any], run: TrialRun | None) -> None:
 
 
 def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitting: bool) -> CheckpointContent | None:
-    """Return the content to resume from; None if the checkpoint has no trial in it.
+    """Return the content to resume from, or None if the checkpoint has no trial.
 
-    Loads the weights, except those in Determined's format in a fit, which the trial's callbacks may change first. Only
-    the rest of the module stays in the checkpoint's ``"state_dict"``.
+    Load the weights, except weights in Determined's format during a fit: the trial's callbacks may change these first.
+    Only the rest of the module stays in the checkpoint's ``"state_dict"``.
     """
     content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
     if content is not None:
@@ -89,7 +89,7 @@ def _reads_files_of_torch(plugin: pl.plugins.CheckpointIO | None) -> bool:
 
 
 def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    """Read a file that Lightning wrote. Before 2.6 Lightning's own reader runs whatever code a file contains."""
+    """Read a file that Lightning wrote. Lightning's own reader runs any code in a file, before Lightning 2.6."""
     if location.is_local:
         if not location.exists():
             raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
@@ -101,7 +101,7 @@ def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[
 
 
 class TrialCheckpointIO(pl.plugins.CheckpointIO):
-    """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; writes files through ``inner``."""
+    """Reads directories in Determined's format for ``ckpt_path=``; reads and writes files through ``inner``."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
     ) -> None:
         self.inner = inner
         # Lightning logs the URL that it restores from.
-        get_hint_logger().addFilter(_without_secrets)
+        get_hint_logger().addFilter(_mask_record)
         self.trusted = trusted
         self.options = dict(options or {})
         self._newest_first = list(newest_first)
@@ -127,7 +127,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         return UnreadableValues()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read the file or directory at a path or URL, or raise a CheckpointError. ``weights_only=False`` trusts it."""
+        """Read a file or directory at a path or URL; raise a CheckpointError. ``weights_only=False`` means trusted."""
         location = Location.parse(path, self.options)
         with explain_errors(f"looking for {location}"):
             is_directory = location.is_dir()
@@ -158,7 +158,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         }
 
     def _load(self, path: str, trusted: bool) -> CheckpointContent:
-        """Read a checkpoint, or the one before it if it is damaged; raise the first error if none can be read."""
+        """Read a checkpoint, or the checkpoint before a damaged one; raise the first error if none can be read."""
         position = self._newest_first.index(path) if path in self._newest_first else len(self._newest_first)
         failures: list[errors.CheckpointError] = []
         for candidate, before in itertools.pairwise([path, *self._newest_first[position + 1 :], None]):
@@ -192,26 +192,29 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write a file through ``inner``, with a warning if no resume could read a value."""
         self.unreadable.look_for(parts_of_lightning(checkpoint))
         self.inner.save_checkpoint(checkpoint, path, storage_options)
 
     def remove_checkpoint(self, path: Any) -> None:
+        """Delete a file."""
         self.inner.remove_checkpoint(path)
 
     def teardown(self) -> None:
+        """End what ``inner`` has begun."""
         self.inner.teardown()
 
 
 class DeterminedCheckpointIO(TrialCheckpointIO):
-    """Makes Lightning write directories in Determined's format where it would write files.
+    """Makes Lightning write directories in Determined's format in place of files.
 
     With ``pl.Trainer(plugins=[DeterminedCheckpointIO()])`` a ``ModelCheckpoint`` still decides when to save, under
-    which name and how many to keep, and both Determined and ``ckpt_path=`` load its checkpoints. The directory also
-    holds what Lightning keeps beyond the trial, such as the state of its callbacks.
+    which name, and how many checkpoints to keep. Determined and ``ckpt_path=`` load the checkpoints. The directory also
+    holds Lightning's state beyond the trial, for example of callbacks.
 
     Args:
-        code_dir, code_with_secrets: which code is copied; see ``DeterminedCheckpoint``.
-        trusted: unpickle anything, running whatever code a checkpoint contains.
+        code_dir, code_with_secrets: the code to copy; see ``DeterminedCheckpoint``.
+        trusted: unpickle any object, running any code in a checkpoint.
         options: for the file system of a URL; see ``CheckpointStorage``.
 
     Example:
@@ -235,13 +238,13 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         self._code = CodeCopier(code_dir, code_with_secrets)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a directory at ``path``, or replace the one that is there.
+        """Write a directory at ``path``, or replace the directory there.
 
         Raises:
             InvalidCheckpointException: the checkpoint is not from a ``TrialModule``.
-            CheckpointError: it cannot be written.
+            CheckpointError: writing fails.
         """
-        storage, name = self._storage_of(path)
+        storage, name = self._open_storage(path)
         files = from_lightning(checkpoint)
         self.unreadable.look_for(parts_of(files))
         target = storage.root.checkpoint(name)
@@ -252,7 +255,8 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
             storage.write(files, name, self._code)
 
     def remove_checkpoint(self, path: Any) -> None:
-        storage, name = self._storage_of(path)
+        """Delete a directory, a link or a file."""
+        storage, name = self._open_storage(path)
         location = storage.root.checkpoint(name)
         if location.is_local and location.link_target() is not None:
             location.local_path.unlink()
@@ -261,6 +265,6 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         else:
             super().remove_checkpoint(path)
 
-    def _storage_of(self, path: Any) -> tuple[CheckpointStorage, str]:
+    def _open_storage(self, path: Any) -> tuple[CheckpointStorage, str]:
         parent, _, name = str(path).rstrip("/").rpartition("/")
         return CheckpointStorage(parent or ".", options=self.options), name

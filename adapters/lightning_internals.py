@@ -1,9 +1,7 @@
-"""Every use of Lightning beyond its documented API, with a contract test for each.
+"""Undocumented uses of Lightning, with a contract test for each: trainers, hooks, metrics, processes.
 
-Uses of its loops are in ``lightning_loops``, of its strategies in ``lightning_strategies``, of given data in
-``lightning_data``.
-
-If a new release of Lightning moves one of these, a test in ``tests/adapters/test_lightning_internals.py`` names it.
+``lightning_loops``, ``lightning_strategies`` and ``lightning_data`` hold the uses of loops, strategies and data. If a
+new release of Lightning moves a name, a test in ``tests/adapters/test_lightning_internals.py`` names the function here.
 """
 
 from __future__ import annotations
@@ -46,12 +44,12 @@ _AUTOMATIC = pl.LightningModule()
 
 
 def skip_sanity_check(trainer: pl.Trainer) -> None:
-    """Skip the validation before the first batch, which Determined does not do."""
+    """Skip the validation before the first batch: Determined has none."""
     trainer.num_sanity_val_steps = 0
 
 
 def validates_at_stop(trainer: pl.Trainer) -> bool:
-    """Return whether a callback has set ``should_stop``, and Lightning validates before it ends the training."""
+    """Return whether a callback has set ``should_stop``, and Lightning validates before the training ends."""
     can_stop = trainer.current_epoch >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
     every = trainer.check_val_every_n_epoch or 1  # None counts batches over the ends of epochs
     validates = trainer.enable_validation and (trainer.current_epoch + 1) % every == 0
@@ -64,10 +62,10 @@ def announce_no_validations(trainer: pl.Trainer) -> None:
 
 
 def take_validation_interval(trainer: Any) -> float | None:
-    """Return the ``val_check_interval`` of ``trainer`` in seconds if it is a time; otherwise None.
+    """Return the ``val_check_interval`` of a trainer in seconds, or None if the interval is no time.
 
-    From now on the fit loop does not wait for it. Also sets ``trainer.val_check_interval``, which Lightning leaves
-    unset although its ``EarlyStopping`` reads it.
+    The fit loop stops to wait for the time. ``trainer.val_check_interval`` is set for Lightning's ``EarlyStopping``;
+    Lightning leaves the attribute unset.
     """
     interval_s: float | None = getattr(trainer, "_val_check_time_interval", None)  # from Lightning 2.6 on
     if interval_s is not None:
@@ -77,7 +75,7 @@ def take_validation_interval(trainer: Any) -> float | None:
 
 
 def restore_validation_interval(trainer: Any, interval_s: float) -> None:
-    """Restore a trainer to what it was before :func:`take_validation_interval`."""
+    """Undo :func:`take_validation_interval`."""
     _set_validation_interval(trainer, interval_s)
     del trainer.val_check_interval
 
@@ -94,12 +92,12 @@ def run_validation(trainer: pl.Trainer) -> None:
 
 
 def end_epoch(dataloader_iter: Any) -> None:
-    """Make the current step the last one of its epoch, or of its validation."""
+    """Make the current step the last step of the epoch, or of the validation."""
     dataloader_iter.data_fetcher.done = True
 
 
 def limit_epochs(trainer: pl.Trainer, epochs: int) -> None:
-    """Train for at most ``epochs``, which progress bars show; -1 means no limit, until :func:`end_training`."""
+    """Train for at most ``epochs``, and show the number on progress bars; -1 means until :func:`end_training`."""
     trainer.fit_loop.max_epochs = epochs
 
 
@@ -112,7 +110,7 @@ def end_training(trainer: pl.Trainer, early: bool) -> None:
 
 
 def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_batches: int = 0) -> None:
-    """Make Lightning's counters agree with the trial's; this step has ``extra_batches`` beyond the one it counts."""
+    """Make Lightning's counters agree with the trial's; a step has ``extra_batches`` beyond Lightning's count."""
     epoch_loop = trainer.fit_loop.epoch_loop
     show_optimizer_steps(trainer, optimizer_steps)
     if extra_batches > 0:
@@ -127,7 +125,7 @@ def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_
 
 
 def show_logging_step(trainer: pl.Trainer, step: int) -> None:
-    """Set the step of what is logged, to which Lightning adds 1 at the end of each of its steps."""
+    """Set the step of logged values; Lightning adds 1 at the end of each step."""
     # The loop's way of restoring it from a checkpoint.
     trainer.fit_loop.epoch_loop.on_load_checkpoint({"_batches_that_stepped": step})
 
@@ -168,9 +166,9 @@ def call_module_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
 
 
 def find_batch_size(module: pl.LightningModule, counts: bool) -> int | None:
-    """Return the batch size to log with, which Lightning cannot tell in training, where a step takes its own batches.
+    """Return the batch size for logging in a training; Lightning does not see the batches of a step. Otherwise None.
 
-    If it ``counts``, it is the size of the batch that hooks are shown, if any; otherwise 1. None outside of training.
+    If the size ``counts``, return the size of the batch shown to hooks, if any; otherwise 1.
     """
     try:
         trainer = module.trainer
@@ -195,9 +193,9 @@ def show_report(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalar
 
 
 def save_by_time(trainer: pl.Trainer) -> None:
-    """Let each ``ModelCheckpoint`` save whose ``train_time_interval`` has passed.
+    """Let each ``ModelCheckpoint`` save if ``train_time_interval`` has passed.
 
-    Lightning 2.6 checks it only for modules with automatic optimization.
+    Lightning 2.6 looks at the interval only for modules with automatic optimization.
     """
     # If Lightning's flags announced a validation, a callback that monitors a metric would wait for it.
     users_flag = trainer.check_val_every_n_epoch
@@ -210,7 +208,7 @@ def save_by_time(trainer: pl.Trainer) -> None:
 
 
 def get_hint_logger() -> logging.Logger:
-    """Return the logger of Lightning's hints, which is that of the package of Lightning that was imported last."""
+    """Return the logger of Lightning's hints; the package of Lightning imported last sets this logger."""
     hints: logging.Logger = vars(rank_zero)["log"]
     return hints
 
@@ -236,9 +234,9 @@ def set_printing_rank(rank: int) -> None:
 
 
 def choose_exit_code(trainer: pl.Trainer, exit_code: int) -> int:
-    """Return the exit code of this process that lets the run end with ``exit_code``.
+    """Return an exit code for this process, so that the run ends with ``exit_code``.
 
-    Lightning's launcher kills the process that called it when a process that it started ends with an error.
+    Lightning's launcher kills its calling process when a started process ends with an error.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     return 0 if isinstance(environment, LightningEnvironment) and environment.local_rank() > 0 else exit_code
@@ -246,7 +244,7 @@ def choose_exit_code(trainer: pl.Trainer, exit_code: int) -> int:
 
 @contextlib.contextmanager
 def interrupts_come_through() -> Iterator[None]:
-    """Raise a ``KeyboardInterrupt`` that Lightning turns into an exit, and handle the next Ctrl-C as before."""
+    """Raise the ``KeyboardInterrupt`` that Lightning turns into an exit, and handle the next Ctrl-C as before."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -267,5 +265,5 @@ def converts_batch_norms(strategy: pl.strategies.ParallelStrategy) -> bool:
 
 
 def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer inside Lightning's wrapper, or the optimizer itself if it is not wrapped."""
+    """Return the optimizer inside Lightning's wrapper, or an unwrapped optimizer unchanged."""
     return optimizer.optimizer if isinstance(optimizer, pl.core.optimizer.LightningOptimizer) else optimizer

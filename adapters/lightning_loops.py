@@ -1,7 +1,4 @@
-"""Lightning's loops, adapted to trials; they are not documented API, so each change has a contract test.
-
-See ``lightning_internals`` for the other uses of undocumented API.
-"""
+"""Lightning's loops and connectors, adapted to trials by undocumented names, with a contract test for each change."""
 
 from __future__ import annotations
 
@@ -19,10 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 class TrialOutputs(pl.loops.optimization.manual.ManualResult):
-    """What a step passes to the hooks at its end: a dict whose ``"loss"``, if any, may be anything."""
+    """The outputs of a step for the hooks at the end: a dict, with any value as ``"loss"``."""
 
     @classmethod
     def from_training_step_output(cls, training_step_output: Any) -> TrialOutputs:
+        """Keep a dict as returned, without the graph of the loss."""
         if not isinstance(training_step_output, Mapping):
             return super().from_training_step_output(training_step_output)  # type: ignore[return-value]
         outputs = dict(training_step_output)
@@ -32,13 +30,13 @@ class TrialOutputs(pl.loops.optimization.manual.ManualResult):
 
 
 class TrialOptimization(pl.loops.optimization.manual._ManualOptimization):
-    """Lightning's loop for manual optimization, adapted to what a trial returns."""
+    """Lightning's loop for manual optimization, adapted to the outputs of a trial."""
 
     output_result_cls = TrialOutputs
 
 
 def _draw(dataloader_iter: Any, items: Iterator[tuple[Any, int, int]]) -> Any:
-    """Return the next batch of ``items``, which hooks now get with its index; it does not count as fetched."""
+    """Return the next batch of ``items`` as the current batch of the hooks, without counting a fetch."""
     fetcher = dataloader_iter.data_fetcher
     counted = fetcher.iterator, fetcher.fetched, fetcher.done
     fetcher.iterator = items
@@ -56,11 +54,13 @@ def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
 
 
 class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
-    """Lightning's loop over an epoch, but its steps begin without an exchange between the ranks.
+    """Lightning's loop over an epoch, without an exchange between the ranks at the beginning of a step.
 
-    ``validation_due``, if set, says whether Lightning validates after the current step, whatever its flags say.
-    ``next_batch``, if set, returns the batch of each step and its index in the epoch before the first hook of the step
-    is called; ``shown`` is that batch until the step is over. ``after_step``, if set, is called after each step.
+    Attributes:
+        validation_due: whether Lightning validates after the current step; None leaves the answer to Lightning's flags.
+        next_batch: returns the batch of each step, and the index in the epoch, before the first hook of the step.
+        shown: the batch from ``next_batch`` during a step.
+        after_step: called after each step.
     """
 
     def __init__(self, trainer: pl.Trainer, min_steps: int | None, max_steps: int) -> None:
@@ -87,6 +87,7 @@ class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
         return super()._should_check_val_fx(data_fetcher) if self.validation_due is None else self.validation_due
 
     def advance(self, data_fetcher: Any) -> None:
+        """Run a step; warn if a hook has ended the epoch."""
         try:
             self._advance(data_fetcher)
         except StopIteration:
@@ -119,7 +120,7 @@ class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
 
 
 class _Prepared(Iterator[tuple[Any, int, int]]):
-    """Prepares the batches of ``items``, which come with their own index and their loader's; keeps the latest."""
+    """Prepares the batches of ``items`` (batch, index, index of the loader), and keeps the latest batch."""
 
     def __init__(self, items: Iterator[tuple[Any, int, int]], prepare: Callable[[Any], Any]) -> None:
         self._items = items
@@ -135,8 +136,10 @@ class _Prepared(Iterator[tuple[Any, int, int]]):
 class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
     """Lightning's loop over validation data.
 
-    If ``prepare_batch`` is set, the batch of each step is taken and prepared before the first hook of the step.
-    ``after_step`` and ``after_validation``, if set, are called after the hooks at the end of a step, and of all.
+    Attributes:
+        prepare_batch: prepares the batch of each step before the first hook of the step.
+        after_step: called after the hooks at the end of a step.
+        after_validation: called after the hooks at the end of a validation.
     """
 
     prepare_batch: Callable[[Any], Any] | None = None
@@ -145,6 +148,7 @@ class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
 
     @classmethod
     def adapt(cls, loop: Any) -> TrialEvaluationLoop:
+        """Return a loop for trials with the state of one of Lightning's loops."""
         made = cls(loop.trainer, TrainerFn.VALIDATING, RunningStage.VALIDATING)
         vars(made).update(vars(loop))
         return made
@@ -167,9 +171,10 @@ class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
 
 
 class TrialCheckpointConnector(CheckpointConnector):
-    """Lightning's checkpoints, with the trial in them, whatever hooks a module overrides."""
+    """Lightning's checkpoints, with the trial inside, regardless of overridden hooks."""
 
     def dump_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return Lightning's checkpoint with the trial."""
         checkpoint: dict[str, Any] = super().dump_checkpoint(*args, **kwargs)
         add = getattr(self.trainer.lightning_module, "add_trial", None)
         if add is not None:
@@ -177,6 +182,7 @@ class TrialCheckpointConnector(CheckpointConnector):
         return checkpoint
 
     def restore_model(self) -> None:
+        """Give the trial its part of a checkpoint, then let Lightning restore the rest of the module."""
         take = getattr(self.trainer.lightning_module, "take_trial", None)
         if self._loaded_checkpoint and take is not None:
             take(self._loaded_checkpoint)
@@ -184,10 +190,11 @@ class TrialCheckpointConnector(CheckpointConnector):
 
 
 class TrialLoggerConnector(LoggerConnector):
-    """Decides when callbacks and modules log, in a trial's run by the number of the batch, which is also the step."""
+    """Decides when callbacks and modules log; in a trial's run by the number of the batch."""
 
     @property
     def should_update_logs(self) -> bool:
+        """Whether callbacks and modules log in this step."""
         loop = self.trainer.fit_loop.epoch_loop
         if not isinstance(loop, TrialEpochLoop) or loop.validation_due is None:
             return super().should_update_logs
@@ -196,7 +203,7 @@ class TrialLoggerConnector(LoggerConnector):
 
 
 def use_trial_loops(trainer: Any) -> None:
-    """Replace the loops of a trainer, its logs, which then count batches from 1, and its checkpoints."""
+    """Replace the loops of a trainer, the log (batches count from 1), and the checkpoints."""
     before = trainer.fit_loop.epoch_loop
     if isinstance(before, TrialEpochLoop):
         return
@@ -214,9 +221,9 @@ def use_trial_loops(trainer: Any) -> None:
 
 
 def allow_validation(trainer: pl.Trainer, due: bool | None) -> None:
-    """Let Lightning validate after the current step, or not, or as its flags say; for a :class:`TrialEpochLoop`.
+    """Let Lightning validate after the current step (True), or not (False), or by the trainer's flags (None).
 
-    The flags stay as they are, because callbacks read them: a ``ModelCheckpoint`` chooses by them when it saves.
+    The flags of the trainer stay unchanged for callbacks: a ``ModelCheckpoint`` decides by flags when to save.
     """
     epoch_loop: Any = trainer.fit_loop.epoch_loop
     epoch_loop.validation_due = due
@@ -227,9 +234,10 @@ def show_batches(
     next_training_batch: Callable[[], tuple[Any, int]] | None,
     prepare_validation_batch: Callable[[Any], Any] | None,
 ) -> None:
-    """Show each batch to the hooks at the start of its step, or none if None; call it after :func:`use_trial_loops`.
+    """Show a batch to the hooks at the start of each step, after :func:`use_trial_loops`; None shows no batch.
 
-    The first function returns a batch and its index in the epoch; the second one prepares what Lightning has fetched.
+    ``next_training_batch`` returns a batch and the index in the epoch; ``prepare_validation_batch`` prepares a batch
+    from Lightning.
     """
     epoch_loop: Any = trainer.fit_loop.epoch_loop
     epoch_loop.next_batch = next_training_batch
@@ -244,7 +252,7 @@ def call_afterwards(
     validation_step: Callable[[], None] | None,
     validation: Callable[[], None] | None,
 ) -> None:
-    """Let functions be called after each step and each validation, when all hooks at its end were called."""
+    """Call functions after each step and each validation, after all hooks at the end."""
     epoch_loop: Any = trainer.fit_loop.epoch_loop
     epoch_loop.after_step = training_step
     loops: list[Any] = [epoch_loop.val_loop, trainer.validate_loop]
@@ -254,12 +262,12 @@ def call_afterwards(
 
 
 def get_shown_batch(dataloader_iter: Any) -> Any:
-    """Return the validation batch that was shown to the hooks at the start of the current step."""
+    """Return the validation batch of the current step, as shown to the hooks."""
     return dataloader_iter.data_fetcher.iterator.latest
 
 
 def read_validation_limit(trainer: pl.Trainer, dataloader_iter: Any) -> int | None:
-    """Return how many batches the current validation takes from its loader at most; None for all of them."""
+    """Return the maximum number of batches in the current validation, or None for all batches."""
     flags: Any = trainer  # mypy does not see what Lightning's connectors set
     if isinstance(flags.limit_val_batches, float) and flags.limit_val_batches == 1.0:
         return None  # a loader may have more batches than its length says

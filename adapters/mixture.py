@@ -1,4 +1,4 @@
-"""Programs that mix ``lightning`` with ``pytorch_lightning``: what is said about them."""
+"""Warnings and messages about programs that mix ``lightning`` with ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COUNTERPARTS = {
 
 
 def warn_of_mixture() -> None:
-    """Warn if the program has imported the package that det_lightning does not use: its trainers refuse a trial."""
+    """Warn if the program has imported the other package of Lightning: trainers of the other package refuse a trial."""
     if OTHER in sys.modules:
         logger.warning(
             "This program imports both lightning and pytorch_lightning, and TrialModule is a LightningModule of %s: "
@@ -31,7 +31,7 @@ def warn_of_mixture() -> None:
 
 
 def parts_of_other_package(trainer: pl.Trainer) -> list[str]:
-    """Return a sentence for each callback, logger and plugin of a trainer that derives from the other package."""
+    """Return a sentence for each callback, logger and plugin of a trainer from the other package."""
     flags: Any = trainer  # mypy does not see what Lightning's connectors set
     strategy = trainer.strategy
     plugins = [

@@ -37,34 +37,35 @@ _OF_CHECKPOINTS = ("checkpoint_policy", "checkpoint_storage", "min_checkpoint_pe
 
 
 class TrialModule(InferenceModule):
-    """A Determined trial as a ``LightningModule``: fit it, validate it and log it like any other.
+    """A Determined trial as a ``LightningModule``: fit, validate and log the module like any other.
 
-    The trial is built once ``pl.Trainer`` has chosen the device. Its epochs are Lightning's epochs, its metrics
-    Lightning's logged metrics. One Lightning step trains several batches, unless a callback looks at each of them.
+    ``pl.Trainer`` chooses the device, then the module builds the trial. Epochs are Lightning's epochs, metrics are
+    logged by Lightning. One Lightning step trains several batches, unless a callback looks at each batch.
 
     Args:
-        trial: a subclass of ``PyTorchTrial``, or a trial that is already built (then give its ``context`` too).
-        hparams: hyperparameters for the trial's context; by default those of ``exp_conf``, with the middle of a range.
-        exp_conf: experiment configuration for the trial's context, as a YAML file or a dict, which may be partial. It
-            supplies what neither the other arguments nor the flags of ``pl.Trainer`` say. Its fields about checkpoints
-            have no effect (see ``DeterminedCheckpoint``), and it seeds nothing.
+        trial: a subclass of ``PyTorchTrial``, or a built trial together with its ``context``.
+        hparams: hyperparameters for the trial's context. Default to those of ``exp_conf``, with the middle of each
+            range.
+        exp_conf: experiment configuration for the trial's context, as a YAML file or a dict, complete or partial. Other
+            arguments and the flags of ``pl.Trainer`` come first. Fields about checkpoints have no effect (see
+            ``DeterminedCheckpoint``), and no seed is set.
         trial_kwargs: arguments of the trial in addition to the context.
         aggregation_frequency: number of batches whose gradients make one optimizer update.
-        average_aggregated_gradients: divide the gradients of an update by that number.
-        trial_seed: what ``context.get_trial_seed()`` returns.
-        max_length: number of batches or epochs to train for, before a final validation; by default ``pl.Trainer``
+        average_aggregated_gradients: divide the gradients of an update by ``aggregation_frequency``.
+        trial_seed: the value of ``context.get_trial_seed()``.
+        max_length: number of batches or epochs to train for, before a final validation. By default ``pl.Trainer``
             decides, then ``exp_conf``.
-        validation_period: one period or several; by default ``check_val_every_n_epoch`` and ``val_check_interval`` of
+        validation_period: one period or several. Defaults to ``check_val_every_n_epoch`` and ``val_check_interval`` of
             ``pl.Trainer``.
-        reporting_period: by default ``log_every_n_steps`` of ``pl.Trainer``.
+        reporting_period: defaults to ``log_every_n_steps`` of ``pl.Trainer``.
         step_zero_validation: validate before the first batch.
-        test_mode: train on one batch, or on as many as the number says, and validate on one.
-        context: the context of a trial that is already built.
-        trusted: unpickle anything in a checkpoint, running whatever code it contains.
-        storage_options: for the file system when ``ckpt_path=`` is a URL, such as ``endpoint_url``.
-        newest_first: paths or URLs of checkpoints, as ``CheckpointStorage.newest_first()`` yields them: if
-            ``ckpt_path=`` is one of them and damaged, the run resumes from the next one, with a warning.
-        recorded: SHA-256 of files of checkpoints in directories that are trusted, recorded when they were written.
+        test_mode: train on this number of batches (True is 1), and validate on a single batch.
+        context: the context of a built trial.
+        trusted: unpickle any object in a checkpoint, running any code in the file.
+        storage_options: for the file system when ``ckpt_path=`` is a URL, for example ``endpoint_url``.
+        newest_first: paths or URLs of checkpoints, from ``CheckpointStorage.newest_first()``. If ``ckpt_path=`` is
+            among these paths and damaged, the run resumes from the next path, with a warning.
+        recorded: SHA-256 of trusted files in checkpoints, recorded when the files were written.
 
     Raises:
         ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
@@ -144,11 +145,14 @@ class TrialModule(InferenceModule):
         self.resume_content: CheckpointContent | None = None
 
     def check_before_launch(self, trainer: pl.Trainer) -> None:
+        """Refuse unsupported flags before a strategy starts processes."""
         flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation, before_launch=True)
 
     @property
     def trainer(self) -> pl.Trainer:
-        """The trainer of the module; see ``LightningModule.trainer``. It is told of the trial when it is set."""
+        """The trainer of the module; see ``LightningModule.trainer``. Setting a trainer prepares the trainer for the
+        trial.
+        """
         return super().trainer
 
     @trainer.setter
@@ -158,7 +162,7 @@ class TrialModule(InferenceModule):
             self._attach(trainer)
 
     def _attach(self, trainer: pl.Trainer) -> None:
-        """Take what the trial decides on from a trainer that begins a call, or refuse it."""
+        """Adapt a trainer that begins a call to the trial, or refuse the trainer."""
         flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation)
         refuse_unsupported_methods(self, trains=trainer.training or trainer.validating)
         if trainer.training:
@@ -179,7 +183,7 @@ class TrialModule(InferenceModule):
         driving.add_callbacks(trainer)
 
     def build_trial(self) -> None:
-        """Build the trial for the trainer's call, unless it is built already."""
+        """Build the trial for the trainer's call, unless the trial is built."""
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
             strategy.checkpoint_io = self._wrap_checkpoint_io(strategy.checkpoint_io)
@@ -195,12 +199,14 @@ class TrialModule(InferenceModule):
 
     @answers("return the data from the trial's build_training_data_loader()")
     def train_dataloader(self) -> Any:
+        """Return the training data of the run."""
         data = self.trial_run.data.training
         self.trial_answers["train_dataloader"] = [data]
         return data
 
     @answers("return the data from the trial's build_validation_data_loader()")
     def val_dataloader(self) -> Any:
+        """Return the validation data of the run; outside of ``fit``, start the run."""
         if self.trainer.state.fn is not TrainerFn.FITTING:
             self.start_trial_run()
         data = self.trial_run.data.validation
@@ -213,21 +219,24 @@ class TrialModule(InferenceModule):
 
     @answers("put it in the trial's train_batch(), or in on_train_batch_start() and on_train_batch_end()")
     def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
+        """Train on batches up to the end of the step; see ``RunDriver.train``."""
         self.trial_answers["training_step"] = None
         with StopIterationGuard():
             return self.require_driver().train(dataloader_iter)
 
     @answers("put it in the trial's evaluate_batch(), or in on_validation_batch_start() and on_validation_batch_end()")
     def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
+        """Evaluate batches up to the end of the step; see ``RunDriver.evaluate``."""
         self.trial_answers["validation_step"] = None
         with StopIterationGuard():
             return self.require_driver().evaluate(dataloader_iter)
 
     def begin_training(self) -> None:
+        """Begin to train, after every other ``on_train_start`` of a callback."""
         self.require_driver().begin_training(self._schedule.validates_at_step_zero)
 
     def after_training_step(self) -> None:
-        """Do what is due after a step, and after the hooks at its end."""
+        """Report, save or stop after a step, and after the hooks at the end of the step."""
         self.require_answer("training_step")
         del self.trial_answers["training_step"]
         lightning_internals.save_by_time(self.trainer)
@@ -235,11 +244,12 @@ class TrialModule(InferenceModule):
             lightning_loops.allow_validation(self.trainer, due=self.require_driver().act())
 
     def after_validation_step(self) -> None:
+        """Check that the trial has evaluated the step."""
         self.require_answer("validation_step")
         del self.trial_answers["validation_step"]
 
     def after_validation(self) -> None:
-        """Do what is due after a validation, and after the hooks at its end."""
+        """Save or stop after a validation, and after the hooks at the end of the validation."""
         with StopIterationGuard():
             if self.trainer.state.fn is TrainerFn.FITTING:
                 self.require_driver().act_after_validation()
@@ -253,6 +263,7 @@ class TrialModule(InferenceModule):
             self.trial_builder.abandon(exception)
 
     def restore_flags(self) -> None:
+        """Give the trainer its flags back."""
         if self._taken is not None:
             self._taken.restore()
             self._taken = None
@@ -260,7 +271,7 @@ class TrialModule(InferenceModule):
     # Checkpoints of Lightning
 
     def add_trial(self, checkpoint: dict[str, Any]) -> None:
-        """Add what a resume of the trial needs to a checkpoint, after ``on_save_checkpoint``."""
+        """Add the trial's state for a resume to a checkpoint, after ``on_save_checkpoint``."""
         add_content(checkpoint, self._fitted_run or self._latest_run)
         conflicts.write_trained_hparams(self, checkpoint)
 
@@ -279,7 +290,7 @@ class TrialModule(InferenceModule):
 
     @property
     def trial_run(self) -> TrialRun:
-        """The current run of the trial, or the latest one, under ``fit`` or ``validate``.
+        """The current run of the trial, or the latest run, under ``fit`` or ``validate``.
 
         Raises:
             InternalException: no run has begun yet.
@@ -289,11 +300,13 @@ class TrialModule(InferenceModule):
         return self._latest_run
 
     def require_driver(self) -> RunDriver:
+        """Return the driver of the run; raise an InternalException before the run begins."""
         if self.driver is None:
             raise _no_run()
         return self.driver
 
     def start_trial_run(self) -> None:
+        """Make the run of this call, and build the loaders."""
         trial, context = self.require_built_trial()
         fitted = self._fitted_run
         if not self.trainer.training and fitted is not None and fitted.before_final_validation is None:
@@ -339,7 +352,7 @@ def _no_run() -> errors.InternalException:
 
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:
-    """Return the module; raise a TypeError unless it is a :class:`TrialModule`."""
+    """Return the module, or raise a TypeError unless the module is a :class:`TrialModule`."""
     if not isinstance(module, TrialModule):
         raise TypeError(
             f"{type(callback).__name__} works with a det_lightning.adapters.TrialModule; got a {type(module).__name__}."

@@ -26,7 +26,7 @@ _DEFAULT_MAX_EPOCHS = 1000
 
 
 class ModuleSchedule:
-    """The schedule that a module was made with, and that the flags of a trainer complete.
+    """The schedule from the arguments of a module, completed by the flags of a trainer.
 
     The arguments are those of ``TrialModule``. Raise a TypeError if a period is not a ``Batch`` or ``Epoch``.
 
@@ -131,7 +131,7 @@ class ValidationTimer(Container[int]):
     """The batches after which ``interval_s`` has passed since the latest validation, or since training began.
 
     The chief's clock decides, so all ranks must ask together. ``every_epochs`` limits validations to every n-th epoch,
-    as in Lightning; None or 1 means no such limit.
+    as in Lightning; None or 1 means no limit.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from typing import Any
 _OURS = "det_lightning"
 
 
-def _shadowed_modules(directory: pathlib.Path) -> dict[str, ModuleType]:
+def _find_shadowed_modules(directory: pathlib.Path) -> dict[str, ModuleType]:
     """Return the loaded modules that would be used instead of those with the same names in ``directory``.
 
     Modules of Python itself and of installed packages are not among them.
@@ -34,7 +34,7 @@ def _is_installed(module: ModuleType) -> bool:
     return bool({"site-packages", "dist-packages"} & {*pathlib.Path(getattr(module, "__file__", None) or "").parts})
 
 
-def _modules_below(directory: pathlib.Path) -> dict[str, ModuleType]:
+def _find_modules_below(directory: pathlib.Path) -> dict[str, ModuleType]:
     """Return the loaded modules whose top-level module or package lies directly in ``directory``."""
     top_level = set()
     for name, module in list(sys.modules.items()):
@@ -68,7 +68,7 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
     here = pathlib.Path.cwd().resolve()
     old_path = sys.path[:]
     old_dont_write = sys.dont_write_bytecode
-    hidden = {**_modules_below(here), **_shadowed_modules(directory)}
+    hidden = {**_find_modules_below(here), **_find_shadowed_modules(directory)}
     for name in hidden:
         del sys.modules[name]
     sys.path[:] = [str(directory), *(p for p in old_path if p not in ("", str(here)))]
@@ -77,7 +77,7 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in _modules_below(directory):
+        for name in _find_modules_below(directory):
             del sys.modules[name]
         sys.modules.update(hidden)
         sys.path[:] = old_path
@@ -91,7 +91,7 @@ def import_only(path: str | os.PathLike[str], files: Iterable[pathlib.Path]) -> 
     Bytecode in a ``__pycache__`` there is not used, because it need not match the source.
     """
     directory = pathlib.Path(path).resolve()
-    hook = _only(directory, frozenset(str(file.resolve()) for file in files))
+    hook = _make_hook(directory, frozenset(str(file.resolve()) for file in files))
     sys.path_hooks.insert(0, hook)
     _forget_finders(directory)
     try:
@@ -138,7 +138,7 @@ class _Finder(machinery.FileFinder):
         return None
 
 
-def _only(directory: pathlib.Path, allowed: frozenset[str]) -> Callable[[str], _Finder]:
+def _make_hook(directory: pathlib.Path, allowed: frozenset[str]) -> Callable[[str], _Finder]:
     def hook(path: str) -> _Finder:
         resolved = pathlib.Path(path).resolve()
         if not resolved.is_relative_to(directory):

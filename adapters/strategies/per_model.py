@@ -1,4 +1,4 @@
-"""The base of the strategies that train trials in several processes, with Lightning's launchers and process groups."""
+"""The base of the strategies for trials in several processes, with Lightning's launchers and process groups."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _OF_PROCESSES = {
 
 
 class PerModelStrategy(pl.strategies.DDPStrategy):
-    """Lightning's DDP without its DDP module: the trial's models are prepared for training one by one.
+    """Lightning's DDP without the DDP module: the trial's models are prepared for training one by one.
 
-    Takes the arguments of ``DDPStrategy`` about processes, and raises a TypeError for any other.
+    The arguments are those of ``DDPStrategy`` about processes. Raise a TypeError for any other argument.
     """
 
     strategy_name: str
@@ -48,7 +48,7 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
         """Connect the processes; raise a ValueError if torch or the device lacks ``process_group_backend``."""
         backend = self.process_group_backend
         needs_gpu = backend == "nccl" and self.root_device.type != "cuda"
-        if backend is not None and (needs_gpu or not all(map(dist.is_backend_available, _names_in(backend)))):
+        if backend is not None and (needs_gpu or not all(map(dist.is_backend_available, _split_names(backend)))):
             raise ValueError(
                 f"process_group_backend={backend!r} cannot connect processes on {self.root_device} with torch "
                 f"{torch.__version__}. Leave it out, or use 'gloo'; 'nccl' needs GPUs and a build of torch for CUDA "
@@ -64,7 +64,7 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
         self.require_trial()
 
     def require_trial(self) -> None:
-        """Raise an UnsupportedTrainerFlags if the module has no trial: nothing would exchange its gradients."""
+        """Raise an UnsupportedTrainerFlags if the module has no trial: no rank would exchange gradients."""
         module = self.lightning_module
         if self.world_size > 1 and getattr(module, "context", None) is None:
             raise errors.UnsupportedTrainerFlags(
@@ -73,13 +73,14 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
             )
 
     def on_exception(self, exception: BaseException) -> None:
-        """Leave the message alone: Lightning's hint names settings that a trial does not have."""
+        """Keep quiet: Lightning's hint names settings foreign to a trial."""
 
     def make_backend(self, device: torch.device) -> Backend:
+        """Return the backend for the trial's models on a device."""
         raise NotImplementedError
 
     def make_distributed(self) -> DistributedContext:
-        """Return the processes that Lightning has launched, connected for exchanging objects."""
+        """Return the processes launched by Lightning, connected for exchanging objects."""
         environment = self.cluster_environment
         assert environment is not None
         return DistributedContext(
@@ -94,6 +95,6 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
         )
 
 
-def _names_in(backend: str) -> list[str]:
+def _split_names(backend: str) -> list[str]:
     """Return the backends named in torch's notation: ``"gloo"``, or ``"cpu:gloo,cuda:nccl"``."""
     return [entry.rpartition(":")[2] for entry in backend.split(",")]

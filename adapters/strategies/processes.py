@@ -1,4 +1,4 @@
-"""The processes that train one trial: how they exchange objects, their backend, and their Lightning strategy."""
+"""The processes of a trial's training: exchange of objects, the backend, and the Lightning strategy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRIAL_STRATEGIES = (*_PER_MODEL, HorovodStrategy)
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProcesses:
-    """The processes of a run, and the backend that keeps their models equal."""
+    """The processes of a run, and the backend for keeping models equal."""
 
     distributed: DistributedContext
     backend: Backend
@@ -42,14 +42,14 @@ class TrainingProcesses:
     def from_script(
         cls, distributed: DistributedContext | None, strategy: str | pl.strategies.Strategy | None = None
     ) -> TrainingProcesses:
-        """Return the processes that a script has launched, for arguments of ``init``, which documents them."""
+        """Return the processes launched by a script, for arguments of ``init``."""
         is_context = distributed is None or isinstance(distributed, DistributedContext)
         advice = "For example DistributedContext.from_torch_distributed(), or leave it out under torchrun."
         require(is_context, "init(distributed=...)", "a DistributedContext", distributed, advice)
         strategy = PerModelDDPStrategy.strategy_name if strategy is None else strategy
         if _is_horovod(strategy):
-            return _of_horovod(distributed)
-        chosen = _chosen(strategy)
+            return _use_horovod(distributed)
+        chosen = _choose(strategy)
         if distributed is None:
             distributed = torchrun_context() if is_one_of_several() else DistributedContext()
         if distributed.size == 1:
@@ -81,7 +81,7 @@ class TrainingProcesses:
         return kind(cluster_environment=ContextEnvironment(self.distributed.topology))
 
 
-def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
+def _use_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
     distributed = horovod_context() if distributed is None else distributed
     size = connect_horovod().size()
     if size != distributed.size:
@@ -94,7 +94,7 @@ def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
 
 
 def _is_horovod(strategy: str | pl.strategies.Strategy) -> bool:
-    """Return whether a run trains with Horovod: because it is chosen, or by default if the environment asks for it."""
+    """Return whether a run trains with Horovod, by choice or because of the environment."""
     if isinstance(strategy, HorovodStrategy) or strategy == HorovodStrategy.strategy_name:
         return True
     if strategy == PerModelDDPStrategy.strategy_name:  # the default
@@ -103,7 +103,7 @@ def _is_horovod(strategy: str | pl.strategies.Strategy) -> bool:
     return False
 
 
-def _chosen(strategy: str | pl.strategies.Strategy) -> PerModelStrategy:
+def _choose(strategy: str | pl.strategies.Strategy) -> PerModelStrategy:
     if isinstance(strategy, _PER_MODEL):
         return strategy
     if strategy == FIND_UNUSED:

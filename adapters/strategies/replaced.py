@@ -1,4 +1,4 @@
-"""Replacing Lightning's own strategies for several processes by those that train a trial's models."""
+"""Replacing Lightning's own strategies for several processes by the strategies for trials."""
 
 from __future__ import annotations
 

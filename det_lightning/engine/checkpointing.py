@@ -170,7 +170,7 @@ class RunCheckpoints:
         if (improved or policy.validations == "all") and not is_current:
             self.save()
         elif value is not None and is_current:
-            _on_chief(self._distributed, self._note_metric, value)
+            _run_on_chief(self._distributed, self._note_metric, value)
         if improved:
             self.best_id = self.last_id
 
@@ -200,7 +200,7 @@ class RunCheckpoints:
         """
         if self._distributed.size == 1 or self._run.exchange.checkpoint_completed:
             if self._distributed.size > 1 or self._must_renew():
-                _on_chief(self._distributed, self._renew)
+                _run_on_chief(self._distributed, self._renew)
             self._report_complete()
 
     def has_news(self) -> bool:
@@ -220,7 +220,7 @@ class RunCheckpoints:
     def _report_complete(self, wait: bool = False) -> None:
         if not self._unreported:
             return
-        complete: list[str] = _on_chief(self._distributed, self.queue.take_complete, wait)
+        complete: list[str] = _run_on_chief(self._distributed, self.queue.take_complete, wait)
         self._unreported -= len(complete)
         if complete and self._distributed.size > 1:
             self._run.early_end.forget()  # on_checkpoint_upload_end may ask to stop
@@ -237,7 +237,7 @@ class RunCheckpoints:
     def finish(self) -> None:
         """Wait until everything is written; raise a StorageError if a checkpoint of this run has vanished."""
         self._report_complete(wait=True)
-        _on_chief(self._distributed, self._trial.finish)
+        _run_on_chief(self._distributed, self._trial.finish)
 
     def abandon(self, exception: BaseException) -> None:
         """Finish what is under way on this rank after the run has failed; the other ranks may be gone."""
@@ -285,7 +285,7 @@ class RunCheckpoints:
         self.queue.write(content, checkpoint_id, report_written, commit)
 
 
-def _on_chief(distributed: DistributedContext, action: Callable[..., Any], *args: Any) -> Any:
+def _run_on_chief(distributed: DistributedContext, action: Callable[..., Any], *args: Any) -> Any:
     """Return on every rank what ``action`` returns on the chief; raise its CheckpointError on every rank."""
     if distributed.size == 1:
         return action(*args)

@@ -23,7 +23,7 @@ def average_over_ranks(
     """Return the metrics of each batch of a window, averaged over the ranks, and the flags of all ranks."""
     if exchange.is_alone:
         return batches, flags
-    window = PlainWindow.of(batches)
+    window = PlainWindow.from_batches(batches)
     rows = None if window is None else window.rows
     reduced = exchange.reduce(rows, flags, PlainWindow.width, "report")
     if window is not None and reduced.results is not None:
@@ -66,11 +66,11 @@ def reduce_validation_metrics(
     own: dict[str, Any] = {}
     reducers: dict[str, Reducer] = {}
     if batches:
-        reducers = _reducer_of_each(list(batches[0]), reducer)
+        reducers = _assign_reducers(list(batches[0]), reducer)
         own = {name: _reduce_one(name, reducers[name], [batch[name] for batch in batches]) for name in batches[0]}
     if exchange.is_alone:
         return own, flags
-    plain = PlainValidation.of(own, reducers, len(batches))
+    plain = PlainValidation.from_metrics(own, reducers, len(batches))
     reduced = exchange.reduce(None if plain is None else plain.rows, flags, PlainValidation.width, "validation")
     if plain is not None and reduced.results is not None:
         return plain.with_results(reduced.results), reduced.flags
@@ -80,14 +80,14 @@ def reduce_validation_metrics(
 def _reduce_gathered(
     gathered: list[tuple[dict[str, Any], int]], reducer: Reducer | dict[str, Reducer]
 ) -> dict[str, Any]:
-    names = _names_on_all_ranks([list(metrics) if count else None for metrics, count in gathered])
-    reducers = _reducer_of_each(names, reducer)
+    names = _require_same_names([list(metrics) if count else None for metrics, count in gathered])
+    reducers = _assign_reducers(names, reducer)
     per_rank = [metrics for metrics, count in gathered if count]
     counts = [count for _, count in gathered if count]
     return {name: simple_reduce(reducers[name], [metrics[name] for metrics in per_rank], counts) for name in names}
 
 
-def _names_on_all_ranks(names: list[list[str] | None]) -> list[str]:
+def _require_same_names(names: list[list[str] | None]) -> list[str]:
     with_batches = {rank: found for rank, found in enumerate(names) if found is not None}
     if not with_batches:
         raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
@@ -101,7 +101,7 @@ def _names_on_all_ranks(names: list[list[str] | None]) -> list[str]:
     return expected
 
 
-def _reducer_of_each(names: list[str], reducer: Reducer | dict[str, Reducer]) -> dict[str, Reducer]:
+def _assign_reducers(names: list[str], reducer: Reducer | dict[str, Reducer]) -> dict[str, Reducer]:
     reducers = reducer if isinstance(reducer, dict) else dict.fromkeys(names, reducer)
     if reducers.keys() != set(names):
         raise errors.InvalidExperimentException(
@@ -119,7 +119,7 @@ def _reducer_of_each(names: list[str], reducer: Reducer | dict[str, Reducer]) ->
 def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
     try:
         # For numbers of one type np.array() gives the same values in a fraction of the time.
-        stacked = np.array(values) if _single_type(values) else np.stack(values, axis=0)
+        stacked = np.array(values) if _have_single_type(values) else np.stack(values, axis=0)
     except ValueError as e:
         shapes = sorted({np.shape(value) for value in values}, key=str)
         raise ValueError(f"Validation metric {name!r} has another shape for some batches: {shapes}.") from e
@@ -129,7 +129,7 @@ def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
         raise TypeError(f"Validation metric {name!r} cannot be reduced by {reducer}: {e}") from e
 
 
-def _single_type(values: list[Any]) -> bool:
+def _have_single_type(values: list[Any]) -> bool:
     """Return whether values are numpy arrays of shape ``()`` that hold numbers of the same type."""
     shapes_and_types = {(value.shape, value.dtype) if type(value) is np.ndarray else None for value in values}
     only = shapes_and_types.pop()
@@ -155,7 +155,7 @@ _KIND_BY_DTYPE = {np.dtype(name): _Kind(np.dtype(name), True) for name in ("floa
 _PLAIN = {dtype.type for dtype in _KIND_BY_DTYPE}
 
 
-def _kind_of(value: Any) -> _Kind | None:
+def _find_kind(value: Any) -> _Kind | None:
     """Return the kind of a value; None if it is not one plain number."""
     if type(value) is np.ndarray:
         return _KIND_BY_DTYPE.get(value.dtype) if value.shape == () else None
@@ -174,20 +174,20 @@ class PlainWindow:
         columns = [_to_bits([batch[name] for batch in batches], kind.dtype) for name, kind in kinds.items()]
         #: One row for each metric of each batch, which is reduced to its mean.
         bits = np.stack(columns, axis=1).reshape(-1, 1)
-        self.rows = Rows(bits, _signature_of(self._names, self._kinds, len(batches)), self._means)
+        self.rows = Rows(bits, _hash_meaning(self._names, self._kinds, len(batches)), self._means)
 
     @classmethod
-    def of(cls, batches: list[dict[str, Any]]) -> PlainWindow | None:
+    def from_batches(cls, batches: list[dict[str, Any]]) -> PlainWindow | None:
         """Return the window of these batches; None if there are no values, or not all are plain."""
         if not batches or not batches[0]:
             return None
         names = list(batches[0])
-        kinds = {name: kind for name, value in batches[0].items() if (kind := _kind_of(value)) is not None}
+        kinds = {name: kind for name, value in batches[0].items() if (kind := _find_kind(value)) is not None}
         if len(kinds) < len(names) or not all(isinstance(name, str) for name in names):
             return None
         expected = list(kinds.values())
         for batch in batches:
-            if list(batch) != names or [_kind_of(value) for value in batch.values()] != expected:
+            if list(batch) != names or [_find_kind(value) for value in batch.values()] != expected:
                 return None
         return cls(kinds, batches)
 
@@ -218,10 +218,12 @@ class PlainValidation:
         self._reducers = [reducers[name] for name in self._names]
         self._types = [value.dtype for value in metrics.values()]
         bits = np.array([[*_to_bits([value], value.dtype), batches] for value in metrics.values()], np.int64)
-        self.rows = Rows(bits, _signature_of(self._names, self._reducers, self._types), self._reduce)
+        self.rows = Rows(bits, _hash_meaning(self._names, self._reducers, self._types), self._reduce)
 
     @classmethod
-    def of(cls, metrics: dict[str, Any], reducers: dict[str, Reducer], batches: int) -> PlainValidation | None:
+    def from_metrics(
+        cls, metrics: dict[str, Any], reducers: dict[str, Reducer], batches: int
+    ) -> PlainValidation | None:
         """Return the validation with these metrics; None if there are none, or not all are plain."""
         plain = all(isinstance(name, str) and type(value) in _PLAIN for name, value in metrics.items())
         return cls(metrics, reducers, batches) if metrics and plain else None
@@ -253,7 +255,7 @@ def _from_bits(bits: Any, dtype: np.dtype[Any]) -> Any:
     return (bits if dtype.kind == "i" else bits.view(np.float64)).astype(dtype)
 
 
-def _signature_of(*meaning: object) -> int:
+def _hash_meaning(*meaning: object) -> int:
     """Return a number that identifies what rows mean, from objects whose ``repr`` is the same on all ranks."""
     digest = hashlib.sha256(repr(meaning).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:7], "big") + 1  # not 0

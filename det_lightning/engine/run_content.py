@@ -97,7 +97,7 @@ class RunContent:
         self._described = described
         losses = Losses()
         self._settings = plain = settings.to_plain(losses)
-        self._warn_of(losses)
+        self._warn_of_losses(losses)
         trial_class = type(original_trial(self._run.trial))
         # Determined wants both hyperparameters and configuration, or neither.
         complete = None not in plain.values()
@@ -108,7 +108,7 @@ class RunContent:
         if isinstance(self._run.trial, SelfSavingTrial):
             self._load_data["trial_type"] = self._run.trial.trial_type
 
-    def _warn_of(self, losses: Losses) -> None:
+    def _warn_of_losses(self, losses: Losses) -> None:
         """Name the values that JSON cannot hold, each once."""
         new = [note for note in losses.notes if note not in self._known_losses]
         self._known_losses.update(new)

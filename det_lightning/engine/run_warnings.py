@@ -58,9 +58,9 @@ class RunWarnings:
         for period in self._schedule.find_periods_below_one():
             self._warn(f"{period} is below 1, which means after every one; leave it out for never.")
         if resume is not None:
-            before = _hparams_of(resume)
+            before = _read_hparams(resume)
             now = self._context.settings.to_plain()["hparams"] or {}
-            differences = [] if before is None else [*_differences(before, now)]
+            differences = [] if before is None else [*_list_differences(before, now)]
             if differences:
                 self._warn(f"The hparams differ from those of checkpoint {resume.name}: {_join(differences)}.")
         if self._schedule.is_complete(state):
@@ -81,7 +81,7 @@ class RunWarnings:
                 self._warn_of_no_step(steps_completed - self._first_batch, self._weights)
             self._weights = None
         first = steps_completed - len(batch_metrics)
-        for name in _nan_losses(avg_metrics):
+        for name in _find_nan_losses(avg_metrics):
             where = [first + index for index, metrics in enumerate(batch_metrics) if _has_nan(metrics.get(name))]
             since = f", first for batch {where[0]} (the first one is 0)" if where else ""
             self._warn_of_nan(f"The training metric {name!r} is NaN{since}")
@@ -94,14 +94,14 @@ class RunWarnings:
                 f"{method} did not call context.step_optimizer() in the first {batches} batches, and no weights were "
                 "updated. Call it for each optimizer, after context.backward(loss)."
             )
-        elif left_out := list(_left_out(self._context)):
+        elif left_out := list(_list_left_out(self._context)):
             self._warn(
                 f"{method} updates weights without context.step_optimizer(), which alone would {'; '.join(left_out)}. "
                 "Call it for each optimizer in place of optimizer.step(), or do this in the trial."
             )
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        for name in _nan_losses(metrics):
+        for name in _find_nan_losses(metrics):
             self._warn_of_nan(f"The validation metric {name!r} is NaN after {steps_completed} batches")
 
     def _warn_of_nan(self, found: str) -> None:
@@ -117,7 +117,7 @@ class RunWarnings:
             logger.warning("%s", message)
 
 
-def _left_out(context: PyTorchTrialContext) -> Iterator[str]:
+def _list_left_out(context: PyTorchTrialContext) -> Iterator[str]:
     """Yield what the context does in ``step_optimizer`` for this run, besides the step."""
     if context.aggregation_frequency > 1:
         yield f"update the weights only once in {context.aggregation_frequency} batches (aggregation_frequency)"
@@ -136,7 +136,7 @@ def _is_left_alone(scaler: Any) -> bool:
     return scaler is not None and scaler.is_enabled() and not scaler.state_dict()["_growth_tracker"]
 
 
-def _nan_losses(metrics: dict[str, Any]) -> list[str]:
+def _find_nan_losses(metrics: dict[str, Any]) -> list[str]:
     return [name for name, value in metrics.items() if "loss" in str(name).lower() and _has_nan(value)]
 
 
@@ -146,7 +146,7 @@ def _has_nan(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "f" and bool(np.isnan(value).any())
 
 
-def _hparams_of(content: CheckpointContent) -> dict[str, Any] | None:
+def _read_hparams(content: CheckpointContent) -> dict[str, Any] | None:
     """Return the hyperparameters of the run that wrote a checkpoint; None if they are unknown."""
     settings = None if content.resume is None else content.resume.settings
     for source in (settings, content.load_data):
@@ -156,7 +156,7 @@ def _hparams_of(content: CheckpointContent) -> dict[str, Any] | None:
     return None
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+def _list_differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     old = flatten(before)
     new = flatten(now)
     for name in dict.fromkeys([*old, *new]):
@@ -164,10 +164,10 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
         is_now = new.get(name, _NOT_GIVEN)
         # NaN is not equal to itself.
         if was != is_now and repr(was) != repr(is_now):
-            yield f"{name} was {_shown(was)}, and is {_shown(is_now)}"
+            yield f"{name} was {_format_value(was)}, and is {_format_value(is_now)}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "not given" if value is _NOT_GIVEN else f"{value!r:.100}"
 
 

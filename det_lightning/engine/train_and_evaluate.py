@@ -53,14 +53,14 @@ class Training:
         if precision.scales_losses:
             precision.scaling.end_batch()
         if type(metrics) is not dict:
-            metrics = self._as_mapping(metrics, batch_idx)
+            metrics = self._to_mapping(metrics, batch_idx)
         if context.lr_schedulers:
             self._step_lr_schedulers(batch_idx)
         self.window.add(metrics)
         if self._count_records is not None:
             self._count_records(batch)
 
-    def _as_mapping(self, metrics: Any, batch_idx: int) -> Any:
+    def _to_mapping(self, metrics: Any, batch_idx: int) -> Any:
         if isinstance(metrics, torch.Tensor):
             return {"loss": metrics}
         if not isinstance(metrics, Mapping):
@@ -189,13 +189,13 @@ def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
 def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
     """Raise an InvalidExperimentException that names everything that keeps the trial from being trained."""
     arguments = ["batch", "epoch_idx", "batch_idx"]
-    of_training = interface_mistakes(trial) or _mistakes_of_call(trial, "train_batch", arguments)
-    mistakes = [*of_training, *_of_wrapping(trial, context), *_of_evaluation(trial)]
+    of_training = interface_mistakes(trial) or _find_call_mistakes(trial, "train_batch", arguments)
+    mistakes = [*of_training, *_find_wrapping_mistakes(trial, context), *_find_evaluation_mistakes(trial)]
     if mistakes:
         raise errors.InvalidExperimentException("; ".join(mistakes) + ".")
 
 
-def _of_wrapping(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[str]:
+def _find_wrapping_mistakes(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[str]:
     if isinstance(trial, SelfSavingTrial):
         return
     name = type(original_trial(trial)).__name__
@@ -205,7 +205,7 @@ def _of_wrapping(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[
         yield f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
 
 
-def _of_evaluation(trial: PyTorchTrial) -> list[str]:
+def _find_evaluation_mistakes(trial: PyTorchTrial) -> list[str]:
     original = original_trial(trial)
     arguments = {"evaluate_batch": ["batch"], "evaluate_full_dataset": ["data_loader"]}
     overridden = [name for name in arguments if overrides(original, PyTorchTrial, name)]
@@ -217,10 +217,10 @@ def _of_evaluation(trial: PyTorchTrial) -> list[str]:
     (method,) = overridden
     if method == "evaluate_batch" and trial is original and takes_batch_idx(original.evaluate_batch):
         arguments[method].append("batch_idx")
-    return _mistakes_of_call(trial, method, arguments[method])
+    return _find_call_mistakes(trial, method, arguments[method])
 
 
-def _mistakes_of_call(trial: PyTorchTrial, method: str, arguments: Sequence[str]) -> list[str]:
+def _find_call_mistakes(trial: PyTorchTrial, method: str, arguments: Sequence[str]) -> list[str]:
     """Return why a user's method cannot be called with these keywords; in a legacy trial it gets the model too."""
     original = original_trial(trial)
     names = [*arguments] if trial is original else [*arguments, "model"]

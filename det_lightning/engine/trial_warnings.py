@@ -33,8 +33,8 @@ class WeightSums:
     @classmethod
     def take(cls, context: PyTorchTrialContext) -> WeightSums:
         """Return the sums of this rank's parameters as they are now."""
-        found = dict.fromkeys([*_of_models(context), *(p for o in context.optimizers for p in parameters_of(o))])
-        whole = [_local_part(parameter) for parameter in found if not (is_lazy(parameter) or parameter.is_meta)]
+        found = dict.fromkeys([*_list_parameters(context), *(p for o in context.optimizers for p in parameters_of(o))])
+        whole = [_get_local_part(parameter) for parameter in found if not (is_lazy(parameter) or parameter.is_meta)]
         # torch adds up no numbers of 8 bits, and MPS has none of 64.
         return cls(
             [
@@ -45,7 +45,7 @@ class WeightSums:
         )
 
 
-def _local_part(parameter: torch.Tensor) -> torch.Tensor:
+def _get_local_part(parameter: torch.Tensor) -> torch.Tensor:
     """Return the values of a parameter that this rank has, which are some of them if they are sharded."""
     values = parameter.detach()
     values = values.to_local() if isinstance(values, DTensor) else values
@@ -58,12 +58,12 @@ def find_unwrapped(trial: object, context: PyTorchTrialContext) -> Iterator[str]
     yield from _find_unwrapped_schedulers(trial, context)
 
 
-def _of_models(context: PyTorchTrialContext) -> Iterator[torch.nn.Parameter]:
+def _list_parameters(context: PyTorchTrialContext) -> Iterator[torch.nn.Parameter]:
     return (parameter for model in context.models for parameter in model.parameters())
 
 
 def _find_unwrapped_parameters(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
-    known = {*_of_models(context), *context.precision.scaling.masters}
+    known = {*_list_parameters(context), *context.precision.scaling.masters}
     names = dict(_name_parameters(trial))
     for index, optimizer in enumerate(context.optimizers):
         unknown = [parameter for parameter in parameters_of(optimizer) if parameter not in known]
@@ -82,12 +82,12 @@ def _name_parameters(trial: object) -> Iterator[tuple[torch.nn.Parameter, str]]:
     for attribute, value in vars(trial).items():
         if isinstance(value, torch.nn.Parameter):
             yield value, attribute
-        for part in _parts_of(value):
+        for part in _list_parts(value):
             if isinstance(part, torch.nn.Module):
                 yield from ((parameter, f"{attribute}.{name}") for name, parameter in part.named_parameters())
 
 
-def _parts_of(value: Any) -> Iterable[Any]:
+def _list_parts(value: Any) -> Iterable[Any]:
     """Return an attribute of a trial, or what it contains if it is a list, a tuple or a dict."""
     if isinstance(value, Mapping):
         return value.values()
@@ -100,10 +100,10 @@ def _find_unwrapped_schedulers(trial: object, context: PyTorchTrialContext) -> I
     kept = {
         id(part): (attribute, part)
         for attribute, value in vars(trial).items()
-        for part in _parts_of(value)
+        for part in _list_parts(value)
         if isinstance(part, LRScheduler)
     }
-    inner = [one for scheduler in (*wrapped, *(part for _, part in kept.values())) for one in _inner_of(scheduler)]
+    inner = [one for scheduler in (*wrapped, *(part for _, part in kept.values())) for one in _find_inner(scheduler)]
     for one in (*wrapped, *inner):
         kept.pop(id(one), None)
     for index, optimizer in enumerate(context.optimizers):
@@ -116,13 +116,13 @@ def _find_unwrapped_schedulers(trial: object, context: PyTorchTrialContext) -> I
             yield _describe_scheduler("A scheduler", index, optimizer)
 
 
-def _inner_of(scheduler: Any) -> Iterator[LRScheduler]:
+def _find_inner(scheduler: Any) -> Iterator[LRScheduler]:
     """Yield the schedulers that one consists of, as a ``SequentialLR`` does."""
     for value in getattr(scheduler, "__dict__", {}).values():
-        for part in _parts_of(value):
+        for part in _list_parts(value):
             if isinstance(part, LRScheduler):
                 yield part
-                yield from _inner_of(part)
+                yield from _find_inner(part)
 
 
 def _describe_scheduler(scheduler: str, index: int, optimizer: torch.optim.Optimizer) -> str:
@@ -136,8 +136,8 @@ def _describe_scheduler(scheduler: str, index: int, optimizer: torch.optim.Optim
 def find_near_hooks(callbacks: Mapping[str, PyTorchCallback], trial: object) -> Iterator[str]:
     """Yield a message for each method of a callback that nearly has a hook's name, and that nothing else calls."""
     for name, callback in callbacks.items():
-        called = {*_names_called_by(type(callback)), *_names_called_by(type(trial))}
-        for method in _own_methods(type(callback)):
+        called = {*_list_called_names(type(callback)), *_list_called_names(type(trial))}
+        for method in _list_own_methods(type(callback)):
             likeness = _NEAR if method.startswith("on_") else _NEARLY_EQUAL
             near = difflib.get_close_matches(method, _HOOKS, n=1, cutoff=likeness)
             if near and method not in called:
@@ -147,7 +147,7 @@ def find_near_hooks(callbacks: Mapping[str, PyTorchCallback], trial: object) -> 
                 )
 
 
-def _own_methods(callback: type) -> list[str]:
+def _list_own_methods(callback: type) -> list[str]:
     """Return the public methods of a callback's classes, but none that they share with a class of another library."""
     others = {name for base in callback.__mro__ if not issubclass(base, PyTorchCallback) for name in vars(base)}
     own = {
@@ -160,7 +160,7 @@ def _own_methods(callback: type) -> list[str]:
     return [name for name in own if name not in _HOOKS and name not in others]
 
 
-def _names_called_by(owner: type) -> Iterator[str]:
+def _list_called_names(owner: type) -> Iterator[str]:
     """Yield the names that the methods of a class use, as far as they are known."""
     for base in owner.__mro__:
         for value in vars(base).values():

@@ -15,7 +15,7 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
-ANSWERS = TrialModule.marked_methods()
+ANSWERS = TrialModule.list_marked_methods()
 HOOKS = [
     *("configure_callbacks", "setup", "configure_model", "teardown", "on_save_checkpoint", "on_load_checkpoint"),
     *("on_fit_start", "on_train_start", "on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
@@ -329,7 +329,7 @@ def test_a_full_dataset_that_a_subclass_evaluates_is_not_evaluated_by_the_trial(
 
 
 @pytest.mark.parametrize(
-    "name", ["build_trial", "add_trial", "start_trial_run", "trial_run", "marked_methods", "_attach"]
+    "name", ["build_trial", "add_trial", "start_trial_run", "trial_run", "list_marked_methods", "_attach"]
 )
 def test_a_name_that_drives_the_trial_is_not_free_for_a_subclass(name: str) -> None:
     with pytest.raises(
