@@ -1,4 +1,4 @@
-"""The values of hyperparameters: choosing one for each in a configuration, and the form in which trials get them."""
+"""Hyperparameters: choosing a value for each entry of a configuration, and the form of values in trials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST = 1e308
 
 
 def convert_like_master(value: Any) -> Any:
-    """Return a copy of a value as Determined's master passed it on: in Go's JSON, where ``64.0`` is ``64``."""
+    """Return a copy of a value as Determined's master would pass the value on: in Go's JSON ``64.0`` is ``64``."""
     if isinstance(value, Mapping):
         return {name: convert_like_master(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -32,9 +32,10 @@ def convert_like_master(value: Any) -> Any:
 
 
 def choose_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one value for each hyperparameter of a configuration; raise a ValueError that names all unreadable ones.
+    """Return a value for each hyperparameter of a configuration; raise a ValueError naming all unreadable entries.
 
-    A constant gives its own value, ``categorical`` its first, and a range its middle, for ``log`` that of exponents.
+    A constant gives the value, ``categorical`` the first value, and a range the middle, for ``log`` the middle of the
+    exponents.
     """
     entries = config.get("hyperparameters") or {}
     mistakes: list[str] = []
@@ -75,7 +76,7 @@ def _is_number(value: Any) -> bool:
 
 
 def find_ranges(hparams: Mapping[Any, Any], where: str = "hparams") -> list[str]:
-    """Return where hyperparameters have an entry of a search space, such as a range, instead of a value."""
+    """Return the places where hyperparameters have an entry of a search space, such as a range, instead of a value."""
     found = []
     for name, value in hparams.items():
         if isinstance(value, Mapping):

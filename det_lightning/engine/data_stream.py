@@ -1,4 +1,4 @@
-"""A trial's loaders as Lightning sees them: training data is endless, resumable, divided into epochs, copied ahead."""
+"""A trial's loaders for Lightning: training data are endless, resumable, divided into epochs, copied ahead."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class TrialData:
         loaders: builds the loaders.
         context: the context of the trial.
         sharded_validation: each rank validates on a share of the data; otherwise the chief validates on all data.
-        options: limits the epochs, and may have the checkpoint from which the run resumes.
-        has_validated: the run had validated before it was interrupted.
+        options: the limit of the epochs, and the checkpoint to resume from.
+        has_validated: the run had validated before the interruption.
 
     Attributes:
         journal: how the passes over the training data began.
@@ -41,7 +41,7 @@ class TrialData:
         training: the training data.
         validation: the validation data.
         prepare_batch: moves and casts a batch.
-        prepare: the same for an iterator of training batches, which may be copied to a GPU ahead of time.
+        prepare: the same for an iterator of training batches, perhaps copied to a GPU ahead of time.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TrialData:
             )
 
     def restore_validation(self) -> None:
-        """Give the samplers of the validation the states that they had in the interrupted run."""
+        """Give the samplers of the validation their states from the interrupted run."""
         if "validation" in self._resumed_at:
             self.journal.validation_samplers.restore(self._resumed_at["validation"])
 
@@ -136,7 +136,7 @@ class TrialData:
 
 
 def length_or_none(loader: Any) -> int | None:
-    """Return the length of a loader, or None if the loader has no length, such as torch's over an iterable dataset."""
+    """Return the length of a loader, or None for a loader without a length, for example over an iterable dataset."""
     try:
         return len(loader)
     except TypeError:
@@ -144,9 +144,9 @@ def length_or_none(loader: Any) -> int | None:
 
 
 def _begin_workers_without_drawing(loader: Any) -> None:
-    """Start persistent workers without drawing their seed again, which the interrupted run has already done.
+    """Start persistent workers without drawing a seed again: the interrupted run has drawn the seed.
 
-    Without a generator of its own, the loader would draw the seed from the global random state.
+    Without a generator, the loader would draw the seed from the global random state.
     """
     if getattr(loader, "persistent_workers", False) and loader.generator is None:
         loader.generator = torch.Generator()
@@ -165,7 +165,7 @@ def _less_than_one_batch(flag: str, length: int | None) -> errors.UnsupportedTra
 
 
 def _select_first_batches(loader: DataLoader, limit: float, replicas: int) -> DataLoader:
-    """Return a loader that gives each of ``replicas`` ranks the first batches of ``loader``, without shuffling."""
+    """Return a loader of the first batches of ``loader`` for each of ``replicas`` ranks, without shuffling."""
     batches = loader.batch_sampler
     if isinstance(loader.sampler, RandomSampler):
         batches = BatchSampler(SequentialSampler(cast("Sized", loader.dataset)), batches.batch_size, batches.drop_last)
@@ -192,11 +192,11 @@ class FirstBatches(BatchSampler):
 
 
 class TrainStream:
-    """One endless iterator over the training data, which Lightning gets one epoch at a time.
+    """One endless iterator over the training data, given to Lightning one epoch at a time.
 
     Workers and shuffling persist between epochs. Once an epoch has begun, ``batches`` yields from the next batch on.
-    ``length`` is the length of the chief's loader, or None if it has none. The loader of another rank may have one
-    batch fewer; it then begins its next pass before the epoch ends.
+    ``length`` is the length of the chief's loader, or None. The loader of another rank may have one batch fewer, and
+    then begins the next pass before the epoch ends.
     """
 
     def __init__(self, loader: Any, position: TrainingPosition, length: int | None) -> None:
@@ -207,7 +207,7 @@ class TrainStream:
 
     @property
     def batches(self) -> Iterator[Any]:
-        """The batches from the next one on, without end; none before the first epoch."""
+        """The batches from the next batch on, without end; none before the first epoch."""
         return self._source.batches
 
     def __len__(self) -> int:
@@ -224,7 +224,7 @@ class TrainStream:
         return itertools.islice(self.batches, epoch_len - self._position.batches_trained() % epoch_len)
 
     def close(self) -> None:
-        """Drop the iterator, and end its workers."""
+        """Drop the iterator, and end the workers."""
         self._source.close()
         self._is_open = False
 
@@ -244,6 +244,6 @@ class ValidationStream:
         yield from self.source.begin()
 
     def run_out(self, taken: int) -> None:
-        """Exhaust the iterator if all batches are ``taken``: samplers may draw random numbers after the last one."""
+        """Exhaust the iterator once all batches are ``taken``: samplers may draw random numbers at the end."""
         if taken == length_or_none(self.source.loader):
             next(self.source.batches, None)

@@ -11,7 +11,7 @@ from det_lightning.checkpoint.storage.snapshots import tensors_in
 
 
 class SideStream:
-    """A CUDA stream for the copies of one device, in parallel with its work. The host waits for none of them.
+    """A CUDA stream for the copies to one device, in parallel with the device's work. The host waits for no copy.
 
     A *mark* is a point in the order of the work.
     """
@@ -25,14 +25,14 @@ class SideStream:
         return torch.cuda.current_stream(self._device).record_event()
 
     def copy(self, move: Callable[[Any], Any], batch: Any, after: Any) -> tuple[Any, Any]:
-        """Begin ``move(batch)`` when the work reaches the mark ``after``; return its result, and a mark at its end."""
+        """Begin ``move(batch)`` when the work reaches the mark ``after``; return the result, and a mark at the end."""
         self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
             moved = move(batch)
         return moved, self._stream.record_event()
 
     def hand_over(self, moved: Any, end: Any) -> None:
-        """Make the work submitted from now on wait for the mark ``end``, so that it can use ``moved``."""
+        """Let the work submitted from now on wait for the mark ``end``, and then use ``moved``."""
         working = torch.cuda.current_stream(self._device)
         working.wait_event(end)
         for tensor in tensors_in(moved):
@@ -41,10 +41,10 @@ class SideStream:
 
 
 def copy_aside(batches: Iterator[Any], move: Callable[[Any], Any], stream: SideStream) -> Iterator[Any]:
-    """Yield each batch as ``move`` returns it, copied while the device still works on the previous one.
+    """Yield the results of ``move`` for each batch, copied while the device still works on the previous batch.
 
-    No batch is taken from ``batches`` before it is asked for, so random numbers are drawn in the usual order and a
-    checkpoint counts what was trained. The host is ahead of the device by then.
+    A batch is taken from ``batches`` only on demand, so that random numbers are drawn in the usual order, and a
+    checkpoint counts trained batches. By then the host is ahead of the device.
     """
     before = stream.mark()
     for batch in batches:

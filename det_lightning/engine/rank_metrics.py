@@ -61,7 +61,7 @@ def reduce_validation_metrics(
 ) -> tuple[dict[str, Any], int]:
     """Return the metrics of a validation, reduced over batches and ranks, and the flags of all ranks.
 
-    A rank may have no batches at all, but one of several must have some.
+    A rank may have no batches, but any of several ranks must have some.
     """
     own: dict[str, Any] = {}
     reducers: dict[str, Reducer] = {}
@@ -130,7 +130,7 @@ def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
 
 
 def _have_single_type(values: list[Any]) -> bool:
-    """Return whether values are numpy arrays of shape ``()`` that hold numbers of the same type."""
+    """Return whether values are numpy arrays of shape ``()`` with numbers of the same type."""
     shapes_and_types = {(value.shape, value.dtype) if type(value) is np.ndarray else None for value in values}
     only = shapes_and_types.pop()
     return only is not None and not shapes_and_types and only[0] == () and only[1].kind in "biuf"
@@ -138,13 +138,13 @@ def _have_single_type(values: list[Any]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """The type of a metric of training: the dtype of its numbers, and whether each is an array of shape ``()``."""
+    """The type of a training metric: the dtype of the numbers, and whether each number is an array of shape ``()``."""
 
     dtype: np.dtype[Any]
     in_array: bool
 
     def as_mean(self, mean: np.float64) -> Any:
-        """Return the mean in the type that numpy gives the mean of such metrics."""
+        """Return a mean in numpy's type for the mean of the metric."""
         rounded = np.float32(mean) if self.dtype == np.float32 else mean
         return np.array(rounded) if self.in_array else rounded
 
@@ -156,7 +156,7 @@ _PLAIN = {dtype.type for dtype in _KIND_BY_DTYPE}
 
 
 def _find_kind(value: Any) -> _Kind | None:
-    """Return the kind of a value; None if it is not one plain number."""
+    """Return the kind of a value; None unless the value is a plain number."""
     if type(value) is np.ndarray:
         return _KIND_BY_DTYPE.get(value.dtype) if value.shape == () else None
     return None if type(value) is int and value not in _INT64 else _KIND_BY_TYPE.get(type(value))
@@ -192,7 +192,7 @@ class PlainWindow:
         return cls(kinds, batches)
 
     def with_means(self, bits: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-        """Return the means of the metrics of each batch, given their bits, in the types of such means."""
+        """Return the means of the metrics of each batch, given their bits, in numpy's types of means."""
         return [
             {name: kind.as_mean(mean) for name, kind, mean in zip(self._names, self._kinds, means, strict=True)}
             for means in bits.view(np.float64).reshape(-1, len(self._names))
@@ -208,7 +208,7 @@ class PlainWindow:
 
 
 class PlainValidation:
-    """The validation metrics of one rank, each reduced over its ``batches`` to one number of a type in ``_PLAIN``."""
+    """The validation metrics of one rank, each reduced over ``batches`` to one number of a type in ``_PLAIN``."""
 
     #: Numbers in each row: the metric, and the number of batches as its weight in an average.
     width = 2
@@ -229,7 +229,7 @@ class PlainValidation:
         return cls(metrics, reducers, batches) if metrics and plain else None
 
     def with_results(self, bits: np.ndarray[Any, Any]) -> dict[str, Any]:
-        """Return the metrics over all ranks, given their bits, in the types that reducing gives them."""
+        """Return the metrics over all ranks, given their bits, in the types of :func:`simple_reduce`."""
         types = [
             simple_reduce(reducer, np.ones(1, dtype), [1]).dtype
             for reducer, dtype in zip(self._reducers, self._types, strict=True)
@@ -256,6 +256,6 @@ def _from_bits(bits: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _hash_meaning(*meaning: object) -> int:
-    """Return a number that identifies what rows mean, from objects whose ``repr`` is the same on all ranks."""
+    """Return a number for the meaning of rows, from objects with the same ``repr`` on all ranks."""
     digest = hashlib.sha256(repr(meaning).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:7], "big") + 1  # not 0

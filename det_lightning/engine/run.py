@@ -1,4 +1,4 @@
-"""One run of a trial: its batches, workloads and boundaries. A RunDriver calls it from Lightning's hooks."""
+"""One run of a trial: batches, workloads and boundaries. A RunDriver calls the run from Lightning's hooks."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class TrialRun:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
 
     def begin_training(self) -> None:
-        """Load the checkpoint, if there is one, and notify the callbacks."""
+        """Load the checkpoint, if any, and notify the callbacks."""
         self.context.optimizer_steps = 0
         resumed = self.options.resumed
         if resumed is not None:
@@ -129,7 +129,7 @@ class TrialRun:
         self._actions.begin(self._due)
 
     def _left_at_boundary(self) -> list[Due]:
-        """Return what is still due at the boundary where a run was saved before its validation; nothing elsewhere."""
+        """Return the actions left at a boundary where a run was saved before the validation; nothing elsewhere."""
         trained = self.state.batches_trained
         resumed = self.options.resumed
         is_exact = resumed is not None and resumed.resume is not None
@@ -139,7 +139,7 @@ class TrialRun:
         return [one for one in due if one in (Due.VALIDATE, Due.CHECKPOINT)] if Due.VALIDATE in due else []
 
     def shut_down(self) -> None:
-        """End the loaders' workers, then notify all callbacks in reverse order, even if one of them raises."""
+        """End the loaders' workers, then notify all callbacks in reverse order, even if a callback raises."""
         self._at_end.close()
 
     # Training
@@ -197,7 +197,7 @@ class TrialRun:
         return [self.data.prepare_batch(batch) for batch in fetched]
 
     def _next_step_end(self) -> int:
-        """Return the number of batches after which a boundary may lie or the epoch ends."""
+        """Return the number of batches at the next possible boundary or at the end of the epoch."""
         trained = self.state.batches_trained
         epoch_len = self.data.epoch_len
         epoch_end = (trained // epoch_len + 1) * epoch_len
@@ -223,7 +223,7 @@ class TrialRun:
         return self.state.batches_trained % self.data.epoch_len == 0
 
     def latest_batch_of_epoch(self) -> int:
-        """Return the index, within its epoch, of the latest batch."""
+        """Return the index of the latest batch within the epoch."""
         return (self.state.batches_trained - 1) % self.data.epoch_len
 
     def end_workload(self, training_ends: bool = False) -> None:
@@ -240,11 +240,11 @@ class TrialRun:
         return self._due == [Due.REPORT] and not self.at_epoch_end() and not self.schedule.is_complete(self.state)
 
     def continues(self) -> bool:
-        """Return whether training goes on after a boundary that :meth:`only_reports`; all ranks call it."""
+        """Return whether training goes on after a boundary with only a report; all ranks call this."""
         return self._actions.continue_after_report()
 
     def progress(self) -> float | None:
-        """Return the fraction of its length that the run has trained, from 0 to 1; None if it has no length."""
+        """Return the trained fraction of the run's length, from 0 to 1; None for a run without a length."""
         return self.schedule.progress(self.state, self.data.epoch_len)
 
     def _describe_progress(self) -> str:
@@ -263,7 +263,7 @@ class TrialRun:
         return action
 
     def keep_state_before_validation(self) -> None:
-        """Keep what a resumed run needs from before a validation that a longer run would not have made here."""
+        """Keep the state before a validation that a longer run would not have made here, for a resume."""
         rng = capture_rng(self.context.device)
         self.before_final_validation = StateBeforeValidation(rng, self.data.journal.positions(), self.has_validated)
 
@@ -285,7 +285,7 @@ class TrialRun:
             self.events.emit("on_validation_epoch_start")
 
     def end_validation(self) -> dict[str, Any]:
-        """Reduce and report the metrics of the validation; return them."""
+        """Reduce, report and return the metrics of the validation."""
         if self.evaluation.by_batch:
             metrics = self._reduce_validation()
         else:

@@ -1,4 +1,4 @@
-"""What the checkpoints of a run hold: the state of the trial, its settings, and what an exact resume needs."""
+"""The content of a run's checkpoints: the state of the trial, the settings, and all for an exact resume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunContent:
-    """Collects what the checkpoints of a run hold. All ranks call the same methods, because they gather state."""
+    """Collects the content of a run's checkpoints. All ranks call the same methods to gather state."""
 
     def __init__(self, run: TrialRun) -> None:
         self._run = run
@@ -38,7 +38,7 @@ class RunContent:
         self._known_losses: set[str] = set()  # which a warning has named
 
     def collect(self) -> CheckpointContent | None:
-        """Return the content of a checkpoint, including any changes that the trial's callbacks made to it.
+        """Return the content of a checkpoint, with changes by the trial's callbacks.
 
         Ranks other than the chief get None, or only their part of a sharded checkpoint.
         """
@@ -71,7 +71,7 @@ class RunContent:
         return content
 
     def collect_without_weights(self) -> CheckpointContent:
-        """Return what Lightning's own files lack: callbacks, random state and position in the data."""
+        """Return the content missing in Lightning's own files: callbacks, random state and position in the data."""
         run = self._run
         rng = capture_rng(run.context.device)
         rest = collect_rest(run.context, run.events.callbacks, dict(rng))
@@ -89,7 +89,7 @@ class RunContent:
         )
 
     def _follow_settings(self) -> None:
-        """Describe the settings again if the trial has changed them, as it may while it trains."""
+        """Describe the settings again if the trial has changed settings during the training."""
         settings = self._run.context.settings
         described = json.dumps([settings.hparams, settings.exp_conf], default=repr, skipkeys=True)
         if described == self._described:
@@ -109,7 +109,7 @@ class RunContent:
             self._load_data["trial_type"] = self._run.trial.trial_type
 
     def _warn_of_losses(self, losses: Losses) -> None:
-        """Name the values that JSON cannot hold, each once."""
+        """Name the values that JSON cannot hold, each value once."""
         new = [note for note in losses.notes if note not in self._known_losses]
         self._known_losses.update(new)
         if new and self._run.context.distributed.rank == 0:

@@ -1,4 +1,4 @@
-"""What a run warns of, once each."""
+"""The warnings of a run about settings, weights without updates and NaN, each once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_CHARS = 1000
 
 
 class RunWarnings:
-    """A reporter that watches one run, and logs each kind of warning at most once, on the chief only."""
+    """A reporter for watching one run; logs each kind of warning at most once, on the chief only."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RunWarnings:
         self._warned_of_nan = False
 
     def begin(self, state: TrialState, resume: CheckpointContent | None) -> None:
-        """Look at the settings of a run, after its checkpoint, if any, is loaded."""
+        """Look at the settings of a run, after the checkpoint, if any, is loaded."""
         self._first_batch = state.batches_trained
         self._steps_before = self._context.optimizer_steps
         if self._is_chief:
@@ -87,7 +87,7 @@ class RunWarnings:
             self._warn_of_nan(f"The training metric {name!r} is NaN{since}")
 
     def _warn_of_no_step(self, batches: int, weights: WeightSums) -> None:
-        """Warn that a trial does without ``step_optimizer``, if it then leaves anything out."""
+        """Warn of a trial without ``step_optimizer``, if the trial then leaves anything out."""
         method = f"{type(self._trial).__name__}.train_batch()"
         if weights == WeightSums.take(self._context):
             self._warn(
@@ -118,7 +118,7 @@ class RunWarnings:
 
 
 def _list_left_out(context: PyTorchTrialContext) -> Iterator[str]:
-    """Yield what the context does in ``step_optimizer`` for this run, besides the step."""
+    """Yield the work of the context in ``step_optimizer`` for this run, besides the step."""
     if context.aggregation_frequency > 1:
         yield f"update the weights only once in {context.aggregation_frequency} batches (aggregation_frequency)"
     if context.distributed.size > 1:
@@ -147,7 +147,7 @@ def _has_nan(value: Any) -> bool:
 
 
 def _read_hparams(content: CheckpointContent) -> dict[str, Any] | None:
-    """Return the hyperparameters of the run that wrote a checkpoint; None if they are unknown."""
+    """Return the hyperparameters in a checkpoint; None if unknown."""
     settings = None if content.resume is None else content.resume.settings
     for source in (settings, content.load_data):
         found = (source or {}).get("hparams")

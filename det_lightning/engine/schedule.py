@@ -13,7 +13,7 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 
 
 class Due(enum.IntEnum):
-    """What can be due at a boundary, in the order in which it is done."""
+    """The possible work at a boundary, in order."""
 
     TRAIN = 0
     VALIDATE = 1
@@ -22,10 +22,10 @@ class Due(enum.IntEnum):
 
 
 class Schedule:
-    """The length and the periods of a run. None means never, and of several validation periods each counts.
+    """The length and the periods of a run. None means never, and each of several validation periods counts.
 
-    Without ``max_length`` something else ends the run, with no final validation or checkpoint. ``test_mode`` trains
-    on as many batches; True is one.
+    Without ``max_length`` something else ends the run, with no final validation or checkpoint. ``test_mode`` trains on
+    as many batches; True is one.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Schedule:
         self.validates = any(boundary is Due.VALIDATE for boundary, _ in due)
 
     def due(self, batches_trained: int, epoch_len: int) -> list[Due]:
-        """Return what is due right after batch number ``batches_trained`` (counted from 1), in order."""
+        """Return the work due right after batch number ``batches_trained`` (counted from 1), in order."""
         due = [boundary for boundary, unit in self._batch_units if unit.should_stop(batches_trained)]
         epochs, into_epoch = divmod(batches_trained, epoch_len)
         if not into_epoch:
@@ -67,7 +67,7 @@ class Schedule:
         return sorted(set(due)) if due else due
 
     def next_batch_to_look(self, batches_trained: int, epoch_len: int) -> int:
-        """Return the next number of batches at which there may be a boundary; until then :meth:`due` is empty."""
+        """Return the next number of batches with a possible boundary; until then :meth:`due` is empty."""
         if self.test_mode:
             return batches_trained + 1
         epochs = batches_trained // epoch_len
@@ -76,7 +76,7 @@ class Schedule:
         return min(nearest, default=sys.maxsize)
 
     def find_periods_below_one(self) -> list[str]:
-        """Return the periods that are due at every batch or epoch because they are below one, as ``name=unit``."""
+        """Return the periods below one, as ``name=unit``: such a period is due at every batch or epoch."""
         return [
             f"{name}={unit}"
             for name, unit in self._periods
@@ -84,7 +84,7 @@ class Schedule:
         ]
 
     def count_epochs(self, state: TrialState, epoch_len: int) -> int | None:
-        """Return the number of epochs at the end, the last of which may be incomplete; None without ``max_length``."""
+        """Return the number of epochs at the end, the last perhaps incomplete; None without ``max_length``."""
         if self._length is None or isinstance(self.max_length, Epoch):
             return self._length
         # Earlier runs of the trial may have had epochs of another length.
@@ -92,14 +92,14 @@ class Schedule:
         return state.epochs_trained + -(-left // epoch_len)
 
     def is_complete(self, state: TrialState) -> bool:
-        """Return whether training has reached its length."""
+        """Return whether training has reached the length."""
         if self.test_mode:
             return state.batches_trained >= self.test_mode
         trained = state.batches_trained if isinstance(self.max_length, Batch) else state.epochs_trained
         return self._length is not None and trained >= self._length
 
     def progress(self, state: TrialState, epoch_len: int) -> float | None:
-        """Return the fraction of the length that is trained, from 0 to 1; None if there is no length."""
+        """Return the trained fraction of the length, from 0 to 1; None if there is no length."""
         if self._length is None:
             return None
         length = self._length * (1 if isinstance(self.max_length, Batch) else epoch_len)
@@ -111,7 +111,7 @@ def _is_never(unit: TrainUnit) -> bool:
 
 
 def _next_multiple(steps: int, unit: TrainUnit) -> int:
-    """Return the next count at which ``unit`` may be due; for a container, that is simply the next one."""
+    """Return the next count at which ``unit`` may be due; for a container, the next count."""
     period = unit.value if isinstance(unit.value, int) else 1
     return steps + 1 if period < 1 else (steps // period + 1) * period
 
@@ -138,7 +138,7 @@ def _require_units(units: list[tuple[str, TrainUnit | None]]) -> None:
 
 
 class Action(enum.Enum):
-    """What to do at a boundary."""
+    """An action at a boundary."""
 
     VALIDATE = "validate"
     CHECKPOINT = "checkpoint"
@@ -148,8 +148,8 @@ class Action(enum.Enum):
 class BoundaryActions:
     """The actions at the boundaries of one run, in Determined's order.
 
-    The caller of :meth:`next` performs each action before asking for the next one. A validation or checkpoint that
-    ``state`` already records is not repeated. All ranks call ``stop_requested`` after each boundary.
+    The caller of :meth:`next` performs each action before asking for the next. A validation or checkpoint recorded in
+    ``state`` is not repeated. All ranks call ``stop_requested`` after each boundary.
     """
 
     def __init__(self, schedule: Schedule, state: TrialState, stop_requested: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""How the methods of a trial are called: on each training batch, in a validation; and whether they can be called."""
+"""Calls of a trial's methods, on each training batch and in a validation; and mistakes that prevent the calls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Training:
         self._profiled_train_batch = train_batch
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
-        """Train on a batch that is already on the device; the indices count from 0."""
+        """Train on a batch on the device; the indices count from 0."""
         context = self._context
         precision = context.precision
         if precision.path.exchanges:
@@ -100,7 +100,7 @@ class Evaluation:
         self.full_metrics: dict[str, Any] = {}
 
     def begin(self, length_of: Callable[[Any], Any] | None = None) -> None:
-        """Forget the previous validation; ``length_of`` is called with each batch of this one, for ``lengths``."""
+        """Forget the previous validation; call ``length_of`` with each batch of this validation, for ``lengths``."""
         self.window.clear()
         self.lengths = []
         self._length_of = length_of
@@ -108,13 +108,13 @@ class Evaluation:
 
     @property
     def batches_evaluated(self) -> int:
-        """Number of batches that this rank has evaluated in the current validation."""
+        """Number of batches evaluated on this rank in the current validation."""
         return len(self.window)
 
     def evaluate(self, batches: Iterator[Any], yields: Callable[[], bool] | None = None) -> bool:
-        """Evaluate batches, which are on the device, until they end; return whether the validation is over.
+        """Evaluate batches on the device until the end of the data; return whether the validation is over.
 
-        ``yields``, if given, is called after each batch; if it returns True, this returns before they end.
+        ``yields``, if given, is called after each batch; True ends the call before the end of the data.
         """
         trial: Any = self._trial  # takes batch_idx, or does not
         length_of = self._length_of
@@ -165,7 +165,7 @@ class Evaluation:
             self.full_metrics = to_numpy(metrics)
 
     def close(self) -> list[dict[str, Any]]:
-        """Return the metrics of each batch of this rank; raise a RuntimeError if it is the only rank and has none."""
+        """Return the metrics of each batch of this rank; raise a RuntimeError if a lone rank has none."""
         batches = self.window.close()
         if not batches and self._context.distributed.size == 1:
             raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
@@ -173,10 +173,10 @@ class Evaluation:
 
 
 def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
-    """Return whether ``evaluate_batch`` gets ``batch_idx``: whether it has a parameter of that name, or a third one.
+    """Return whether ``evaluate_batch`` gets ``batch_idx``: has a parameter of that name, or a third parameter.
 
-    As in Determined, parameters that are only passed by name do not count, and for a decorated function those of the
-    decorator do. A ``batch_idx`` that has no default is passed in any case.
+    As in Determined, keyword-only parameters do not count, and for a decorated function the parameters of the decorator
+    do. A ``batch_idx`` without a default is passed in any case.
     """
     specification = inspect.getfullargspec(evaluate_batch)
     if "batch_idx" in specification.args or len(specification.args) > 2:
@@ -187,7 +187,7 @@ def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
 
 
 def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
-    """Raise an InvalidExperimentException that names everything that keeps the trial from being trained."""
+    """Raise an InvalidExperimentException naming every mistake that prevents training."""
     arguments = ["batch", "epoch_idx", "batch_idx"]
     of_training = interface_mistakes(trial) or _find_call_mistakes(trial, "train_batch", arguments)
     mistakes = [*of_training, *_find_wrapping_mistakes(trial, context), *_find_evaluation_mistakes(trial)]
@@ -221,7 +221,7 @@ def _find_evaluation_mistakes(trial: PyTorchTrial) -> list[str]:
 
 
 def _find_call_mistakes(trial: PyTorchTrial, method: str, arguments: Sequence[str]) -> list[str]:
-    """Return why a user's method cannot be called with these keywords; in a legacy trial it gets the model too."""
+    """Return why a user's method cannot be called with these keywords; in a legacy trial, also with ``model``."""
     original = original_trial(trial)
     names = [*arguments] if trial is original else [*arguments, "model"]
     try:

@@ -1,4 +1,4 @@
-"""What looks like a mistake in a trial that can be trained: parts that are not wrapped, and names that nearly fit."""
+"""Likely mistakes in a trainable trial: parts without a wrapper, and names close to the names of hooks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MOST_NAMES = 5
 
 @dataclasses.dataclass(frozen=True)
 class WeightSums:
-    """The sum of each parameter that the models or the optimizers of a trial have, by which a change is seen."""
+    """The sum of each parameter in the models or optimizers of a trial: changed sums show changed weights."""
 
     sums: list[float]
 
     @classmethod
     def take(cls, context: PyTorchTrialContext) -> WeightSums:
-        """Return the sums of this rank's parameters as they are now."""
+        """Return the current sums of this rank's parameters."""
         found = dict.fromkeys([*_list_parameters(context), *(p for o in context.optimizers for p in parameters_of(o))])
         whole = [_get_local_part(parameter) for parameter in found if not (is_lazy(parameter) or parameter.is_meta)]
         # torch adds up no numbers of 8 bits, and MPS has none of 64.
@@ -46,14 +46,14 @@ class WeightSums:
 
 
 def _get_local_part(parameter: torch.Tensor) -> torch.Tensor:
-    """Return the values of a parameter that this rank has, which are some of them if they are sharded."""
+    """Return the values of a parameter on this rank; a sharded parameter has other values elsewhere."""
     values = parameter.detach()
     values = values.to_local() if isinstance(values, DTensor) else values
     return torch.view_as_real(values) if values.is_complex() else values
 
 
 def find_unwrapped(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
-    """Yield messages about models and schedulers of wrapped optimizers that are not wrapped themselves."""
+    """Yield messages about models and schedulers of wrapped optimizers that lack a wrapper."""
     yield from _find_unwrapped_parameters(trial, context)
     yield from _find_unwrapped_schedulers(trial, context)
 
@@ -88,14 +88,14 @@ def _name_parameters(trial: object) -> Iterator[tuple[torch.nn.Parameter, str]]:
 
 
 def _list_parts(value: Any) -> Iterable[Any]:
-    """Return an attribute of a trial, or what it contains if it is a list, a tuple or a dict."""
+    """Return an attribute of a trial, or the items of a list, a tuple or a dict."""
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list | tuple) else [value]
 
 
 def _find_unwrapped_schedulers(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
-    """Yield a message for each scheduler that the trial keeps, and for an optimizer whose only one is elsewhere."""
+    """Yield a message for each scheduler of the trial, and for an optimizer with a scheduler elsewhere."""
     wrapped = [scheduler.scheduler for scheduler in context.lr_schedulers]
     kept = {
         id(part): (attribute, part)
@@ -117,7 +117,7 @@ def _find_unwrapped_schedulers(trial: object, context: PyTorchTrialContext) -> I
 
 
 def _find_inner(scheduler: Any) -> Iterator[LRScheduler]:
-    """Yield the schedulers that one consists of, as a ``SequentialLR`` does."""
+    """Yield the schedulers inside a scheduler, as in a ``SequentialLR``."""
     for value in getattr(scheduler, "__dict__", {}).values():
         for part in _list_parts(value):
             if isinstance(part, LRScheduler):
@@ -134,7 +134,7 @@ def _describe_scheduler(scheduler: str, index: int, optimizer: torch.optim.Optim
 
 
 def find_near_hooks(callbacks: Mapping[str, PyTorchCallback], trial: object) -> Iterator[str]:
-    """Yield a message for each method of a callback that nearly has a hook's name, and that nothing else calls."""
+    """Yield a message for each method of a callback with nearly a hook's name, unless something calls the method."""
     for name, callback in callbacks.items():
         called = {*_list_called_names(type(callback)), *_list_called_names(type(trial))}
         for method in _list_own_methods(type(callback)):
@@ -148,7 +148,7 @@ def find_near_hooks(callbacks: Mapping[str, PyTorchCallback], trial: object) -> 
 
 
 def _list_own_methods(callback: type) -> list[str]:
-    """Return the public methods of a callback's classes, but none that they share with a class of another library."""
+    """Return the public methods of a callback's classes, except methods shared with a class of another library."""
     others = {name for base in callback.__mro__ if not issubclass(base, PyTorchCallback) for name in vars(base)}
     own = {
         name: None
@@ -161,7 +161,7 @@ def _list_own_methods(callback: type) -> list[str]:
 
 
 def _list_called_names(owner: type) -> Iterator[str]:
-    """Yield the names that the methods of a class use, as far as they are known."""
+    """Yield the names used by the methods of a class, as far as known."""
     for base in owner.__mro__:
         for value in vars(base).values():
             if isinstance(value, types.FunctionType):

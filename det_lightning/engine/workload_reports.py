@@ -1,4 +1,4 @@
-"""What happens to metrics at a boundary: ranks exchange them, with flags about the end of the run, and report them."""
+"""The metrics at a boundary: ranks exchange metrics, with flags about the end of the run, and report them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _CHECKPOINT_COMPLETED = 1 << 8
 
 
 class BoundaryExchange:
-    """Reduces the metrics of a run over its ranks. All ranks call the same methods.
+    """Reduces the metrics of a run over the ranks. All ranks call the same methods.
 
-    ``users_code_follows`` says that user code runs between the call and :meth:`EarlyEnd.agree`.
+    ``users_code_follows`` says whether user code runs between the call and :meth:`EarlyEnd.agree`.
     """
 
     def __init__(self, context: PyTorchTrialContext, options: RunOptions) -> None:
@@ -57,7 +57,7 @@ class BoundaryExchange:
         return metrics
 
     def broadcast_validation(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return the metrics of the chief, which validated alone."""
+        """Return the metrics of the chief after a validation on the chief alone."""
         of_chief: dict[str, Any] = self._ranks.broadcast(metrics)
         self.early_end.forget()
         return of_chief
@@ -81,7 +81,7 @@ class Reporter(Protocol):
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Take the metrics of a workload that ended after ``steps_completed`` batches."""
+        """Take the metrics of a workload after ``steps_completed`` batches."""
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Take the metrics of a validation after ``steps_completed`` batches."""
@@ -90,8 +90,8 @@ class Reporter(Protocol):
 class WorkloadReports:
     """Reports each workload to the log, to ``reporters`` and to the trial's callbacks.
 
-    Metrics on a GPU are available only after its work is done. Where nothing can tell the difference, the host waits
-    for them only once the next batch has been given to the GPU; until then the report is ``unfinished``.
+    Metrics on a GPU are available only after the GPU's work is done. Where nothing can tell the difference, the host
+    gives the next batch to the GPU first; until then the report is ``unfinished``.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class WorkloadReports:
         self.unfinished: Callable[[], None] | None = None
 
     def report(self, window: MetricWindow, state: TrialState, next_batch_follows: bool) -> None:
-        """Report the workload that ended at ``state`` and whose metrics are in ``window``.
+        """Report the workload that ended at ``state``, with the metrics in ``window``.
 
-        All ranks call this. ``next_batch_follows`` says that nothing else is due before the next batch.
+        All ranks call this. ``next_batch_follows`` says whether nothing else is due before the next batch.
         """
         users_code_follows = self._hooks_follow or bool(self._events.find_overrides("on_training_workload_end"))
         metrics = window.begin_transfer()
@@ -126,7 +126,7 @@ class WorkloadReports:
             self.finish()
 
     def finish(self) -> None:
-        """Finish the report that is waiting, if there is one."""
+        """Finish a waiting report, if any."""
         if self.unfinished is not None:
             finish = self.unfinished
             self.unfinished = None
@@ -147,6 +147,6 @@ class WorkloadReports:
 
 
 def add_position(metrics: dict[str, Any], state: TrialState) -> None:
-    """Add the numbers of trained batches and epochs to the metrics, unless a metric has that name."""
+    """Add the numbers of trained batches and epochs to the metrics, unless a metric has the name."""
     metrics.setdefault("batches", state.batches_trained)
     metrics.setdefault("epochs", state.epochs_trained)
