@@ -25,7 +25,7 @@ _TYPES = {
     "16-true": torch.float16,
     "64-true": torch.float64,
 }
-#: The values of ``pl.Trainer(precision=...)`` that a trial can be trained with.
+#: The values of ``pl.Trainer(precision=...)`` for trials.
 TRIAL_PRECISIONS = ("32-true", *_TYPES)
 
 

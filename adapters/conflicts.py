@@ -38,7 +38,7 @@ def _differ(before: Any, now: Any) -> bool:
         return False
     if isinstance(before, plain) or isinstance(now, plain):
         return bool(type(before) is not type(now) or before != now)
-    return False  # objects, of which hparams_initial has copies
+    return False  # hparams_initial has copies of objects
 
 
 def refuse_changed_hparams(module: pl.LightningModule) -> None:

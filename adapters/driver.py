@@ -97,7 +97,7 @@ class RunDriver:
         run = self.run
         run.begin_training()
         if (epochs := run.schedule.count_epochs(run.state, run.data.epoch_len)) is not None:
-            # Not earlier, because a run that is already complete may still have to validate or save.
+            # Not earlier: a complete run may still have to validate or save.
             lightning_internals.limit_epochs(trainer, epochs)
         lightning_internals.move_to(trainer, run.state, run.context.optimizer_steps)
         lightning_internals.move_to_epoch(trainer, run.state.epochs_trained)
@@ -130,7 +130,7 @@ class RunDriver:
             self._fetched = []
             self._train_on(iter(fetched), lambda: True)
         else:
-            # Lightning's iterator keeps the batch for its callbacks, and costs more than anything else done per batch.
+            # Not from Lightning's iterator: keeping batches for callbacks costs more than anything else per batch.
             batches = run.data.prepare(run.data.training.batches)
             self._train_on(batches, self._ends_training_step)
             while self._passes_boundary():
@@ -168,7 +168,7 @@ class RunDriver:
             return False
         run.end_workload()
         self._report_complete()
-        return run.continues() and not self._trainer.should_stop  # a logger may have set it
+        return run.continues() and not self._trainer.should_stop  # a logger may have set the flag
 
     @_end_run_on_invalid_hp()
     def _report_complete(self) -> None:
@@ -205,7 +205,7 @@ class RunDriver:
             batch = lightning_loops.get_shown_batch(dataloader_iter)
             over = run.evaluation.evaluate(iter([batch]), lambda: True) or dataloader_iter.done
         else:
-            # Not from Lightning's iterator, which costs more than anything else done per batch.
+            # Not from Lightning's iterator: nothing else costs as much per batch.
             limit = lightning_loops.read_validation_limit(self._trainer, dataloader_iter)
             batches = itertools.islice(run.data.validation.source.begin(), limit)
             draws = self._draw_validation_bar if self._bars.any_drawn else None
@@ -257,7 +257,7 @@ class RunDriver:
         """Save by the policy, then continue with the actions of the boundary."""
         if self._checkpoints is not None:
             self._checkpoints.save_after_validation(self._validation_metrics)
-        # Lightning's validation is not over yet. A checkpoint by policy is part of it; the other actions are not.
+        # Lightning's validation is not over yet: a checkpoint by policy is part of the validation, the rest is not.
         with torch.enable_grad():
             self.act()
         if self._validation_timer is not None:

@@ -22,7 +22,7 @@ class TrialGuard(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Build the trial, after a check of all callbacks."""
         if _has_trial(pl_module):
-            flags.refuse_unsupported_callbacks(trainer)  # also those of the configure_callbacks() of the module
+            flags.refuse_unsupported_callbacks(trainer)  # callbacks of the module's configure_callbacks() too
             put_last(trainer)
             pl_module.build_trial()
 
@@ -103,8 +103,8 @@ class TrialDriving(pl.Callback):
         pl_module.driver.close()
         run = pl_module.driver.run
         if run.early_end.preempted and pl_module.stop_request is not None:
-            lightning_internals.call_module_hook(trainer, "teardown", stage)  # which Lightning does not reach
-            # All at once, because a launcher ends the other processes when the first one ends.
+            lightning_internals.call_module_hook(trainer, "teardown", stage)  # Lightning does not get there
+            # All at once: a launcher ends the other processes when the first process ends.
             run.context.distributed.broadcast(None)
             raise errors.Preempted(lightning_internals.choose_exit_code(trainer, pl_module.stop_request.exit_code))
 

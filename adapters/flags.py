@@ -22,7 +22,7 @@ if hasattr(pl.callbacks, "WeightAveraging"):  # from Lightning 2.6 on
         "in one process use the callback WeightAveraging or EMAWeightAveraging, with a learning rate scheduler of the "
         f"trial; in several, {_AVERAGING}"
     )
-# Callbacks that change optimizers, their steps or the batch size, which belong to the trial.
+# Callbacks for changing optimizers, steps or the batch size, all of them the trial's.
 _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     pl.callbacks.BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
     pl.callbacks.BatchSizeFinder: "give the batch size in hparams",
@@ -41,7 +41,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
     module = trainer.lightning_module
     is_compiled = _uncompile(module)
     module_name = type(module).__name__
-    flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
+    flags: Any = trainer  # mypy does not see attributes set by Lightning's connectors
     of_call = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
     wrong = {
         f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
@@ -84,7 +84,7 @@ def _trains_trials(trainer: pl.Trainer) -> bool:
     strategy = trainer.strategy
     if trainer.world_size == 1 and isinstance(strategy, pl.strategies.SingleDeviceStrategy):
         return True
-    # What derives from those of Lightning does something else, as that of DeepSpeed.
+    # A subclass of Lightning's strategies does something else, such as DeepSpeed.
     return isinstance(strategy, TRIAL_STRATEGIES) or type(strategy) in REPLACED_STRATEGIES
 
 
@@ -110,7 +110,7 @@ def _find_unsupported_callbacks(trainer: Any) -> list[str]:
 def _uncompile(module: pl.LightningModule) -> bool:
     try:
         pl.utilities.compile.to_uncompiled(module)
-    except ValueError:  # it was not compiled
+    except ValueError:  # the module was not compiled
         return False
     return True
 

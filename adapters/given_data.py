@@ -152,7 +152,7 @@ class TellsEpochs(torch.utils.data.BatchSampler):
     def __init__(self, batch_sampler: Any, samplers: list[Any]) -> None:
         self.batch_sampler = batch_sampler
         self._told = samplers
-        self.passes = 0  # which a checkpoint holds, like any number of a sampler
+        self.passes = 0  # checkpoints hold the number, like any number of a sampler
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -211,7 +211,7 @@ def take_only_loader(given: Any, name: str) -> Any:
     several = isinstance(given, list | tuple | dict | pl.utilities.combined_loader.CombinedLoader)
     if not several:
         return given
-    # A dict of one loader trains on dicts of one batch each.
+    # With a dict of loaders, a plain module trains on dicts of batches.
     is_mixed = isinstance(given, dict) and name == "train_dataloader"
     if isinstance(given, list | tuple | dict) and len(given) < 2 and not is_mixed:
         return next(iter(given.values() if isinstance(given, dict) else given), ())

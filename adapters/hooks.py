@@ -20,7 +20,7 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 logger = logging.getLogger(__name__)
 
-# Methods of modules that Lightning's own training calls, and a trial's does not.
+# Methods of modules called by Lightning's own training, but not for a trial.
 _UNUSED_METHODS = {
     "backward": "use on_before_backward() and on_after_backward()",
     "lr_scheduler_step": "wrap a scheduler in the trial, with wrap_lr_scheduler()",
@@ -30,7 +30,7 @@ _UNUSED_METHODS = {
     "optimizer_zero_grad": "use on_before_zero_grad(), or step_optimizer(auto_zero_grads=False) in the trial",
     "transfer_batch_to_device": "move the batch in the trial, after context.experimental.disable_auto_to_device()",
 }
-# By Lightning's name of a hook, that of the list in which a context keeps it.
+# By Lightning's name of a hook, the context's list of such hooks.
 _UPDATE_HOOKS = {
     "on_before_backward": "before_backward",
     "on_after_backward": "after_backward",
@@ -127,7 +127,7 @@ def _mentions(override: Any, name: str) -> bool:
     while codes:
         code = codes.pop()
         if isinstance(code, types.CodeType):
-            if {name, "getattr"} & {*code.co_names}:  # what getattr() gets is known only when it runs
+            if {name, "getattr"} & {*code.co_names}:  # the argument of getattr() is known only at run time
                 return True
             codes += code.co_consts
     return any(_mentions(inner, name) for inner in closure if isinstance(inner, types.FunctionType))
@@ -136,7 +136,7 @@ def _mentions(override: Any, name: str) -> bool:
 def _is_filled(cell: types.CellType) -> bool:
     try:
         return cell.cell_contents is not cell
-    except ValueError:  # its variable is not set yet
+    except ValueError:  # the variable is not set yet
         return False
 
 

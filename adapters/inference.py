@@ -174,7 +174,7 @@ class InferenceModule(DrivenModule):
             kwargs["batch_size"] = lightning_internals.find_batch_size(self, counts=bool(kwargs.get("on_epoch")))
         super().log(name, value, *args, **kwargs)
 
-    # Gradients and modes, which a run sets itself
+    # Gradients and modes: the run decides
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Keep the trial's gradients: Lightning would clear gradients at the start of each run."""

@@ -35,9 +35,9 @@ from det_lightning.pytorch._weights import load_models
 
 logger = logging.getLogger(__name__)
 
-#: The key of a loaded Determined checkpoint in the dict that Lightning passes around.
+#: The key of a loaded Determined checkpoint in Lightning's dict.
 DETERMINED_KEY = "determined_checkpoint"
-# Entries of Lightning's checkpoints that may contain numpy numbers, such as a learning rate.
+# Entries of Lightning's checkpoints with possible numpy numbers, for example a learning rate.
 _WITH_USERS_NUMBERS = {"optimizer_states", "lr_schedulers", "hyper_parameters"}
 
 
@@ -76,7 +76,7 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
         return None
     content = from_entry(checkpoint[TRIAL_KEY])
     require_resumable(content)
-    # Names may have a prefix from distributed training, which Lightning does not know.
+    # Names may have a prefix from distributed training, unknown to Lightning.
     models, checkpoint["state_dict"] = split_models(checkpoint["state_dict"])
     load_models(context, {"models_state_dict": models}, content.source)
     return content
@@ -113,7 +113,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         only_weights: bool = False,
     ) -> None:
         self.inner = inner
-        # Lightning logs the URL that it restores from.
+        # Lightning logs the URL of the checkpoint.
         get_hint_logger().addFilter(_mask_record)
         self.trusted = trusted
         self.options = dict(options or {})
@@ -142,7 +142,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
                     location, functools.partial(read, map_location=map_location or "cpu", trusted=trusted)
                 )
             options = {} if weights_only is None else {"weights_only": weights_only}
-            # A TrialModule's entry holds numpy's random state, which Lightning does not allow.
+            # Lightning does not allow numpy's random state in a TrialModule's entry.
             with safe_load.allow_safe_values():
                 return dict(safe_load.finish(self.inner.load_checkpoint(path, map_location, **options)))
         content = self._load(str(path), trusted=trusted)
@@ -164,7 +164,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         for candidate, before in itertools.pairwise([path, *self._newest_first[position + 1 :], None]):
             assert candidate is not None
             try:
-                # If there is another one to fall back to, damage must show before parts of a sharded one are loaded.
+                # Before another checkpoint, damage must show before parts of a sharded checkpoint are loaded.
                 return safe_load.load_checkpoint(
                     candidate,
                     self.options,
@@ -249,7 +249,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         self.unreadable.look_for(parts_of(files))
         target = storage.root.checkpoint(name)
         if target.is_dir() or (target.is_local and not target.exists()):
-            # It gets its own name only once it is complete.
+            # Only a complete directory gets the name.
             storage.replace(name, by=storage.write(files, f"{name}-{new_id()}", self._code))
         else:
             storage.write(files, name, self._code)

@@ -32,7 +32,7 @@ def take_given_data(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
 def find_datamodule(trainer: Any) -> pl.LightningDataModule | None:
     """Return the data module of a call, or None."""
     datamodule: pl.LightningDataModule | None = trainer.datamodule
-    # A trainer remembers the data module of earlier calls; Lightning attaches that of this call to all loops.
+    # A trainer remembers earlier data modules; Lightning attaches the data module of this call to all loops.
     return datamodule if _get_data_source(trainer.predict_loop).instance is datamodule else None
 
 

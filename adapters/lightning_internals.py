@@ -20,24 +20,24 @@ from lightning_utilities.core import rank_zero
 from det_lightning.adapters.lightning_package import LightningEnvironment, pl
 from det_lightning.checkpoint.format.content import TrialState
 
-# Lightning warns that hooks may see the wrong batch index with this form of a step; see show_batch_index.
+# Lightning warns of wrong batch indices in hooks with this form of a step; see show_batch_index.
 warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
-# Lightning 2.6 on torch 2.13 warns in every run; users can do nothing about it.
+# Lightning 2.6 on torch 2.13 warns in every run; users can do nothing.
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 # What a TrialModule logs is already reduced over all ranks.
 warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
 # Printed when a trainer is created, and wrong for a trial with a max_length; for other trials flags.py warns.
 warnings.filterwarnings("ignore", message=r".*max_epochs. was not set. Setting it to 1000 epochs.*")
-# A trial resumes from the state after the update, which is what such a checkpoint holds.
+# A trial resumes from the state after the update, and the checkpoint holds this state.
 warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual optimization.*")
 
-#: A classmethod that cannot be called on an instance.
+#: A classmethod without calls on an instance.
 if TYPE_CHECKING:
     restricted_classmethod = classmethod
 else:
     restricted_classmethod = type(vars(pl.LightningModule)["load_from_checkpoint"])
 
-# A module with automatic optimization, which is Lightning's default.
+# A module with automatic optimization, Lightning's default.
 _AUTOMATIC = pl.LightningModule()
 
 # Loops
@@ -126,7 +126,7 @@ def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_
 
 def show_logging_step(trainer: pl.Trainer, step: int) -> None:
     """Set the step of logged values; Lightning adds 1 at the end of each step."""
-    # The loop's way of restoring it from a checkpoint.
+    # The loop restores the step from a checkpoint in this way.
     trainer.fit_loop.epoch_loop.on_load_checkpoint({"_batches_that_stepped": step})
 
 
@@ -197,7 +197,7 @@ def save_by_time(trainer: pl.Trainer) -> None:
 
     Lightning 2.6 looks at the interval only for modules with automatic optimization.
     """
-    # If Lightning's flags announced a validation, a callback that monitors a metric would wait for it.
+    # If Lightning's flags announced a validation, a callback with a monitored metric would wait.
     users_flag = trainer.check_val_every_n_epoch
     announce_no_validations(trainer)
     for callback in trainer.checkpoint_callbacks:

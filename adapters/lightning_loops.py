@@ -268,8 +268,8 @@ def get_shown_batch(dataloader_iter: Any) -> Any:
 
 def read_validation_limit(trainer: pl.Trainer, dataloader_iter: Any) -> int | None:
     """Return the maximum number of batches in the current validation, or None for all batches."""
-    flags: Any = trainer  # mypy does not see what Lightning's connectors set
+    flags: Any = trainer  # mypy does not see attributes set by Lightning's connectors
     if isinstance(flags.limit_val_batches, float) and flags.limit_val_batches == 1.0:
-        return None  # a loader may have more batches than its length says
+        return None  # a loader may have more batches than len(loader)
     (limit,) = dataloader_iter.data_fetcher.combined_loader.limits
     return None if math.isinf(limit) else limit

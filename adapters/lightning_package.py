@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 VARIABLE = "DET_LIGHTNING_PACKAGE"
 _DEFAULT = "pytorch_lightning"
-# By the name that programs import, the module with Lightning's classes.
+# By the name in programs, the module with Lightning's classes.
 _MODULES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}
 
 
@@ -72,9 +72,9 @@ def _find_imports(source: str) -> set[str]:
     return {name.partition(".")[0] for name in names} & _MODULES.keys()
 
 
-#: The package that is used, as programs import it.
+#: The chosen package, by the name in programs.
 PACKAGE = _choose()
-#: The other one.
+#: The other package.
 (OTHER,) = _MODULES.keys() - {PACKAGE}
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ def replace_strategy(trainer: pl.Trainer, strategy: pl.strategies.DDPStrategy) -
     """Give a trainer another strategy, in the processes started for the current strategy."""
     given: Any = trainer.strategy
     module = trainer.lightning_module
-    # The attributes that all strategies for several processes share: devices, launcher, process group, plugins.
+    # Attributes shared by all strategies for several processes: devices, launcher, process group, plugins.
     of_processes = vars(pl.strategies.DDPStrategy()).keys() & vars(pl.strategies.FSDPStrategy()).keys()
     vars(strategy).update({name: value for name, value in vars(given).items() if name in of_processes})
     strategy.num_nodes = given.num_nodes

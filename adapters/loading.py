@@ -75,7 +75,7 @@ class SavedTrial:
         hparams = settings["hparams"]
         if hparams_file is not None:
             hparams = dict(pl.core.saving.load_hparams_from_yaml(hparams_file))
-        elif hparams is None:  # as in files that `det-lightning checkpoint export` wrote from older checkpoints
+        elif hparams is None:  # as in a `det-lightning checkpoint export` of an older checkpoint
             hparams = (content.lightning or {}).get("hyper_parameters")
         known = {"hparams": hparams, "exp_conf": settings["experiment_config"]}
         takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
@@ -90,7 +90,7 @@ class SavedTrial:
                 f"{' and '.join(unread)} in {self._source} hold objects, and reading these could run code. Pass "
                 f"{'=..., '.join(unread)}=...; or, if you know where the file comes from, weights_only=False."
             )
-        # Only what a subclass adds: no file may say that it is to be trusted.
+        # Only arguments added by a subclass: no file may declare itself trusted.
         base = next(one for one in module_class.__mro__ if one.__module__.startswith("det_lightning."))
         own = [name for name in parameters if name in kept and name not in inspect.signature(base).parameters]
         usable = [name for name in own if not (is_masked(kept[name]) or safe_load.holds_placeholder(kept[name]))]
@@ -99,7 +99,7 @@ class SavedTrial:
     def _read_kept_arguments(self) -> dict[str, Any]:
         """Return the arguments of a subclass kept by ``save_hyperparameters()``."""
         lightning = self._content.lightning or {}
-        # Otherwise these are the hyperparameters of the trial, as TrialModule itself keeps them.
+        # Otherwise TrialModule itself has kept the hyperparameters of the trial.
         has_arguments = lightning.get("hparams_name") == "kwargs"
         return dict(lightning.get("hyper_parameters") or {}) if has_arguments else {}
 
@@ -124,7 +124,7 @@ class SavedTrial:
 def rename_models(weights: Mapping[str, Any], expected: Mapping[str, Any]) -> OrderedDict[str, Any]:
     """Return the state dict of a module with the names in ``expected``: DDP adds a prefix to names."""
     renamed = OrderedDict((_match_name(expected, name), value) for name, value in weights.items())
-    versions = getattr(weights, "_metadata", {})  # of modules, which torch attaches to a state dict
+    versions = getattr(weights, "_metadata", {})  # versions of modules, attached by torch to a state dict
     known = getattr(expected, "_metadata", {})
     renamed._metadata = OrderedDict(  # type: ignore[attr-defined]
         (_match_name(known, name), version) for name, version in versions.items()

@@ -10,7 +10,7 @@ from det_lightning.adapters.lightning_package import OTHER, PACKAGE, VARIABLE, p
 
 logger = logging.getLogger(__name__)
 
-# By the start of a module's name, the package that the module belongs to, and how the module is called in the other.
+# By the start of a module's name, the package of the module, and the module's name in the other package.
 _COUNTERPARTS = {
     "pytorch_lightning": ("pytorch_lightning", "lightning.pytorch"),
     "lightning_fabric": ("pytorch_lightning", "lightning.fabric"),
@@ -32,7 +32,7 @@ def warn_of_mixture() -> None:
 
 def parts_of_other_package(trainer: pl.Trainer) -> list[str]:
     """Return a sentence for each callback, logger and plugin of a trainer from the other package."""
-    flags: Any = trainer  # mypy does not see what Lightning's connectors set
+    flags: Any = trainer  # mypy does not see attributes set by Lightning's connectors
     strategy = trainer.strategy
     plugins = [
         strategy,

@@ -32,7 +32,7 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._settings import ExpConf
 from det_lightning.units import TrainUnit
 
-# Configuration fields for what DeterminedCheckpoint takes as arguments.
+# Configuration fields for arguments of DeterminedCheckpoint.
 _OF_CHECKPOINTS = ("checkpoint_policy", "checkpoint_storage", "min_checkpoint_period")
 
 
@@ -133,7 +133,7 @@ class TrialModule(InferenceModule):
         self._forget_run()
         hparams = configuration.hparams if context is None else hparams
         if hparams:
-            # For Lightning's checkpoints and loggers, which use the variable's name; the trial has its own copy.
+            # For Lightning's checkpoints and loggers, under the variable's name; the trial has a copy.
             hparams = mask(as_plain(hparams, "hparams", Losses(), MOST_IN_SETTINGS))
             self.save_hyperparameters(hparams)
 
@@ -187,7 +187,7 @@ class TrialModule(InferenceModule):
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
             strategy.checkpoint_io = self._wrap_checkpoint_io(strategy.checkpoint_io)
-        # The trial's callbacks would see a sanity check as a validation, which Determined does not do.
+        # The trial's callbacks would see a sanity check as a validation; Determined has none.
         lightning_internals.skip_sanity_check(self.trainer)
         assert self._taken is not None
         taken = self._taken
@@ -215,7 +215,7 @@ class TrialModule(InferenceModule):
         self.trial_answers["val_dataloader"] = [data]
         return data
 
-    # Training and validation. The methods of RunDriver document what the steps do.
+    # Training and validation
 
     @answers("put it in the trial's train_batch(), or in on_train_batch_start() and on_train_batch_end()")
     def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
@@ -310,7 +310,7 @@ class TrialModule(InferenceModule):
         trial, context = self.require_built_trial()
         fitted = self._fitted_run
         if not self.trainer.training and fitted is not None and fitted.before_final_validation is None:
-            fitted.keep_state_before_validation()  # for what is saved afterwards
+            fitted.keep_state_before_validation()  # for later checkpoints
         checkpoints = self.checkpoints
         period = None if checkpoints is None else checkpoints.policy.period
         if checkpoints is not None:
@@ -320,7 +320,7 @@ class TrialModule(InferenceModule):
         schedule = self._schedule.complete(self.trainer, context.position, period, timer)
         reporter = LightningReporter(self, TrialModule, self._training_names)
         hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
-        call: Any = self.trainer  # mypy does not see what Lightning's connectors set
+        call: Any = self.trainer  # mypy does not see attributes set by Lightning's connectors
         options = RunOptions(
             resumed=self.resume_content,
             stop_request=self.stop_request,

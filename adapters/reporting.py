@@ -65,7 +65,7 @@ class LightningReporter:
             return
         trainer = self._module.trainer
         if steps_completed == 0 and not self._training_names and trainer.state.fn is TrainerFn.FITTING:
-            # Only the first report tells what they are called. Loggers get them then, callbacks now under both names.
+            # Only the first report tells the names. Loggers get the metrics then, callbacks now, under both names.
             self._initial = scalars
             prefixed = {f"val_{name}": value for name, value in scalars.items()}
             lightning_internals.show_report(trainer, as_tensors(scalars), scalars)
@@ -99,7 +99,6 @@ class BarRefresh:
         callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
         self._trainer = trainer
         bars = [callback for callback in callbacks if isinstance(callback, pl.callbacks.ProgressBar)]
-        #: Whether there are bars, here or on another rank: only the first rank draws them.
         self.any_on_a_rank = bool(bars)
         self._bars = [bar for bar in bars if getattr(bar, "is_enabled", True)]
         self.any_drawn = bool(self._bars)
@@ -113,7 +112,7 @@ class BarRefresh:
         """Call the ``hook`` of each bar for the end of a batch, with the number of finished batches."""
         self._next_s = time.monotonic() + _BAR_INTERVAL_S
         for bar in self._bars:
-            # tqdm's bar is drawn only at multiples of its refresh rate.
+            # tqdm's bar is drawn only at multiples of the refresh rate.
             rate = bar.refresh_rate if isinstance(bar, pl.callbacks.TQDMProgressBar) else 1
             if batches >= rate:
                 shown = batches - batches % rate

@@ -17,7 +17,7 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 
 logger = logging.getLogger(__name__)
 
-#: The clock that measures intervals, in seconds.
+#: The clock for intervals, in seconds.
 clock = time.monotonic
 
 # The defaults of pl.Trainer.

@@ -14,7 +14,7 @@ __all__ = ["choose_hparams", "convert_like_master", "explain_texts", "find_range
 
 # From here on Go writes exponents, and Python reads floats.
 _SMALLEST_WITH_EXPONENT = 1e21
-# Larger integers are floats in Go's JSON, of which it writes as few digits as are needed to tell them apart.
+# Larger integers are floats in Go's JSON, with as few digits as are needed to tell two floats apart.
 _LARGEST_EXACT = 2**53
 _LARGEST = 1e308
 
@@ -113,7 +113,7 @@ def _middle(entry: Any) -> float:
 
 
 _RANGE = {"minval", "maxval"}
-# The keys that tell an entry of a search space from nested hyperparameters that happen to have a "type", and its value.
+# The keys of an entry of a search space, to tell nested hyperparameters with a "type" apart, and the chosen value.
 _KINDS: dict[str, tuple[set[str], Callable[[Any], Any]]] = {
     "const": ({"val"}, lambda entry: entry["val"]),
     "int": (_RANGE, lambda entry: (int(entry["minval"]) + int(entry["maxval"])) // 2),

@@ -106,7 +106,7 @@ class _SourceLoader(machinery.SourceFileLoader):
     """Compiles the source, and ignores any bytecode beside the source."""
 
     def path_stats(self, path: Any) -> Any:
-        raise OSError(f"the bytecode of {path} is not used")  # tells the import system that there is none
+        raise OSError(f"the bytecode of {path} is not used")  # for the import system there is no bytecode
 
 
 _LOADERS = (

@@ -12,7 +12,7 @@ from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.ddp import DDPBackend, DDPOptions
 
-#: The name of the strategy with that option, in the style of Lightning's names.
+#: The name of the strategy with the option, in the style of Lightning's names.
 FIND_UNUSED = "trial_ddp_find_unused_parameters_true"
 
 _OF_MODELS = {"broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view", "static_graph"}

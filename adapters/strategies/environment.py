@@ -33,7 +33,7 @@ class ContextEnvironment(ClusterEnvironment):
     @staticmethod
     def detect() -> bool:
         """Return False: a strategy gets the environment as an argument."""
-        return False  # it is passed to a strategy, never detected
+        return False  # a strategy gets the environment as an argument
 
     def world_size(self) -> int:
         """Return the number of processes."""

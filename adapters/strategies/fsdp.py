@@ -107,7 +107,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load the optimizers' states from a file of Lightning."""
-        # A checkpoint in Determined's format has none here; the trial's run loads its own.
+        # A checkpoint in Determined's format has no states here: the trial's run loads them.
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
             load_into_optimizer(optimizer, state)
 

@@ -74,7 +74,7 @@ class HorovodStrategy(pl.strategies.ParallelStrategy):
         assert devices
         if self.local_rank < len(devices):
             return devices[self.local_rank]
-        # devices= counts the devices of one process, or was left out.
+        # devices= counts the devices of a single process, or was left out.
         return devices[0] if devices[0].type == "cpu" else torch.device(devices[0].type, self.local_rank)
 
     def model_to_device(self) -> None:
@@ -105,7 +105,7 @@ class HorovodStrategy(pl.strategies.ParallelStrategy):
                 "not Horovod's, and each rank would train by itself."
             )
 
-    # Collectives. Each call gives a name: by default Horovod names an object by its type, and ranks whose types differ
+    # Collectives. Each call gives a name: by default Horovod names an object by type, and ranks with different types
     # would wait for each other forever.
 
     def barrier(self, name: str | None = None) -> None:
@@ -148,10 +148,10 @@ class HorovodStrategy(pl.strategies.ParallelStrategy):
 
 def _exchange(run: _Collective, tensor: torch.Tensor, averages: bool = False) -> torch.Tensor:
     """Run a collective on a tensor of any type, in any mode of torch that Lightning has set."""
-    as_float = tensor.dtype is torch.bfloat16  # which Horovod does not know
+    as_float = tensor.dtype is torch.bfloat16  # unknown to Horovod
     if averages and not tensor.is_floating_point():
         tensor = tensor.double()  # Horovod would use integer division
-    # Horovod works in place, which torch forbids outside inference mode for tensors that were created in it.
+    # Horovod works in place. Outside inference mode torch forbids that for tensors created inside.
     with torch.inference_mode(False), torch.no_grad():
         own = tensor.detach().clone(memory_format=torch.contiguous_format)
         return run(own.float()).bfloat16() if as_float else run(own)

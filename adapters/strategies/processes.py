@@ -27,7 +27,7 @@ from det_lightning.distributed.processes import (
 from det_lightning.ranks.distributed_context import DistributedContext
 
 _PER_MODEL = (PerModelDDPStrategy, PerModelFSDPStrategy)
-#: The strategies that train a trial in several processes.
+#: The strategies for trials in several processes.
 TRIAL_STRATEGIES = (*_PER_MODEL, HorovodStrategy)
 
 

@@ -11,7 +11,7 @@ from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.per_model import PerModelStrategy
 
-#: Strategies of Lightning that have a counterpart for trials.
+#: Strategies of Lightning with a counterpart for trials.
 REPLACED_STRATEGIES = (pl.strategies.DDPStrategy, pl.strategies.FSDPStrategy)
 
 

@@ -31,7 +31,7 @@ from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 
-# The files that hold what users' code returns; the others hold numbers, texts and tensors only.
+# Files with objects of users' code; other files hold numbers, texts and tensors only.
 _FILES_WITH_OBJECTS = (STATE_FILE, SHARDED_STATE_FILE, RESUME_FILE, LIGHTNING_FILE)
 
 
@@ -79,7 +79,7 @@ class RunCheckpoints:
         self.best_id: str | None = None
         self.last_id: str | None = None
         self.complete: tuple[str, int] | None = None
-        self._notes: dict[str, Any] = {}  # of the run, for the metadata of its checkpoints
+        self._notes: dict[str, Any] = {}  # for the metadata of checkpoints
         self._trial = TrialCheckpoints(self.storage, self.policy, "", self.claims.run_id)
         self._unreadable: UnreadableValues | None = None  # until the first checkpoint
         self._metrics: dict[int, float] = {}  # of the latest validation, by the number of batches
@@ -125,12 +125,12 @@ class RunCheckpoints:
             self._report_complete(wait=True)
         run = self._run
         if self._distributed.size > 1:
-            # The other ranks wait for the chief anyway, and a request to end may come while it writes.
+            # The other ranks wait for the chief anyway, and a request to end may come meanwhile.
             run.early_end.forget()
         batches_trained = run.state.batches_trained
         run.state.last_ckpt = batches_trained
         checkpoint_id = self._distributed.broadcast(new_id())
-        # Noted before writing: the checkpoint may be complete even if an error is raised, such as a dead loader worker.
+        # Noted before writing: the checkpoint may be complete despite an error, such as a dead loader worker.
         self._batches_of[checkpoint_id] = batches_trained
         content = self._content.collect()
         if content is not None:
@@ -180,7 +180,7 @@ class RunCheckpoints:
             self._trial.note_metric(self._run.state.batches_trained, value)
 
     def _refuse(self, metrics: dict[str, Any]) -> None:
-        self._run.state.last_val = 0  # a run that resumes from a last batch does not take it for validated
+        self._run.state.last_val = 0  # not validated: a resumed run validates again
         self.save_unless_current()
         saved = "" if self.last_id is None else f" What was trained is saved in checkpoint {self.last_id}."
         raise ValueError(f"{self.policy.describe_missing(metrics)}{saved}")
@@ -210,7 +210,7 @@ class RunCheckpoints:
         return (bool(self._unreported) and not self.queue.is_under_way()) or self._must_renew()
 
     def _must_renew(self) -> bool:
-        # Not every connection can be shared by two threads, and the thread that writes in the background uses it too.
+        # Not every connection can be shared by two threads, and the background thread writes through this connection.
         return (not self._unreported or self.storage.root.is_object_store) and self.claims.are_due()
 
     def _renew(self) -> None:
@@ -245,7 +245,7 @@ class RunCheckpoints:
         try:
             self._report(self.queue.finish_in_a_hurry())
         except errors.CheckpointError as e:
-            # This failure must not hide the error that ended the run.
+            # This failure must not hide the error at the end of the run.
             if e is not exception:
                 logger.error("The checkpoint that was under way when the run failed is lost: %s", e)
 

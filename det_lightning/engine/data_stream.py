@@ -111,7 +111,7 @@ class TrialData:
         return move if cast is None else lambda batch: cast(move(batch))
 
     def _resume_training(self, loader: Any, copies_aside: bool) -> Any:
-        # Counts the batches of all ranks: a rank whose share of one pass is empty gets a batch in a later pass.
+        # Counts the batches of all ranks: a rank with an empty share of a pass gets a batch in a later pass.
         if length_or_none(loader) == 0:
             raise RuntimeError(
                 "The training loader is empty: its dataset has no samples, or fewer than one batch with "
@@ -216,7 +216,7 @@ class TrainStream:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        # Created now and not with the first batch, because creating it draws from the global random state.
+        # Created now and not with the first batch, because an iterator draws from the global random state.
         if not self._is_open:
             self._source.begin()
             self._is_open = True
@@ -236,7 +236,7 @@ class ValidationStream:
         self.source = RunLoader(loader)
 
     def __len__(self) -> int:
-        # Lightning would skip the validation on a rank that gets no batches.
+        # Lightning would skip the validation on a rank without batches.
         return max(1, len(self.source.loader))
 
     def __iter__(self) -> Iterator[Any]:

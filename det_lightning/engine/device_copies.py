@@ -37,7 +37,7 @@ class SideStream:
         working.wait_event(end)
         for tensor in tensors_in(moved):
             if tensor.is_cuda:
-                tensor.record_stream(working)  # its memory is not reused before the work on it is done
+                tensor.record_stream(working)  # the memory is not reused before the work is done
 
 
 def copy_aside(batches: Iterator[Any], move: Callable[[Any], Any], stream: SideStream) -> Iterator[Any]:
@@ -48,7 +48,7 @@ def copy_aside(batches: Iterator[Any], move: Callable[[Any], Any], stream: SideS
     """
     before = stream.mark()
     for batch in batches:
-        # At that mark the memory of the batch before the last is free, and this batch may reuse it.
+        # At the mark the memory of the batch before the last is free for this batch.
         moved, end = stream.copy(move, batch, before)
         before = stream.mark()
         stream.hand_over(moved, end)

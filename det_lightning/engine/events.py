@@ -47,7 +47,7 @@ class TrialEvents:
             for callback in callbacks.values()
         ]
         wants_written = self.find_overrides("on_checkpoint_end") or self.find_overrides("on_checkpoint_write_end")
-        #: Called with the directory of a written checkpoint; None if no callback looks at it.
+        #: Called with the directory of a written checkpoint; None if no callback looks.
         self.report_written = self._report_written if wants_written else None
         self._warn_of_old_spellings()
 

@@ -54,7 +54,7 @@ def _find_persistent_workers(loader: Any) -> Any:
 
 def _end_workers(batches: Any) -> None:
     if isinstance(batches, dataloader._MultiProcessingDataLoaderIter):
-        batches._shutdown_workers()  # otherwise done once nothing refers to it, such as the traceback of an error
+        batches._shutdown_workers()  # otherwise done once nothing, such as a traceback, refers to the iterator
 
 
 def iterate_batches(loader: Any) -> Iterator[Any]:
@@ -77,7 +77,7 @@ def _loads_here(loader: Any) -> bool:
     return (
         type(loader) is data.DataLoader
         and loader.num_workers == 0
-        and not loader.timeout  # torch refuses it
+        and not loader.timeout  # torch refuses a timeout
         and not loader.pin_memory
         and loader.batch_sampler is not None
         and not isinstance(loader.dataset, data.IterableDataset)

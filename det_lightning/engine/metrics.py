@@ -28,7 +28,7 @@ class MetricWindow:
     """
 
     def __init__(self, keeps_latest: bool = False) -> None:
-        #: The metrics of each batch, and the types of those that were tensors of shape ``()`` and are numbers now.
+        #: The metrics of each batch, and the dtypes of numbers made of tensors of shape ``()``.
         self._batches: list[tuple[dict[str, Any], dict[str, torch.dtype]]] = []
         self._on_device = False
         self._sums: dict[str, tuple[Any, int]] = {}
@@ -61,11 +61,11 @@ class MetricWindow:
             if returns_arrays:
                 metrics[name] = array
             if value.ndim == 0:
-                # Several times faster than a copy; an array is made of it once the window is closed.
+                # Several times faster than a copy; closing the window makes an array of the number.
                 dtypes[name] = value.dtype
                 kept[name] = array.item()
             else:
-                # Numpy adds numbers in the order of memory, which the copy must keep.
+                # Numpy adds numbers in the order of memory, so the copy keeps the order.
                 kept[name] = array.copy(order="K")
         self._batches.append((kept, dtypes))
         if self._keeps_latest:

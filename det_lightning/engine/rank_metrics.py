@@ -118,7 +118,7 @@ def _assign_reducers(names: list[str], reducer: Reducer | dict[str, Reducer]) ->
 
 def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
     try:
-        # For numbers of one type np.array() gives the same values in a fraction of the time.
+        # For numbers of equal type np.array() gives the same values in a fraction of the time.
         stacked = np.array(values) if _have_single_type(values) else np.stack(values, axis=0)
     except ValueError as e:
         shapes = sorted({np.shape(value) for value in values}, key=str)
@@ -172,7 +172,7 @@ class PlainWindow:
         self._names = list(kinds)
         self._kinds = list(kinds.values())
         columns = [_to_bits([batch[name] for batch in batches], kind.dtype) for name, kind in kinds.items()]
-        #: One row for each metric of each batch, which is reduced to its mean.
+        #: One row for each metric of each batch, reduced to the mean.
         bits = np.stack(columns, axis=1).reshape(-1, 1)
         self.rows = Rows(bits, _hash_meaning(self._names, self._kinds, len(batches)), self._means)
 
@@ -210,7 +210,7 @@ class PlainWindow:
 class PlainValidation:
     """The validation metrics of one rank, each reduced over ``batches`` to one number of a type in ``_PLAIN``."""
 
-    #: Numbers in each row: the metric, and the number of batches as its weight in an average.
+    #: Numbers in each row: the metric, and the number of batches as the weight in an average.
     width = 2
 
     def __init__(self, metrics: dict[str, Any], reducers: dict[str, Reducer], batches: int) -> None:

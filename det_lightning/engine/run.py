@@ -161,7 +161,7 @@ class TrialRun:
         epoch_idx, into_epoch = divmod(first, self.data.epoch_len)
         epoch_begin = None if into_epoch else first
         try:
-            if epoch_begin is not None and isinstance(batches, map):  # which moves a batch only when it is asked for it
+            if epoch_begin is not None and isinstance(batches, map):  # map() moves a batch only on demand
                 batches = itertools.chain(self._first_of_epoch(epoch_idx), batches)
                 epoch_begin = None
             for batch in batches:

@@ -31,11 +31,11 @@ class RunContent:
 
     def __init__(self, run: TrialRun) -> None:
         self._run = run
-        # The settings as they were when the next two were made of them.
+        # The settings at the time when the next two were made.
         self._described: str | None = None
         self._settings: dict[str, Any] = {}
         self._load_data: dict[str, Any] = {}
-        self._known_losses: set[str] = set()  # which a warning has named
+        self._known_losses: set[str] = set()  # named in a warning
 
     def collect(self) -> CheckpointContent | None:
         """Return the content of a checkpoint, with changes by the trial's callbacks.

@@ -113,7 +113,7 @@ class RunLog:
 def _length_if_known(batch: Any) -> int | None:
     try:
         return data_length(batch)
-    except (TypeError, ValueError):  # only the log needs the number, and can leave it out
+    except (TypeError, ValueError):  # only the log needs the number, and can do without
         return None
 
 

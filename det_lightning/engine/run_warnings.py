@@ -41,7 +41,7 @@ class RunWarnings:
         self._is_chief = context.distributed.rank == 0
         self._first_batch = 0
         self._steps_before = 0
-        self._weights: WeightSums | None = None  # at the beginning, until it is known whether they change
+        self._weights: WeightSums | None = None  # at the beginning, until a change is seen or missed
         self._warned_of_nan = False
 
     def begin(self, state: TrialState, resume: CheckpointContent | None) -> None:

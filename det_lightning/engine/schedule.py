@@ -50,7 +50,7 @@ class Schedule:
         self.reporting_period = reporting_period
         self.test_mode = test_mode
         self._periods = [(name, unit) for boundary, name, unit in units if boundary is not Due.TRAIN]
-        # A period that no run reaches need not be checked after each batch.
+        # A period beyond any run need not be checked after each batch.
         due = [(boundary, unit) for boundary, _, unit in units if unit is not None and not _is_never(unit)]
         self._batch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Batch)]
         self._epoch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Epoch)]

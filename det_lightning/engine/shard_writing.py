@@ -23,7 +23,7 @@ from det_lightning.distributed.sharded_states import take_shards, write_parts
 from det_lightning.escaping import escape
 from det_lightning.ranks.distributed_context import DistributedContext
 
-# Size and checksum of files by their path in a checkpoint, as in its manifest.
+# Size and checksum of files by the path in a checkpoint, as in the manifest.
 _Described = dict[str, dict[str, Any]]
 
 

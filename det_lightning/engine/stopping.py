@@ -20,11 +20,11 @@ from det_lightning.ranks.signals import SAME_SIGNAL_S, end_by_signal, print_at_o
 
 logger = logging.getLogger(__name__)
 
-# Flags with which a rank says something at a boundary, along with its metrics or on its own.
+# Flags from a rank at a boundary, along with the metrics or alone.
 _STOP = 1  # the trial wants to stop
 _PREEMPT = 2  # the process was asked to end
 _ASK_AGAIN = 4  # user code runs before the ranks look at the answers, and may want to stop
-# If all ranks come to the same end, they do so at about the same time.
+# Ranks that come to the same end do so at about the same time.
 _MEETING_TIME_S = 10.0
 
 
@@ -73,7 +73,7 @@ class EarlyEnd:
             agreed = self._exchange.reduce(None, wishes, 1, "agree").flags
             self.note(agreed)
         stops = bool(agreed & _STOP)
-        # A trial that wants to stop is done: a scheduler must not start it again.
+        # A trial that wants to stop is done: a scheduler must not start the trial again.
         self.preempted = bool(agreed & _PREEMPT) and not stops
         return stops or self.preempted
 

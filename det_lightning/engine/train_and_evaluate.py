@@ -93,7 +93,7 @@ class Evaluation:
         self._single_batch = single_batch
         self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
         self.window = MetricWindow(keeps_latest)
-        #: Numbers of records in the batches of the current validation, if they are counted.
+        #: Numbers of records in the batches of the current validation, if counted.
         self.lengths: list[Any] = []
         self._length_of: Callable[[Any], Any] | None = None
         self._names: set[str] | None = None
@@ -225,7 +225,7 @@ def _find_call_mistakes(trial: PyTorchTrial, method: str, arguments: Sequence[st
     original = original_trial(trial)
     names = [*arguments] if trial is original else [*arguments, "model"]
     try:
-        # A wrapper may pass on different arguments than it takes.
+        # A wrapper may change arguments before the call.
         signature = inspect.signature(getattr(original, method), follow_wrapped=False)
     except ValueError:  # compiled code may have no signature
         return []

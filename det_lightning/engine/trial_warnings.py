@@ -110,7 +110,7 @@ def _find_unwrapped_schedulers(trial: object, context: PyTorchTrialContext) -> I
         unwrapped = [(attribute, part) for attribute, part in kept.values() if part.optimizer is optimizer]
         for attribute, part in unwrapped:
             yield _describe_scheduler(f"self.{attribute}, a {type(part).__name__},", index, optimizer)
-        # Others than torch's own may not say which optimizer is theirs.
+        # A scheduler of another library may lack the attribute.
         is_scheduled = any(getattr(one, "optimizer", optimizer) is optimizer for one in (*wrapped, *inner))
         if not is_scheduled and not unwrapped and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
             yield _describe_scheduler("A scheduler", index, optimizer)

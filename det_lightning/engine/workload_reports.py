@@ -107,7 +107,7 @@ class WorkloadReports:
         self._events = events
         self._log = log
         self._reporters = reporters
-        #: What :meth:`finish` will do, if a report is waiting for it.
+        #: The waiting report, for :meth:`finish`.
         self.unfinished: Callable[[], None] | None = None
 
     def report(self, window: MetricWindow, state: TrialState, next_batch_follows: bool) -> None:
