@@ -1,21 +1,68 @@
-"""Changes of a module before the trial is built, common with any LightningModule, and lost on a trial."""
+"""Conflicts with a trial: parts of the other package of Lightning, and changes of a module that a trial would lose."""
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters.lightning_package import pl
+from det_lightning.adapters.lightning_package import OTHER, PACKAGE, VARIABLE, pl
 from det_lightning.checkpoint.format.plain_values import with_plain_numbers
 
 logger = logging.getLogger(__name__)
 
 _LATER = "do it in on_fit_start(), when the trial is built, or in the trial's __init__"
+
+
+# By the start of a module's name, the package of the module, and the module's name in the other package.
+_COUNTERPARTS = {
+    "pytorch_lightning": ("pytorch_lightning", "lightning.pytorch"),
+    "lightning_fabric": ("pytorch_lightning", "lightning.fabric"),
+    "lightning.pytorch": ("lightning", "pytorch_lightning"),
+    "lightning.fabric": ("lightning", "lightning_fabric"),
+}
+
+
+def warn_of_mixture() -> None:
+    """Warn if the program has imported the other package of Lightning: trainers of the other package refuse a trial."""
+    if OTHER in sys.modules:
+        logger.warning(
+            "This program imports both lightning and pytorch_lightning, and TrialModule is a LightningModule of %s: "
+            "a trainer of %s refuses it. Import Lightning as %s everywhere; or, to use %s, import that before "
+            "det_lightning, or set %s=%s.",
+            *(PACKAGE, OTHER, PACKAGE, OTHER, VARIABLE, OTHER),
+        )
+
+
+def describe_other_package(trainer: pl.Trainer) -> list[str]:
+    """Return a sentence for each callback, logger and plugin of a trainer from the other package."""
+    flags: Any = trainer  # mypy does not see attributes set by Lightning's connectors
+    strategy = trainer.strategy
+    plugins = [
+        strategy,
+        strategy.precision_plugin,
+        strategy.checkpoint_io,
+        getattr(strategy, "cluster_environment", None),
+    ]
+    parts = [*flags.callbacks, *trainer.loggers, flags.profiler, flags.datamodule, *plugins]
+    return [sentence for part in parts if (sentence := _describe(part)) is not None]
+
+
+def _describe(part: Any) -> str | None:
+    for kind in type(part).__mro__:
+        start = ".".join(kind.__module__.split(".")[: 2 if kind.__module__.startswith("lightning.") else 1])
+        package, counterpart = _COUNTERPARTS.get(start, (PACKAGE, ""))
+        if package != PACKAGE:
+            public = kind.__module__.removeprefix(start).split(".")[1:2]
+            line = f"from {'.'.join([counterpart, *public])} import {kind.__name__}"
+            derived = "" if kind is type(part) else f"a {kind.__name__} "
+            return f"{type(part).__name__}, {derived}of {OTHER}: the trainer is one of {PACKAGE}, so write `{line}`"
+    return None
 
 
 def find_changed_hparams(module: pl.LightningModule) -> list[str]:
@@ -110,8 +157,8 @@ def warn_of_lost_callbacks(trainer: Any) -> None:
 def warn_of_missing_parameters(module: torch.nn.Module) -> None:
     """Warn if the parameters of a module are read before the trial is built, for example by ``freeze()``."""
     logger.warning(
-        "%s has no parameters of its trial before fit(), which builds the trial. What needs the parameters, such as "
-        "freeze(), requires_grad_(), apply(), state_dict(), watch() of a logger or an optimizer, has no effect: %s.",
+        "%s has no parameters of its trial before fit(), which builds the trial. Calls that need parameters, such as "
+        "freeze(), requires_grad_(), apply(), state_dict(), watch() of a logger or an optimizer, have no effect: %s.",
         *(type(module).__name__, _LATER),
     )
 

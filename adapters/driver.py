@@ -18,8 +18,8 @@ from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
 from det_lightning.adapters.trial_schedule import ValidationTimer
 from det_lightning.engine.checkpointing import RunCheckpoints
+from det_lightning.engine.data_stream import LoaderFactory
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.run_options import LoaderFactory
 from det_lightning.engine.schedule import Action
 from det_lightning.engine.stopping import all_ranks_end, interrupts_end_the_process
 
@@ -63,10 +63,12 @@ class RunDriver:
         checkpoints: RunCheckpoints | None,
         hooks: WatchedHooks,
         reporter: LightningReporter,
-        validation_timer: ValidationTimer | None = None,
+        validation_timer: ValidationTimer | None,
+        validates_at_step_zero: bool,
     ) -> None:
         self.run = run
         self._validation_timer = validation_timer
+        self._validates_at_step_zero = validates_at_step_zero
         self._hooks = hooks
         self._reporter = reporter
         self._trainer = trainer
@@ -91,7 +93,7 @@ class RunDriver:
             run.data.prepare_batch if shows_validation else None,
         )
 
-    def begin_training(self, step_zero_validation: bool) -> None:
+    def begin_training(self) -> None:
         """Load the checkpoint, set Lightning's counters, and validate if a validation is due before the first batch."""
         trainer = self._trainer
         run = self.run
@@ -104,7 +106,7 @@ class RunDriver:
         lightning_loops.allow_validation(trainer, due=False)
         if self._validation_timer is not None:
             self._validation_timer.restart()
-        step_zero = step_zero_validation and run.state.batches_trained == 0
+        step_zero = self._validates_at_step_zero and run.state.batches_trained == 0
         if (step_zero and trainer.enable_validation) or self.act():
             lightning_internals.run_validation(trainer)
         lightning_internals.show_logging_step(trainer, run.state.batches_trained + 1)
@@ -157,10 +159,7 @@ class RunDriver:
         lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, trained - int(first))
 
     def _passes_boundary(self) -> bool:
-        """Report the workload within the step if nothing else is due; return whether the step goes on.
-
-        Ending a step costs as much as a report, and only progress bars can see the end of a step.
-        """
+        """Report within the step if nothing else is due: ending a step costs as much. Return whether it goes on."""
         run = self.run
         if self._bars.any_on_a_rank or not run.only_reports():
             return False
@@ -225,7 +224,10 @@ class RunDriver:
     @_end_run_on_invalid_hp()
     def act(self) -> bool:
         """Report, save and stop up to a validation; return whether Lightning must validate now."""
-        validates_at_stop = self._must_validate_before_stop()
+        # A callback of Lightning, such as its Timer, may end the run, which then validates first.
+        state = self.run.state
+        is_over = self.run.early_end.preempted or state.last_val == state.batches_trained
+        validates_at_stop = not is_over and lightning_internals.validates_at_stop(self._trainer)
         self._report_complete()
         while (action := self.run.next_action()) is not None:
             if action is Action.VALIDATE:
@@ -240,13 +242,6 @@ class RunDriver:
             self.run.end_workload(training_ends=True)
             self.run.keep_state_before_validation()
         return validates_at_stop
-
-    def _must_validate_before_stop(self) -> bool:
-        """Return whether a callback of Lightning, such as ``Timer``, ends the run after a last validation."""
-        state = self.run.state
-        if self.run.early_end.preempted or state.last_val == state.batches_trained:
-            return False
-        return lightning_internals.validates_at_stop(self._trainer)
 
     def end_validation_epoch(self) -> None:
         """Reduce and report the metrics of the validation."""

@@ -48,7 +48,7 @@ class TrialDriving(pl.Callback):
         """Begin to train."""
         if _has_trial(pl_module):
             pl_module.require_same("train_dataloader", [trainer.train_dataloader])
-            pl_module.begin_training()
+            pl_module.require_driver().begin_training()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report and save the rest."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_data, lightning_internals
+from det_lightning.adapters import given_data, lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
+from det_lightning.adapters.conflicts import describe_other_package
 from det_lightning.adapters.lightning_package import TrainerFn, pl
-from det_lightning.adapters.mixture import parts_of_other_package
 from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
 from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES
 from det_lightning.adapters.trial_schedule import ValidationTimer
@@ -53,7 +53,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             "leave it out: the training data are one endless stream",
         ),
         f"{trainer.state.fn.value if trainer.state.fn else None}() without data": (
-            of_call and not before_launch and not lightning_data.has_data(trainer),
+            of_call and not before_launch and not lightning_internals.has_data(trainer),
             "pass dataloaders=, or use validate(): a trial has training and validation data only",
         ),
         f"precision={trainer.precision!r}": (
@@ -103,7 +103,7 @@ def _find_unsupported_callbacks(trainer: Any) -> list[str]:
             ).items()
             if isinstance(callback, unsupported)
         ),
-        *parts_of_other_package(trainer),
+        *describe_other_package(trainer),
     ]
 
 
@@ -121,6 +121,8 @@ class TakenFlags:
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
+        #: Functions for the data of the call.
+        self.data = given_data.take(trainer) if trainer.training or trainer.validating else {}
         self._trainer = trainer
         self._clip_val = trainer.gradient_clip_val
         self._check_val_every_n_epoch = trainer.check_val_every_n_epoch

@@ -11,10 +11,9 @@ from typing import Any
 import torch.utils.data
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_data
+from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
-from det_lightning.engine.data_stream import length_or_none
-from det_lightning.engine.run_options import LoaderFactory
+from det_lightning.engine.data_stream import LoaderFactory, length_or_none
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._position import TrainingPosition
@@ -47,7 +46,7 @@ def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
 
 def warn_of_lost_state(trainer: pl.Trainer) -> None:
     """Warn if a data module has a state: ``DeterminedCheckpoint`` does not write the state."""
-    datamodule = lightning_data.find_datamodule(trainer)
+    datamodule = lightning_internals.find_datamodule(trainer)
     if datamodule is not None and _overrides(datamodule, "state_dict"):
         logger.warning(
             "DeterminedCheckpoint writes the trial, without the state_dict() of %s. A ModelCheckpoint writes both.",
@@ -202,8 +201,8 @@ class Passes:
 
 def take(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
     """Return functions for the loaders of a call, by the name of the replaced method of the module."""
-    refuse_moving_hooks(lightning_data.find_datamodule(trainer))
-    return lightning_data.take_given_data(trainer)
+    refuse_moving_hooks(lightning_internals.find_datamodule(trainer))
+    return lightning_internals.take_given_data(trainer)
 
 
 def take_only_loader(given: Any, name: str) -> Any:

@@ -140,8 +140,8 @@ class InferenceModule(DrivenModule):
             return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as e:
             raise errors.InvalidCheckpointException(
-                f"The weights do not fit the module: {e}\nWith strict=False, or with strict_loading = False in the "
-                "module, what only one side has is left out."
+                f"The weights do not fit the module: {e}\nstrict=False, or strict_loading = False in the module, "
+                "leaves out weights that only one side has."
             ) from e
 
     def require_built_trial(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
@@ -206,8 +206,8 @@ class InferenceModule(DrivenModule):
             return predict_batch
         if len(context.models) != 1:
             raise errors.InvalidExperimentException(
-                f"{type(self.trial).__name__} wraps {len(context.models)} models, so that only the trial can say what "
-                "a prediction is: define predict_batch(self, batch) in it, which returns the predictions for a batch."
+                f"{type(self.trial).__name__} wraps {len(context.models)} models: define predict_batch(self, batch) in "
+                "the trial, and return the predictions for a batch."
             )
         return context.models[0]
 

@@ -57,11 +57,13 @@ def add_content(checkpoint: dict[str, Any], run: TrialRun | None) -> None:
     checkpoint[TRIAL_KEY] = None if run is None else to_entry(RunContent(run).collect_without_weights())
 
 
-def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitting: bool) -> CheckpointContent | None:
+def take_content(
+    checkpoint: dict[str, Any], module: pl.LightningModule, context: PyTorchTrialContext, fitting: bool
+) -> CheckpointContent | None:
     """Return the content to resume from, or None if the checkpoint has no trial.
 
-    Load the weights, except weights in Determined's format during a fit: the trial's callbacks may change these first.
-    Only the rest of the module stays in the checkpoint's ``"state_dict"``.
+    Load the trial's weights, except weights in Determined's format during a fit: the trial's callbacks may change these
+    first. Lightning then loads the rest of the module, and no state of loops: the trial has a position of its own.
     """
     content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
     if content is not None:
@@ -70,15 +72,18 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
             content = safe_load.read_all_parts(content) if content.is_sharded else content
             modernize(content.state, content.source)
             load_models(context, content.state, content.source, content.trial_class)
-        checkpoint["state_dict"] = (content.lightning or {}).get("state_dict", {})
-        return content
-    if checkpoint.get(TRIAL_KEY) is None:
-        return None
-    content = from_entry(checkpoint[TRIAL_KEY])
-    require_resumable(content)
-    # Names may have a prefix from distributed training, unknown to Lightning.
-    models, checkpoint["state_dict"] = split_models(checkpoint["state_dict"])
-    load_models(context, {"models_state_dict": models}, content.source)
+        rest = (content.lightning or {}).get("state_dict", {})
+    elif checkpoint.get(TRIAL_KEY) is not None:
+        content = from_entry(checkpoint[TRIAL_KEY])
+        require_resumable(content)
+        # Names may have a prefix from distributed training, unknown to Lightning.
+        models, rest = split_models(checkpoint["state_dict"])
+        load_models(context, {"models_state_dict": models}, content.source)
+    else:  # no trial, or no run of the trial had begun
+        rest = checkpoint["state_dict"]
+    if content is not None or TRIAL_KEY in checkpoint:
+        checkpoint["state_dict"] = {**module.state_dict(), **rest}
+    checkpoint.pop("loops", None)
     return content
 
 

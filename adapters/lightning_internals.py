@@ -1,12 +1,13 @@
 """Undocumented uses of Lightning, with a contract test for each: trainers, hooks, metrics, processes.
 
-``lightning_loops``, ``lightning_strategies`` and ``lightning_data`` hold the uses of loops, strategies and data. If a
-new release of Lightning moves a name, a test in ``tests/adapters/test_lightning_internals.py`` names the function here.
+Loops are in ``lightning_loops``, strategies in ``lightning_strategies``. If a new release of Lightning moves a name, a
+test in ``tests/adapters/test_lightning_internals.py`` fails.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import signal
 import sys
@@ -17,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning_utilities.core import rank_zero
 
-from det_lightning.adapters.lightning_package import LightningEnvironment, pl
+from det_lightning.adapters.lightning_package import LightningEnvironment, TrainerFn, pl
 from det_lightning.checkpoint.format.content import TrialState
 
 # Lightning warns of wrong batch indices in hooks with this form of a step; see show_batch_index.
 warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
 # Lightning 2.6 on torch 2.13 warns in every run; users can do nothing.
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
-# What a TrialModule logs is already reduced over all ranks.
+# The values in TrialModule's log are already reduced over all ranks.
 warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
 # Printed when a trainer is created, and wrong for a trial with a max_length; for other trials flags.py warns.
 warnings.filterwarnings("ignore", message=r".*max_epochs. was not set. Setting it to 1000 epochs.*")
@@ -41,11 +42,6 @@ else:
 _AUTOMATIC = pl.LightningModule()
 
 # Loops
-
-
-def skip_sanity_check(trainer: pl.Trainer) -> None:
-    """Skip the validation before the first batch: Determined has none."""
-    trainer.num_sanity_val_steps = 0
 
 
 def validates_at_stop(trainer: pl.Trainer) -> bool:
@@ -67,21 +63,16 @@ def take_validation_interval(trainer: Any) -> float | None:
     The fit loop stops to wait for the time. ``trainer.val_check_interval`` is set for Lightning's ``EarlyStopping``;
     Lightning leaves the attribute unset.
     """
-    interval_s: float | None = getattr(trainer, "_val_check_time_interval", None)  # from Lightning 2.6 on
+    interval_s: float | None = vars(trainer).get("_val_check_time_interval")  # from Lightning 2.6 on
     if interval_s is not None:
-        _set_validation_interval(trainer, 0.0)
-        trainer.val_check_interval = None
+        vars(trainer).update(_val_check_time_interval=0.0, val_check_interval=None)
     return interval_s
 
 
 def restore_validation_interval(trainer: Any, interval_s: float) -> None:
     """Undo :func:`take_validation_interval`."""
-    _set_validation_interval(trainer, interval_s)
+    vars(trainer).update(_val_check_time_interval=interval_s)
     del trainer.val_check_interval
-
-
-def _set_validation_interval(trainer: Any, interval_s: float) -> None:
-    trainer._val_check_time_interval = interval_s
 
 
 def run_validation(trainer: pl.Trainer) -> None:
@@ -143,6 +134,46 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
     current.ready = current.started = current.processed = current.completed = epochs_trained
 
 
+# The data of a call
+
+
+def take_given_data(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
+    """Let Lightning ask the module for all data of ``fit`` or ``validate``; return functions for the data of the call.
+
+    The key of a function is the name of the replaced method of the module.
+    """
+    fits = trainer.state.fn is TrainerFn.FITTING
+    loops: list[Any] = [trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop] if fits else [trainer.validate_loop]
+    given: dict[str, Callable[[], Any]] = {}
+    for loop in loops:
+        source = _get_data_source(loop)
+        if source.instance is trainer.lightning_module:
+            continue
+        if not source.is_defined() or source.instance == []:
+            given[source.name] = tuple  # Lightning validates on nothing then
+            continue
+        given[source.name] = copy.copy(source).dataloader
+        source.instance = trainer.lightning_module
+    return given
+
+
+def find_datamodule(trainer: Any) -> pl.LightningDataModule | None:
+    """Return the data module of a call, or None."""
+    datamodule: pl.LightningDataModule | None = trainer.datamodule
+    # A trainer remembers earlier data modules; Lightning attaches the data module of this call to all loops.
+    return datamodule if _get_data_source(trainer.predict_loop).instance is datamodule else None
+
+
+def has_data(trainer: pl.Trainer) -> bool:
+    """Return whether there is data for ``test`` or ``predict``, from the call or from the module."""
+    loop = trainer.test_loop if trainer.state.fn is TrainerFn.TESTING else trainer.predict_loop
+    return bool(_get_data_source(loop).is_defined())
+
+
+def _get_data_source(loop: Any) -> Any:
+    return loop._data_source
+
+
 # Hooks
 
 
@@ -193,10 +224,7 @@ def show_report(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalar
 
 
 def save_by_time(trainer: pl.Trainer) -> None:
-    """Let each ``ModelCheckpoint`` save if ``train_time_interval`` has passed.
-
-    Lightning 2.6 looks at the interval only for modules with automatic optimization.
-    """
+    """Save by ``train_time_interval`` of a ``ModelCheckpoint``; Lightning 2.6 only saves in automatic optimization."""
     # If Lightning's flags announced a validation, a callback with a monitored metric would wait.
     users_flag = trainer.check_val_every_n_epoch
     announce_no_validations(trainer)

@@ -56,7 +56,7 @@ class SavedTrial:
         if DETERMINED_KEY not in checkpoint and TRIAL_KEY not in checkpoint:
             raise errors.InvalidCheckpointException(
                 f"{self._source} was not written by a TrialModule. `det-lightning checkpoint import --any-module` "
-                "makes a checkpoint for a trial of that of another LightningModule."
+                "converts a checkpoint of another LightningModule."
             )
         self._content: CheckpointContent = checkpoint.get(DETERMINED_KEY) or from_lightning(checkpoint)
         modernize(self._content.state, self._source)

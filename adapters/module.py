@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
 from det_lightning.adapters import conflicts, driving, flags, given_data, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
-from det_lightning.adapters.hooks import WatchedHooks, answers, refuse_unsupported_methods
+from det_lightning.adapters.hooks import answers, refuse_unsupported_methods
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.lightning_package import TrainerFn, pl
-from det_lightning.adapters.mixture import warn_of_mixture
-from det_lightning.adapters.reporting import LightningReporter
+from det_lightning.adapters.runs import ModuleRuns
 from det_lightning.adapters.strategies.replaced import use_trial_strategy
 from det_lightning.adapters.trial_schedule import ModuleSchedule
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.run_options import RunOptions
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.workload_reports import Reporter
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
@@ -32,6 +29,7 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._settings import ExpConf
 from det_lightning.units import TrainUnit
 
+_NO_RUN = "A run begins with pl.Trainer.fit() or validate()."
 # Configuration fields for arguments of DeterminedCheckpoint.
 _OF_CHECKPOINTS = ("checkpoint_policy", "checkpoint_storage", "min_checkpoint_period")
 
@@ -44,8 +42,7 @@ class TrialModule(InferenceModule):
 
     Args:
         trial: a subclass of ``PyTorchTrial``, or a built trial together with its ``context``.
-        hparams: hyperparameters for the trial's context. Default to those of ``exp_conf``, with the middle of each
-            range.
+        hparams: hyperparameters for the trial's context. Default to ``exp_conf``'s, with the middle of each range.
         exp_conf: experiment configuration for the trial's context, as a YAML file or a dict, complete or partial. Other
             arguments and the flags of ``pl.Trainer`` come first. Fields about checkpoints have no effect (see
             ``DeterminedCheckpoint``), and no seed is set.
@@ -105,7 +102,7 @@ class TrialModule(InferenceModule):
         recorded: Collection[str] = (),
     ) -> None:
         super().__init__()
-        warn_of_mixture()
+        conflicts.warn_of_mixture()
         self._initial_type = self.dtype
         self.automatic_optimization = False
         self.trial_builder = TrialBuilder(
@@ -119,17 +116,14 @@ class TrialModule(InferenceModule):
             trial_seed=trial_seed,
         )
         configuration = self.trial_builder.configuration
-        self._schedule = ModuleSchedule(
+        schedule = ModuleSchedule(
             configuration, max_length, validation_period, reporting_period, step_zero_validation, test_mode
         )
+        self._runs = ModuleRuns(schedule)
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first, recorded=recorded
         )
         self._taken: flags.TakenFlags | None = None
-        self._latest_run: TrialRun | None = None
-        self._fitted_run: TrialRun | None = None
-        self._training_names: set[str] = set()
-        self._given_data: dict[str, Callable[[], Any]] = {}
         self._forget_run()
         hparams = configuration.hparams if context is None else hparams
         if hparams:
@@ -150,9 +144,7 @@ class TrialModule(InferenceModule):
 
     @property
     def trainer(self) -> pl.Trainer:
-        """The trainer of the module; see ``LightningModule.trainer``. Setting a trainer prepares the trainer for the
-        trial.
-        """
+        """The trainer of the module; setting a trainer prepares the trainer for the trial."""
         return super().trainer
 
     @trainer.setter
@@ -175,7 +167,6 @@ class TrialModule(InferenceModule):
                 conflicts.warn_of_second_fit(trainer)
         if trainer.world_size > 1:
             use_trial_strategy(trainer)
-        self._given_data = given_data.take(trainer) if trainer.training or trainer.validating else {}
         lightning_loops.use_trial_loops(trainer)
         self._taken = flags.TakenFlags(trainer)
         self._forget_run()
@@ -188,7 +179,7 @@ class TrialModule(InferenceModule):
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
             strategy.checkpoint_io = self._wrap_checkpoint_io(strategy.checkpoint_io)
         # The trial's callbacks would see a sanity check as a validation; Determined has none.
-        lightning_internals.skip_sanity_check(self.trainer)
+        self.trainer.num_sanity_val_steps = 0
         assert self._taken is not None
         taken = self._taken
         runnable, context = self.trial_builder.build(self.trainer, taken.precision, taken.accumulated_batches)
@@ -231,10 +222,6 @@ class TrialModule(InferenceModule):
         with StopIterationGuard():
             return self.require_driver().evaluate(dataloader_iter)
 
-    def begin_training(self) -> None:
-        """Begin to train, after every other ``on_train_start`` of a callback."""
-        self.require_driver().begin_training(self._schedule.validates_at_step_zero)
-
     def after_training_step(self) -> None:
         """Report, save or stop after a step, and after the hooks at the end of the step."""
         self.require_answer("training_step")
@@ -272,83 +259,35 @@ class TrialModule(InferenceModule):
 
     def add_trial(self, checkpoint: dict[str, Any]) -> None:
         """Add the trial's state for a resume to a checkpoint, after ``on_save_checkpoint``."""
-        add_content(checkpoint, self._fitted_run or self._latest_run)
+        add_content(checkpoint, self._runs.fitted or self._runs.latest)
         conflicts.write_trained_hparams(self, checkpoint)
 
     def take_trial(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built; before ``on_load_checkpoint``."""
         fits = self.trainer.state.fn is TrainerFn.FITTING
-        content = take_content(checkpoint, self.require_built_trial()[1], fits)
+        content = take_content(checkpoint, self, self.require_built_trial()[1], fits)
         if content is not None:
             self.resume_content = content
             if fits and not checkpoint.get("callbacks"):
                 conflicts.warn_of_lost_callbacks(self.trainer)
-        if content is not None or TRIAL_KEY in checkpoint:  # without content, the run had not begun
-            checkpoint["state_dict"] = {**self.state_dict(), **checkpoint["state_dict"]}
-        # The trial's own position replaces the state of Lightning's loops.
-        checkpoint.pop("loops", None)
 
     @property
     def trial_run(self) -> TrialRun:
-        """The current run of the trial, or the latest run, under ``fit`` or ``validate``.
-
-        Raises:
-            InternalException: no run has begun yet.
-        """
-        if self._latest_run is None:
-            raise _no_run()
-        return self._latest_run
+        """The current or the latest run, under ``fit`` or ``validate``; an InternalException before the first."""
+        if self._runs.latest is None:
+            raise errors.InternalException(_NO_RUN)
+        return self._runs.latest
 
     def require_driver(self) -> RunDriver:
         """Return the driver of the run; raise an InternalException before the run begins."""
         if self.driver is None:
-            raise _no_run()
+            raise errors.InternalException(_NO_RUN)
         return self.driver
 
     def start_trial_run(self) -> None:
         """Make the run of this call, and build the loaders."""
-        trial, context = self.require_built_trial()
-        fitted = self._fitted_run
-        if not self.trainer.training and fitted is not None and fitted.before_final_validation is None:
-            fitted.keep_state_before_validation()  # for later checkpoints
-        checkpoints = self.checkpoints
-        period = None if checkpoints is None else checkpoints.policy.period
-        if checkpoints is not None:
-            given_data.warn_of_lost_state(self.trainer)
         assert self._taken is not None
-        timer = self._taken.validation_timer(context)
-        schedule = self._schedule.complete(self.trainer, context.position, period, timer)
-        reporter = LightningReporter(self, TrialModule, self._training_names)
-        hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
-        call: Any = self.trainer  # mypy does not see attributes set by Lightning's connectors
-        options = RunOptions(
-            resumed=self.resume_content,
-            stop_request=self.stop_request,
-            epoch_limit=call.limit_train_batches,
-            overfits=call.training and call.overfit_batches > 0,
-            keeps_training_metrics=hooks.see_training_batches,
-            keeps_validation_metrics=hooks.see_validation_batches,
-            hooks_follow_report=hooks.may_end_run("on_train_batch_end"),
-            hooks_follow_validation=hooks.may_end_run("on_validation_end"),
-            has_checkpoint_news=checkpoints.has_news if checkpoints is not None else lambda: False,
-        )
-        run = TrialRun(trial, context, schedule, [reporter, *self.reporters], options)
-        if checkpoints is not None:
-            checkpoints.attach(run)
-        self.driver = RunDriver(self.trainer, run, checkpoints, hooks, reporter, timer)
-        loaders = given_data.GivenLoaders(trial, context, self._given_data, self.trainer)
-        self.driver.start_up(loaders)
-        lightning_loops.call_afterwards(
-            self.trainer, self.after_training_step, self.after_validation_step, self.after_validation
-        )
-        loaders.require_epochs(run.data.epoch_len)
-        self._latest_run = run
-        if self.trainer.training:
-            self._fitted_run = run
-
-
-def _no_run() -> errors.InternalException:
-    return errors.InternalException("A run begins with pl.Trainer.fit() or validate().")
+        self._runs.start(self, TrialModule, self._taken)
 
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:

@@ -58,7 +58,6 @@ class RunCheckpoints:
         best_id: id of the checkpoint written after the best validation.
         last_id: id of the checkpoint begun last.
         complete: id of the latest complete checkpoint, and the number of batches.
-        queue: writes the checkpoints.
         digests: if not None, gets the SHA-256 of state files with objects, by the ids of checkpoints.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -16,6 +17,21 @@ from det_lightning.pytorch._weights import load_resume_state, load_state, of_ran
 from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class StateBeforeValidation:
+    """The state before a validation that a longer run would not make here; a resumed run continues from this state.
+
+    Attributes:
+        rng: the random state.
+        positions: the positions of the loaders.
+        has_validated: whether the run had validated before.
+    """
+
+    rng: dict[str, Any]
+    positions: dict[str, Any]
+    has_validated: bool
 
 
 def require_resumable(content: CheckpointContent) -> None:

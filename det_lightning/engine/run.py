@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from det_lightning.checkpoint.format.content import TrialState
-from det_lightning.engine.data_stream import TrialData
+from det_lightning.engine.data_stream import LoaderFactory, TrialData
 from det_lightning.engine.events import TrialEvents
-from det_lightning.engine.resume import adapt_position, apply, require_same_checkpoint
+from det_lightning.engine.resume import StateBeforeValidation, adapt_position, apply, require_same_checkpoint
 from det_lightning.engine.run_log import RunLog
-from det_lightning.engine.run_options import LoaderFactory, RunOptions
+from det_lightning.engine.run_options import RunOptions
 from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.train_and_evaluate import Evaluation, Training, require_trainable
@@ -21,21 +20,6 @@ from det_lightning.engine.workload_reports import BoundaryExchange, Reporter, Wo
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng
-
-
-@dataclasses.dataclass(frozen=True)
-class StateBeforeValidation:
-    """The state before a validation that a longer run would not make here; a resumed run continues from this state.
-
-    Attributes:
-        rng: the random state.
-        positions: the positions of the loaders.
-        has_validated: whether the run had validated before.
-    """
-
-    rng: dict[str, Any]
-    positions: dict[str, Any]
-    has_validated: bool
 
 
 class TrialRun:

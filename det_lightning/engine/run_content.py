@@ -13,7 +13,8 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import make_load_data
 from det_lightning.checkpoint.format.resume_state import LEFT_OUT, ResumeState
 from det_lightning.checkpoint.storage.snapshots import tensors_in
-from det_lightning.engine.run import StateBeforeValidation, TrialRun
+from det_lightning.engine.resume import StateBeforeValidation
+from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
 from det_lightning.escaping import escape
 from det_lightning.files.plain_values import Losses
@@ -114,6 +115,6 @@ class RunContent:
         self._known_losses.update(new)
         if new and self._run.context.distributed.rank == 0:
             logger.warning(
-                "Checkpoints store settings as JSON, and asking for what is left out is an error after loading: %s.",
+                "Checkpoints store settings as JSON, and reading a left-out value after loading is an error: %s.",
                 mask_text(escape("; ".join(new))),
             )

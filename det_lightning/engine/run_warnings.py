@@ -56,7 +56,7 @@ class RunWarnings:
             ):
                 self._warn(message)
         for period in self._schedule.find_periods_below_one():
-            self._warn(f"{period} is below 1, which means after every one; leave it out for never.")
+            self._warn(f"{period} is below 1, and so due after every one; leave it out for never.")
         if resume is not None:
             before = _read_hparams(resume)
             now = self._context.settings.to_plain()["hparams"] or {}

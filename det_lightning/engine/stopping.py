@@ -88,7 +88,7 @@ def all_ranks_end(distributed: DistributedContext, error: BaseException) -> bool
     """Return whether all ranks call this at about the same time; a checkpoint of a lone rank would be useless."""
     all_came = distributed.meet(_MEETING_TIME_S, f"it has ended with {type(error).__name__}: {error}")
     if not all_came:
-        logger.error("Not all ranks end the run, so what was trained since the latest checkpoint is not saved.")
+        logger.error("Not all ranks end the run, so the training since the latest checkpoint is not saved.")
     return all_came
 
 

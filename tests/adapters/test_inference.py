@@ -206,7 +206,7 @@ def test_parameters_of_a_subclass_are_exported() -> None:
 def test_parameters_that_a_module_does_not_have_are_refused_unless_it_is_not_strict(tmp_path: Path) -> None:
     fit(WithScale(2.0), max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
     module = TrialModule(OneModel, {"width": 3})
-    refusal = r'Unexpected key\(s\) in state_dict: "scale"[\s\S]*strict=False, or with strict_loading = False'
+    refusal = r'Unexpected key\(s\) in state_dict: "scale"[\s\S]*strict=False, or strict_loading = False'
     with pytest.raises(errors.InvalidCheckpointException, match=refusal):
         TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=OneModel)
     with pytest.raises(errors.InvalidCheckpointException, match=refusal):

@@ -16,7 +16,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from packaging.version import Version
 
-from det_lightning.adapters import lightning_data, lightning_internals, lightning_loops, lightning_strategies
+from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
 from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.checkpoint.format.content import TrialState
 from tests.lightning import BoringModel, lightning_version, pl
@@ -58,16 +58,6 @@ def make_trainer(**flags: Any) -> pl.Trainer:
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     defaults = {"accelerator": "cpu", "max_epochs": 1, "limit_train_batches": 6, "limit_val_batches": 1}
     return pl.Trainer(**{**defaults, **dict.fromkeys(off, False), **flags})
-
-
-def test_skip_sanity_check() -> None:
-    class Module(Watched):
-        def setup(self, stage: str) -> None:
-            lightning_internals.skip_sanity_check(self.trainer)
-
-    module = Module()
-    make_trainer().fit(module)
-    assert module.validations == [6]
 
 
 def test_allow_validation() -> None:
@@ -444,8 +434,8 @@ def test_take_given_data_and_find_datamodule(arguments: dict[str, Any], given: d
 
     class Module(Watched):
         def configure_callbacks(self) -> Any:
-            assert lightning_data.find_datamodule(self.trainer) is arguments.get("datamodule")
-            taken = lightning_data.take_given_data(self.trainer)
+            assert lightning_internals.find_datamodule(self.trainer) is arguments.get("datamodule")
+            taken = lightning_internals.take_given_data(self.trainer)
             assert {name: give() for name, give in taken.items()} == given
             source: Any = self.trainer.fit_loop._data_source
             assert source.instance is self
@@ -458,7 +448,7 @@ def test_take_given_data_and_find_datamodule(arguments: dict[str, Any], given: d
 def test_take_given_data_of_a_validation() -> None:
     class Module(Watched):
         def configure_callbacks(self) -> Any:
-            taken = lightning_data.take_given_data(self.trainer)
+            taken = lightning_internals.take_given_data(self.trainer)
             assert {name: give() for name, give in taken.items()} == {"val_dataloader": [1]}
             raise NotImplementedError
 
@@ -473,7 +463,7 @@ def test_has_data(arguments: dict[str, Any], found: bool) -> None:
         predict_dataloader = pl.LightningModule.predict_dataloader
 
         def configure_callbacks(self) -> Any:
-            assert lightning_data.has_data(self.trainer) == found
+            assert lightning_internals.has_data(self.trainer) == found
             raise NotImplementedError
 
     for call in (make_trainer().test, make_trainer().predict):
@@ -710,7 +700,7 @@ def test_every_reach_has_a_test() -> None:
     tested = "\n".join(name for name in globals() if name.startswith("test_"))
     own = [
         name
-        for module in (lightning_data, lightning_internals, lightning_loops, lightning_strategies)
+        for module in (lightning_internals, lightning_loops, lightning_strategies)
         for name, value in inspect.getmembers(module, inspect.isfunction)
         if value.__module__ == module.__name__ and not name.startswith("_")
     ]
