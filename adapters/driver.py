@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import sys
@@ -14,6 +15,7 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters import conflicts, lightning_internals, lightning_loops
 from det_lightning.adapters.hooks import WatchedHooks
+from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
 from det_lightning.adapters.trial_schedule import ValidationTimer
@@ -79,19 +81,18 @@ class RunDriver:
         self._users_max_epochs = trainer.max_epochs
         self._max_steps = sys.maxsize
 
-    def start_up(self, loaders: LoaderFactory) -> None:
-        """Begin a run with the loaders of a factory."""
+    def start_up(self, loaders: LoaderFactory, calls: TrialCalls) -> None:
+        """Begin a run with the loaders of a factory; Lightning's loops get the ``calls``, and show batches."""
         run = self.run
         if run.schedule.max_length is not None:
             lightning_internals.limit_epochs(self._trainer, -1)
         run.start_up(loaders)
         self._hooks.attach(run.context)
-        shows_validation = self._hooks.see_validation_batches and run.evaluation.by_batch
-        lightning_loops.show_batches(
-            self._trainer,
-            self._next_training_batch if self._hooks.see_training_batches else None,
-            run.data.prepare_batch if shows_validation else None,
-        )
+        if self._hooks.see_training_batches:
+            calls = dataclasses.replace(calls, next_batch=self._next_training_batch)
+        if self._hooks.see_validation_batches and run.evaluation.by_batch:
+            calls = dataclasses.replace(calls, prepare_batch=run.data.prepare_batch)
+        lightning_loops.use_calls(self._trainer, calls)
 
     def begin_training(self) -> None:
         """Load the checkpoint, set Lightning's counters, and validate if a validation is due before the first batch."""
@@ -290,8 +291,7 @@ class RunDriver:
         """Give the trainer and the loaders back, and end the run's callbacks."""
         if self._users_max_epochs is not None:
             lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)
-        lightning_loops.show_batches(self._trainer, None, None)
-        lightning_loops.call_afterwards(self._trainer, None, None, None)
+        lightning_loops.use_calls(self._trainer, TrialCalls())
         lightning_loops.allow_validation(self._trainer, None)
         if self._checkpoints is not None:
             self._checkpoints.close()

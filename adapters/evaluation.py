@@ -69,19 +69,7 @@ class PlainOptimizer:
         self.defaults: dict[Any, Any] = getattr(optimizer, "defaults", {})
         self.state: Any = getattr(optimizer, "state", {})
 
-    def step(self, closure: Any = None) -> Any:
-        """Step the optimizer."""
-        return self._optimizer.step() if closure is None else self._optimizer.step(closure)
-
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Clear the gradients."""
-        self._optimizer.zero_grad(*args, **kwargs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer."""
-        state: dict[str, Any] = self._optimizer.state_dict()
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state from :meth:`state_dict`."""
-        self._optimizer.load_state_dict(state_dict)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copies and pickles ask before there is an optimizer
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)

@@ -9,8 +9,7 @@ from det_lightning.adapters import given_data, lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
 from det_lightning.adapters.conflicts import describe_other_package
 from det_lightning.adapters.lightning_package import TrainerFn, pl
-from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
-from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES
+from det_lightning.adapters.strategies.processes import REPLACED_STRATEGIES, TRIAL_STRATEGIES
 from det_lightning.adapters.trial_schedule import ValidationTimer
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -53,23 +54,40 @@ def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
     _draw(dataloader_iter, iter([(None, batch_idx, 0)]))
 
 
+@dataclasses.dataclass(frozen=True)
+class TrialCalls:
+    """Functions of a trial for the loops of a trainer to call; None for no function.
+
+    Attributes:
+        next_batch: returns each training batch, and the index in the epoch, before the first hook of the step.
+        prepare_batch: prepares each validation batch of Lightning's before the first hook of the step.
+        after_training_step, after_validation_step: called after the hooks at the end of a step.
+        after_validation: called after the hooks at the end of a validation.
+    """
+
+    next_batch: Callable[[], tuple[Any, int]] | None = None
+    prepare_batch: Callable[[Any], Any] | None = None
+    after_training_step: Callable[[], None] | None = None
+    after_validation_step: Callable[[], None] | None = None
+    after_validation: Callable[[], None] | None = None
+
+
 class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
     """Lightning's loop over an epoch, without an exchange between the ranks at the beginning of a step.
 
     Attributes:
         validation_due: whether Lightning validates after the current step; None leaves the answer to Lightning's flags.
-        next_batch: returns the batch of each step, and the index in the epoch, before the first hook of the step.
-        shown: the batch from ``next_batch`` during a step.
-        after_step: called after each step.
+        calls: functions of a trial.
+        shown: the batch from ``calls.next_batch`` during a step.
     """
+
+    validation_due: bool | None = None
+    calls = TrialCalls()
+    shown: Any = None
 
     def __init__(self, trainer: pl.Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
         self.manual_optimization = TrialOptimization(trainer)
-        self.validation_due: bool | None = None
-        self.next_batch: Callable[[], tuple[Any, int]] | None = None
-        self.shown: Any = None
-        self.after_step: Callable[[], None] | None = None
 
     @contextlib.contextmanager
     def counting_from_one(self) -> Iterator[None]:
@@ -91,24 +109,24 @@ class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
         try:
             self._advance(data_fetcher)
         except StopIteration:
-            if self.after_step is not None and self._has_skipped():
+            if self.calls.after_training_step is not None and self._has_skipped():
                 logger.warning(
                     "on_train_batch_start() returned -1, which ends an epoch of Lightning. An epoch of a trial has "
                     "all of its batches in any case, so the trial goes on with the same batch."
                 )
             raise
-        if self.after_step is not None:
-            self.after_step()
+        if self.calls.after_training_step is not None:
+            self.calls.after_training_step()
 
     def _has_skipped(self) -> bool:
         counts: Any = self.batch_progress.current
         return bool(counts.ready > counts.started)
 
     def _advance(self, data_fetcher: Any) -> None:
-        if self.next_batch is None:
+        if self.calls.next_batch is None:
             super().advance(data_fetcher)
             return
-        items = ((batch, batch_idx, 0) for batch, batch_idx in iter(self.next_batch, None))
+        items = ((batch, batch_idx, 0) for batch, batch_idx in iter(self.calls.next_batch, None))
         self.shown = _draw(data_fetcher.iterator_wrapper, items)
         try:
             super().advance(data_fetcher)
@@ -134,17 +152,9 @@ class _Prepared(Iterator[tuple[Any, int, int]]):
 
 
 class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
-    """Lightning's loop over validation data.
+    """Lightning's loop over validation data, with functions of a trial as ``calls``."""
 
-    Attributes:
-        prepare_batch: prepares the batch of each step before the first hook of the step.
-        after_step: called after the hooks at the end of a step.
-        after_validation: called after the hooks at the end of a validation.
-    """
-
-    prepare_batch: Callable[[Any], Any] | None = None
-    after_step: Callable[[], None] | None = None
-    after_validation: Callable[[], None] | None = None
+    calls = TrialCalls()
 
     @classmethod
     def adapt(cls, loop: Any) -> TrialEvaluationLoop:
@@ -154,20 +164,20 @@ class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
         return made
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
-        if self.prepare_batch is not None:
+        if self.calls.prepare_batch is not None:
             fetcher = dataloader_iter.data_fetcher
             if not isinstance(fetcher.iterator, _Prepared):
-                fetcher.iterator = _Prepared(fetcher.iterator, self.prepare_batch)
+                fetcher.iterator = _Prepared(fetcher.iterator, self.calls.prepare_batch)
             batch, batch_idx, dataloader_idx = next(dataloader_iter)  # at the end of the data a StopIteration
             self.batch_progress.is_last_batch = dataloader_iter.done
         super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
-        if self.after_step is not None:
-            self.after_step()
+        if self.calls.after_validation_step is not None:
+            self.calls.after_validation_step()
 
     def _on_evaluation_end(self, *args: Any, **kwargs: Any) -> None:
         super()._on_evaluation_end(*args, **kwargs)
-        if self.after_validation is not None:
-            self.after_validation()
+        if self.calls.after_validation is not None:
+            self.calls.after_validation()
 
 
 class TrialCheckpointConnector(CheckpointConnector):
@@ -229,36 +239,12 @@ def allow_validation(trainer: pl.Trainer, due: bool | None) -> None:
     epoch_loop.validation_due = due
 
 
-def show_batches(
-    trainer: pl.Trainer,
-    next_training_batch: Callable[[], tuple[Any, int]] | None,
-    prepare_validation_batch: Callable[[Any], Any] | None,
-) -> None:
-    """Show a batch to the hooks at the start of each step, after :func:`use_trial_loops`; None shows no batch.
-
-    ``next_training_batch`` returns a batch and the index in the epoch; ``prepare_validation_batch`` prepares a batch
-    from Lightning.
-    """
+def use_calls(trainer: pl.Trainer, calls: TrialCalls) -> None:
+    """Let the loops of a trainer call functions, after :func:`use_trial_loops`."""
     epoch_loop: Any = trainer.fit_loop.epoch_loop
-    epoch_loop.next_batch = next_training_batch
-    loops: list[Any] = [epoch_loop.val_loop, trainer.validate_loop]
+    loops: list[Any] = [epoch_loop, epoch_loop.val_loop, trainer.validate_loop]
     for loop in loops:
-        loop.prepare_batch = prepare_validation_batch
-
-
-def call_afterwards(
-    trainer: pl.Trainer,
-    training_step: Callable[[], None] | None,
-    validation_step: Callable[[], None] | None,
-    validation: Callable[[], None] | None,
-) -> None:
-    """Call functions after each step and each validation, after all hooks at the end."""
-    epoch_loop: Any = trainer.fit_loop.epoch_loop
-    epoch_loop.after_step = training_step
-    loops: list[Any] = [epoch_loop.val_loop, trainer.validate_loop]
-    for loop in loops:
-        loop.after_step = validation_step
-        loop.after_validation = validation
+        loop.calls = calls
 
 
 def get_shown_batch(dataloader_iter: Any) -> Any:

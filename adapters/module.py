@@ -15,7 +15,7 @@ from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.adapters.runs import ModuleRuns
-from det_lightning.adapters.strategies.replaced import use_trial_strategy
+from det_lightning.adapters.strategies.processes import use_trial_strategy
 from det_lightning.adapters.trial_schedule import ModuleSchedule
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.engine.checkpointing import RunCheckpoints

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from det_lightning.adapters import lightning_loops
 from det_lightning.adapters.driver import RunDriver
 from det_lightning.adapters.flags import TakenFlags
 from det_lightning.adapters.given_data import GivenLoaders, warn_of_lost_state
 from det_lightning.adapters.hooks import WatchedHooks
+from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.trial_schedule import ModuleSchedule
 from det_lightning.engine.run import TrialRun
@@ -63,10 +63,12 @@ class ModuleRuns:
         at_step_zero = self._schedule.validates_at_step_zero
         module.driver = RunDriver(trainer, run, checkpoints, hooks, reporter, timer, at_step_zero)
         loaders = GivenLoaders(trial, context, taken.data, trainer)
-        module.driver.start_up(loaders)
-        lightning_loops.call_afterwards(
-            trainer, module.after_training_step, module.after_validation_step, module.after_validation
+        calls = TrialCalls(
+            after_training_step=module.after_training_step,
+            after_validation_step=module.after_validation_step,
+            after_validation=module.after_validation,
         )
+        module.driver.start_up(loaders, calls)
         loaders.require_epochs(run.data.epoch_len)
         self.latest = run
         if trainer.training:

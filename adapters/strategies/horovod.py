@@ -10,7 +10,7 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
-from det_lightning.adapters.strategies.environment import ContextEnvironment
+from det_lightning.adapters.strategies.per_model import ContextEnvironment
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.processes import connect_horovod, horovod_context

@@ -274,7 +274,7 @@ def test_takes_dataloader_iter() -> None:
     assert not lightning_internals.takes_dataloader_iter(BoringModel().training_step)
 
 
-def test_call_afterwards() -> None:
+def test_use_calls_afterwards() -> None:
     """After the hooks at the end of a step and of a validation, of callbacks and of the module."""
     order: list[str] = []
 
@@ -288,10 +288,10 @@ def test_call_afterwards() -> None:
     trainer = make_trainer(num_sanity_val_steps=0, limit_train_batches=1)
     lightning_loops.use_trial_loops(trainer)
     calls = [lambda name=name: order.append(f"after {name}") for name in ("step", "batch", "validation")]
-    lightning_loops.call_afterwards(trainer, *calls)
+    lightning_loops.use_calls(trainer, lightning_loops.TrialCalls(None, None, *calls))
     trainer.fit(Module())
     assert order == ["step", "after step", "after batch", "validation", "after validation"]
-    lightning_loops.call_afterwards(trainer, None, None, None)
+    lightning_loops.use_calls(trainer, lightning_loops.TrialCalls())
     trainer.validate(Module(), verbose=False)
     assert order[5:] == ["validation"]
 
@@ -375,7 +375,7 @@ class HookWatcher(pl.Callback):
         self.seen.append(("validated", tuple(batch.shape), batch_idx, outputs))
 
 
-def test_show_batches_and_get_shown_batch() -> None:
+def test_use_calls_that_show_batches_and_get_shown_batch() -> None:
     """The hooks at the start of a step get its batch, and those at its end what the step returned, also no tensor."""
     batches = [(torch.ones(1, 32), 3), (torch.zeros(1, 32), 4)]
 
@@ -397,7 +397,8 @@ def test_show_batches_and_get_shown_batch() -> None:
     watcher = HookWatcher()
     trainer = make_trainer(num_sanity_val_steps=0, limit_val_batches=2, callbacks=[watcher])
     lightning_loops.use_trial_loops(trainer)
-    lightning_loops.show_batches(trainer, iter(batches).__next__, lambda batch: batch[:, :5])
+    calls = lightning_loops.TrialCalls(iter(batches).__next__, lambda batch: batch[:, :5])
+    lightning_loops.use_calls(trainer, calls)
     loop: Any = trainer.fit_loop.epoch_loop
     trainer.fit(Module())
     assert loop.shown is None
@@ -578,7 +579,7 @@ def test_find_batch_size() -> None:
     assert lightning_internals.find_batch_size(module, counts=True) is None
     trainer = make_trainer(num_sanity_val_steps=0, limit_train_batches=1)
     lightning_loops.use_trial_loops(trainer)
-    lightning_loops.show_batches(trainer, lambda: (torch.ones(5, 32), 0), None)
+    lightning_loops.use_calls(trainer, lightning_loops.TrialCalls(lambda: (torch.ones(5, 32), 0)))
     trainer.fit(module)
     # In training Lightning refuses to find it out, elsewhere it does.
     assert sizes[:3] == [1, 5, 1]

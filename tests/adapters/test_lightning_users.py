@@ -14,8 +14,7 @@ import torch
 from packaging.version import Version
 
 from det_lightning import errors
-from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
-from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES, find_counterpart
+from det_lightning.adapters.strategies.processes import REPLACED_STRATEGIES, TRIAL_STRATEGIES, find_counterpart
 from tests.adapters.plain_module import Use, fit, loader, outcome
 from tests.lightning import lightning_version, pl
 

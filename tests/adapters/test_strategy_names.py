@@ -9,7 +9,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
-from det_lightning.adapters.strategies.replaced import find_counterpart
+from det_lightning.adapters.strategies.processes import find_counterpart
 from tests.lightning import pl
 from tests.versions import SHARDS, needs_shards
 from tests.warm_python import start_warm_python
