@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from det_lightning.adapters.driver import RunDriver
 from det_lightning.adapters.flags import TakenFlags
 from det_lightning.adapters.given_data import GivenLoaders, warn_of_lost_state
 from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.lightning_loops import TrialCalls
+from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.trial_schedule import ModuleSchedule
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_options import RunOptions
-
-if TYPE_CHECKING:
-    from det_lightning.adapters.module import TrialModule
 
 
 class ModuleRuns:
@@ -32,8 +30,8 @@ class ModuleRuns:
         self._schedule = schedule
         self._training_names: set[str] = set()
 
-    def start(self, module: TrialModule, base: type[TrialModule], taken: TakenFlags) -> None:
-        """Make the run of a trainer's call; the module gets the driver."""
+    def start(self, module: Any, base: type[pl.LightningModule], taken: TakenFlags) -> None:
+        """Make the run of a trainer's call; the module, which derives from ``base``, gets the driver."""
         trainer: Any = module.trainer  # mypy does not see attributes set by Lightning's connectors
         trial, context = module.require_built_trial()
         if not trainer.training and self.fitted is not None and self.fitted.before_final_validation is None:

@@ -296,7 +296,7 @@ def test_use_calls_afterwards() -> None:
     assert order[5:] == ["validation"]
 
 
-def test_a_trainer_with_trial_loops_adds_a_trial_to_files_and_takes_it_from_them(tmp_path: Path) -> None:
+def test_trial_loops_add_and_take_a_trial(tmp_path: Path) -> None:
     class Module(Watched):
         def add_trial(self, checkpoint: dict[str, Any]) -> None:
             checkpoint["trial"] = 5
@@ -692,7 +692,7 @@ def test_limit_epochs(epochs: int, steps: int) -> None:
     assert module.steps == steps
 
 
-def test_a_trainer_without_a_length_does_not_speak_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:
+def test_no_word_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:
     make_trainer(max_epochs=None)
     assert not [str(warning.message) for warning in recwarn if "1000 epochs" in str(warning.message)]
 
