@@ -63,8 +63,8 @@ class TrialEvents:
 
     def find_overrides(self, method: str) -> list[Any]:
         """Return the bound methods of the callbacks with an own ``method``."""
-        callbacks = [callback for callback in self.callbacks.values() if overrides(callback, PyTorchCallback, method)]
-        return [getattr(callback, method) for callback in callbacks]
+        callbacks = self.callbacks.values()
+        return [getattr(one, method) for one in callbacks if overrides(one, PyTorchCallback, method)]
 
     def attach(self, hooks: UpdateHooks) -> None:
         """Register each ``on_before_optimizer_step``, called with an optimizer's parameters as in Determined 0.13."""

@@ -136,7 +136,14 @@ def test_validate_builds_no_other_data() -> None:
         assert trainer(**flags).validate(TrialModule(Elsewhere), OwnData().val_dataloader(), verbose=False)
 
 
-@pytest.mark.parametrize("data", [{"dataloaders": OwnData().val_dataloader()}, {"datamodule": OwnData()}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"dataloaders": OwnData().val_dataloader()},
+        {"dataloaders": {"a": loaders()["val_dataloaders"]}},
+        {"datamodule": OwnData()},
+    ],
+)
 def test_validate_takes_given_data(data: dict[str, Any]) -> None:
     half = torch.utils.data.Subset(make_data(), range(25))
     module = fit(WithoutData, datamodule=OwnData())
