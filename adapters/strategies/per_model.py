@@ -52,7 +52,7 @@ class ContextEnvironment(ClusterEnvironment):
     @staticmethod
     def detect() -> bool:
         """Return False: a strategy gets the environment as an argument."""
-        return False  # a strategy gets the environment as an argument
+        return False
 
     def world_size(self) -> int:
         """Return the number of processes."""

@@ -109,10 +109,10 @@ class TrialRun:
         self._at_end.callback(self.context.wrapped.end_training)
         self._log.begin(self.state.batches_trained, resumed)
         self._warnings.begin(self.state, resumed)
-        self._due = self._left_at_boundary()
+        self._due = self._find_left_actions()
         self._actions.begin(self._due)
 
-    def _left_at_boundary(self) -> list[Due]:
+    def _find_left_actions(self) -> list[Due]:
         """Return the actions left at a boundary where a run was saved before the validation; nothing elsewhere."""
         trained = self.state.batches_trained
         resumed = self.options.resumed
