@@ -115,12 +115,14 @@ def _uncompile(module: pl.LightningModule) -> bool:
 
 
 class TakenFlags:
-    """Flags obeyed by the trial itself. Lightning would refuse or obey the flags too, so all are off until
-    :meth:`restore`.
+    """Flags obeyed by the trial itself, and off for Lightning until :meth:`restore`.
+
+    Attributes:
+        data: functions for the data of the call.
+        accumulated_batches, clip_val, clip_algorithm, precision: the values of flags, for the trial.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
-        #: Functions for the data of the call.
         self.data = given_data.take(trainer) if trainer.training or trainer.validating else {}
         self._trainer = trainer
         self._clip_val = trainer.gradient_clip_val

@@ -60,7 +60,7 @@ def announce_no_validations(trainer: pl.Trainer) -> None:
 def take_validation_interval(trainer: Any) -> float | None:
     """Return the ``val_check_interval`` of a trainer in seconds, or None if the interval is no time.
 
-    The fit loop stops to wait for the time. ``trainer.val_check_interval`` is set for Lightning's ``EarlyStopping``;
+    The fit loop stops waiting for the time. ``trainer.val_check_interval`` is set for Lightning's ``EarlyStopping``;
     Lightning leaves the attribute unset.
     """
     interval_s: float | None = vars(trainer).get("_val_check_time_interval")  # from Lightning 2.6 on
