@@ -62,18 +62,13 @@ class LoaderFactory:
 class TrialData:
     """The loaders of a trial, for the ranks and the position of a run; sets the length of an epoch.
 
-    Args:
-        loaders: builds the loaders.
-        context: the context of the trial.
-        sharded_validation: each rank validates on a share of the data; otherwise the chief validates on all data.
-        options: the limit of the epochs, and the checkpoint to resume from.
-        has_validated: the run had validated before the interruption.
+    With ``sharded_validation`` each rank validates on a share of the data; otherwise the chief validates on all data.
+    ``has_validated`` says whether the run had validated before an interruption.
 
     Attributes:
         journal: how the passes over the training data began.
         epoch_len: number of batches in an epoch.
-        training: the training data.
-        validation: the validation data.
+        training, validation: the data.
         prepare_batch: moves and casts a batch.
         prepare: the same for an iterator of training batches, perhaps copied to a GPU ahead of time.
     """

@@ -21,12 +21,8 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class StateBeforeValidation:
-    """The state before a validation that a longer run would not make here; a resumed run continues from this state.
-
-    Attributes:
-        rng: the random state.
-        positions: the positions of the loaders.
-        has_validated: whether the run had validated before.
+    """The random state, the loaders' positions, and ``has_validated`` before a validation that a longer run would not
+    make.
     """
 
     rng: dict[str, Any]

@@ -23,10 +23,9 @@ from det_lightning.pytorch._random_state import capture_rng
 
 
 class TrialRun:
-    """Trains and validates a trial over one run.
+    """Trains and validates a trial over one run; ``data`` are the loaders, from :meth:`start_up` on.
 
     Attributes:
-        data: the loaders, from :meth:`start_up` on.
         has_validated: whether a validation has begun, in this run or before.
         before_final_validation: the state before the final validation.
     """
