@@ -1,4 +1,4 @@
-"""Building a trial on the device and in the precision that ``pl.Trainer`` was given."""
+"""Building a trial on the device and in the precision of a ``pl.Trainer``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, build_trial
-from det_lightning.pytorch._settings import RunConfiguration
+from det_lightning.pytorch._settings import ExpConf, RunConfiguration
 
 _TYPES = {
     "bf16-mixed": torch.bfloat16,
@@ -25,12 +25,12 @@ _TYPES = {
     "16-true": torch.float16,
     "64-true": torch.float64,
 }
-#: The values of ``pl.Trainer(precision=...)`` that a trial can be trained with.
+#: The values of ``pl.Trainer(precision=...)`` for trials.
 TRIAL_PRECISIONS = ("32-true", *_TYPES)
 
 
 class TrialPrecision(pl.plugins.Precision):
-    """Replaces Lightning's plugin, whose autocast would cover the whole step, including backward passes and updates."""
+    """Replaces Lightning's plugin, whose autocast would cover the whole step, with backward passes and updates."""
 
     def __init__(self, precision: Any) -> None:
         self.precision = precision
@@ -55,31 +55,51 @@ def take_precision(trainer: pl.Trainer) -> WholeModelPrecision | None:
 
 
 class TrialBuilder:
-    """Builds a trial once its device is known, or takes one that is already built; see :class:`TrialModule`."""
+    """Builds a trial once the device is known, or takes a built trial.
+
+    The arguments and the errors are those of :class:`TrialModule`; ``settings`` are the settings of a context.
+
+    Attributes:
+        configuration: the experiment configuration of the call or of the given context.
+        aggregation: ``aggregation_frequency`` of the call or of the given context; None by default.
+        owns_context: the builder makes the context.
+    """
 
     def __init__(
         self,
         trial: type[PyTorchTrial] | PyTorchTrial,
         context: PyTorchTrialContext | None,
-        trial_kwargs: dict[str, Any],
-        configuration: RunConfiguration,
-        said: dict[str, Any],
+        trial_kwargs: dict[str, Any] | None,
+        exp_conf: ExpConf | None,
+        hparams: dict[str, Any] | None,
+        **settings: Any,
     ) -> None:
+        if not (context is None or isinstance(context, PyTorchTrialContext)):
+            wanted = "the context of `with init(...) as context`"
+            raise TypeError(wrong_argument("TrialModule(context=...)", wanted, context))
+        self.owns_context = context is None
+        self.aggregation: int | None = settings["aggregation_frequency"]
+        if context is None:
+            self.configuration = RunConfiguration.of_call(exp_conf, hparams)
+        else:
+            self.configuration = context.settings.configuration
+            if self.aggregation is None and context.aggregation_frequency > 1:
+                self.aggregation = context.aggregation_frequency
+        said = self.configuration.complete(**{**settings, "aggregation_frequency": self.aggregation})
         built = isinstance(trial, PyTorchTrial)
         if not built and not (isinstance(trial, type) and issubclass(trial, PyTorchTrial)):
             raise TypeError(f"TrialModule takes a subclass of det_lightning.pytorch.PyTorchTrial; got {trial!r}.")
         if built and context is None:
             raise TypeError(f"TrialModule got a {type(trial).__name__} that was built already; give its context= too.")
-        if not isinstance(trial_kwargs, Mapping):
+        if not (trial_kwargs is None or isinstance(trial_kwargs, Mapping)):
             raise TypeError(wrong_argument("trial_kwargs=", "a dict of arguments after the context", trial_kwargs))
-        self._owns_context = context is None
         self._trial = trial
         self._context = context
-        self._trial_kwargs = trial_kwargs
+        self._trial_kwargs = trial_kwargs or {}
         self._context_kwargs = {
-            "hparams": configuration.hparams,
-            "exp_conf": configuration.exp_conf,
-            "configuration": configuration,
+            "hparams": self.configuration.hparams,
+            "exp_conf": self.configuration.exp_conf,
+            "configuration": self.configuration,
             "enable_tensorboard_logging": False,
             **said,
         }
@@ -88,10 +108,10 @@ class TrialBuilder:
     def build(
         self, trainer: pl.Trainer, precision: WholeModelPrecision | None = None, accumulated_batches: int = 1
     ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is a legacy one, and its context; they are built on the first call.
+        """Return the trial, adapted if legacy, and its context; the first call builds both.
 
-        Unless ``accumulated_batches`` is 1, gradients are aggregated over that number of batches. Where nothing is
-        trained, weights that were cast for a training stay so unless there is another ``precision``.
+        Unless ``accumulated_batches`` is 1, aggregate gradients over that number of batches. Outside of a training,
+        weights keep the type of an earlier training unless there is another ``precision``.
 
         Raises:
             InvalidExperimentException: the trial was built for fewer processes, so that ranks would train alone.
@@ -104,7 +124,7 @@ class TrialBuilder:
                 f"{trainer.world_size}: give it a new TrialModule, with the class of the trial."
             )
         if self._context is None:
-            processes = TrainingProcesses.of_trainer(trainer.strategy)
+            processes = TrainingProcesses.from_trainer(trainer.strategy)
             self._context = PyTorchTrialContext(
                 **self._context_kwargs, backend=processes.backend, distributed=processes.distributed
             )
@@ -116,12 +136,12 @@ class TrialBuilder:
         if precision is not None or fn is TrainerFn.FITTING or not self._context.precision.whole_models.casts_weights:
             self._context.precision.use_whole_model_precision(precision)
         is_new = isinstance(self._trial, type)
-        trial = self._build_in(self._context)
+        trial = self._build_trial(self._context)
         if is_new:
             self._context.wrapped.require_same_on_all_ranks()
         return trial, self._context
 
-    def _build_in(self, context: PyTorchTrialContext) -> PyTorchTrial:
+    def _build_trial(self, context: PyTorchTrialContext) -> PyTorchTrial:
         trial = self._trial
         if isinstance(trial, type):
             trial = build_trial(trial, context, self._trial_kwargs)
@@ -131,15 +151,16 @@ class TrialBuilder:
     def build_alone(self, device: torch.device) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return a trial that only holds weights, and its context, both unknown to :meth:`build`; or the given trial.
 
-        Models stay where the trial creates them; batches go to ``device``.
+        Models stay on the device of their creation; batches go to ``device``.
         """
         if self._context is not None:
-            return self._build_in(self._context), self._context
+            return self._build_trial(self._context), self._context
         assert isinstance(self._trial, type)
         arguments = {"trial_seed": 0, **self._context_kwargs}
         context = PyTorchTrialContext(**arguments, backend=LocalBackend(device), loading_only=True)
         return adapt_legacy_trial(build_trial(self._trial, context, self._trial_kwargs), context), context
 
     def abandon(self, error: BaseException) -> None:
-        if self._owns_context and self._context is not None:
+        """Tell the other ranks of an error, if the builder made the context."""
+        if self.owns_context and self._context is not None:
             self._context.distributed.abandon(error)

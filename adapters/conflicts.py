@@ -1,16 +1,17 @@
-"""What a user does to a module before its trial is built, as to any LightningModule, and the trial would not see."""
+"""Conflicts with a trial: parts of the other package of Lightning, and changes of a module that a trial would lose."""
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters.lightning_package import pl
+from det_lightning.adapters.lightning_package import OTHER, PACKAGE, VARIABLE, pl
 from det_lightning.checkpoint.format.standard_values import with_plain_numbers
 
 logger = logging.getLogger(__name__)
@@ -18,8 +19,54 @@ logger = logging.getLogger(__name__)
 _LATER = "do it in on_fit_start(), when the trial is built, or in the trial's __init__"
 
 
-def changed_hparams(module: pl.LightningModule) -> list[str]:
-    """Return the names of the hyperparameters of a module that were changed since it was made."""
+# By the start of a module's name, the package of the module, and the module's name in the other package.
+_COUNTERPARTS = {
+    "pytorch_lightning": ("pytorch_lightning", "lightning.pytorch"),
+    "lightning_fabric": ("pytorch_lightning", "lightning.fabric"),
+    "lightning.pytorch": ("lightning", "pytorch_lightning"),
+    "lightning.fabric": ("lightning", "lightning_fabric"),
+}
+
+
+def warn_of_mixture() -> None:
+    """Warn if the program has imported the other package of Lightning: trainers of the other package refuse a trial."""
+    if OTHER in sys.modules:
+        logger.warning(
+            "This program imports both lightning and pytorch_lightning, and TrialModule is a LightningModule of %s: "
+            "a trainer of %s refuses it. Import Lightning as %s everywhere; or, to use %s, import that before "
+            "det_lightning, or set %s=%s.",
+            *(PACKAGE, OTHER, PACKAGE, OTHER, VARIABLE, OTHER),
+        )
+
+
+def describe_other_package(trainer: pl.Trainer) -> list[str]:
+    """Return a sentence for each callback, logger and plugin of a trainer from the other package."""
+    flags: Any = trainer  # mypy does not see attributes set by Lightning's connectors
+    strategy = trainer.strategy
+    plugins = [
+        strategy,
+        strategy.precision_plugin,
+        strategy.checkpoint_io,
+        getattr(strategy, "cluster_environment", None),
+    ]
+    parts = [*flags.callbacks, *trainer.loggers, flags.profiler, flags.datamodule, *plugins]
+    return [sentence for part in parts if (sentence := _describe(part)) is not None]
+
+
+def _describe(part: Any) -> str | None:
+    for kind in type(part).__mro__:
+        start = ".".join(kind.__module__.split(".")[: 2 if kind.__module__.startswith("lightning.") else 1])
+        package, counterpart = _COUNTERPARTS.get(start, (PACKAGE, ""))
+        if package != PACKAGE:
+            public = kind.__module__.removeprefix(start).split(".")[1:2]
+            line = f"from {'.'.join([counterpart, *public])} import {kind.__name__}"
+            derived = "" if kind is type(part) else f"a {kind.__name__} "
+            return f"{type(part).__name__}, {derived}of {OTHER}: the trainer is one of {PACKAGE}, so write `{line}`"
+    return None
+
+
+def find_changed_hparams(module: pl.LightningModule) -> list[str]:
+    """Return the names of hyperparameters changed since the module was made."""
     initial = module.hparams_initial
     return sorted(
         str(name)
@@ -38,12 +85,12 @@ def _differ(before: Any, now: Any) -> bool:
         return False
     if isinstance(before, plain) or isinstance(now, plain):
         return bool(type(before) is not type(now) or before != now)
-    return False  # objects, of which hparams_initial has copies
+    return False  # hparams_initial has copies of objects
 
 
 def refuse_changed_hparams(module: pl.LightningModule) -> None:
-    """Raise an InvalidExperimentException that names the hyperparameters which were changed on the module."""
-    if names := changed_hparams(module):
+    """Raise an InvalidExperimentException naming the hyperparameters changed on the module."""
+    if names := find_changed_hparams(module):
         raise errors.InvalidExperimentException(
             f"module.hparams was changed ({', '.join(names)}), and the trial trains with the hyperparameters that its "
             f"module was made with. Make a new one: {type(module).__name__}(..., hparams={{...}})."
@@ -52,7 +99,7 @@ def refuse_changed_hparams(module: pl.LightningModule) -> None:
 
 def write_trained_hparams(module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
     """Write the hyperparameters of the training to a checkpoint, with a warning if ``module.hparams`` differ."""
-    if names := changed_hparams(module):
+    if names := find_changed_hparams(module):
         checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = with_plain_numbers(dict(module.hparams_initial))
         logger.warning(
             "module.hparams was changed (%s). The checkpoint has the hyperparameters that the trial trains with.",
@@ -70,7 +117,7 @@ def refuse_changed_type(module: pl.LightningModule, initial: Any) -> None:
 
 
 def refuse_automatic_optimization(module: pl.LightningModule) -> None:
-    """Raise an InvalidExperimentException if Lightning is to update the weights, which a trial does itself."""
+    """Raise an InvalidExperimentException if Lightning is to update the weights: the trial does so itself."""
     if module.automatic_optimization:
         raise errors.InvalidExperimentException(
             "module.automatic_optimization was set to True, and a trial steps its optimizers itself: leave it False."
@@ -78,7 +125,7 @@ def refuse_automatic_optimization(module: pl.LightningModule) -> None:
 
 
 def warn_of_evaluation_mode(modules: Iterable[torch.nn.Module]) -> None:
-    """Warn if modules are in evaluation mode when a training begins, which trains all models in training mode."""
+    """Warn if modules are in evaluation mode at the beginning of a training: models train in training mode."""
     if not all(module.training for module in modules):
         logger.warning(
             "The module, or a part of it, is in evaluation mode. As in Determined, a trial trains in training mode: "
@@ -87,7 +134,7 @@ def warn_of_evaluation_mode(modules: Iterable[torch.nn.Module]) -> None:
 
 
 def warn_of_second_fit(trainer: pl.Trainer) -> None:
-    """Warn if a trainer would go on with a plain module where it left off, since a trial begins at batch 0 again."""
+    """Warn if a trainer would continue the training of a plain module: a trial begins at batch 0 again."""
     done = trainer.fit_loop.epoch_progress.current.completed
     if done and not trainer.fit_loop.done:
         logger.warning(
@@ -98,7 +145,7 @@ def warn_of_second_fit(trainer: pl.Trainer) -> None:
 
 
 def warn_of_lost_callbacks(trainer: Any) -> None:
-    """Warn of callbacks of Lightning whose states a checkpoint does not have, when a training resumes from it."""
+    """Warn of Lightning callbacks without a state in the checkpoint of a resumed training."""
     if names := sorted({type(callback).__name__ for callback in trainer.callbacks if callback.state_dict()}):
         logger.warning(
             "The checkpoint has no states of Lightning's callbacks: %s begin anew. With "
@@ -108,19 +155,16 @@ def warn_of_lost_callbacks(trainer: Any) -> None:
 
 
 def warn_of_missing_parameters(module: torch.nn.Module) -> None:
-    """Warn if the parameters of a module are asked for before its trial is built, such as by ``freeze()``."""
+    """Warn if the parameters of a module are read before the trial is built, for example by ``freeze()``."""
     logger.warning(
-        "%s has no parameters of its trial before fit(), which builds the trial. What needs the parameters, such as "
-        "freeze(), requires_grad_(), apply(), state_dict(), watch() of a logger or an optimizer, has no effect: %s.",
+        "%s has no parameters of its trial before fit(), which builds the trial. Calls that need parameters, such as "
+        "freeze(), requires_grad_(), apply(), state_dict(), watch() of a logger or an optimizer, have no effect: %s.",
         *(type(module).__name__, _LATER),
     )
 
 
 def refuse_lost_changes(loaded: list[torch.nn.Module], built: list[torch.nn.Module]) -> None:
-    """Raise an InvalidExperimentException if loaded models were changed in ways that do not carry over to built ones.
-
-    Only weights carry over.
-    """
+    """Raise an InvalidExperimentException if loaded models have changes besides weights: built models lose these."""
     changes = {
         "frozen parameters (freeze() or requires_grad_())": any(
             not old.requires_grad and new.requires_grad for old, new in _pairs(loaded, built)

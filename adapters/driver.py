@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters import conflicts, lightning_internals, lightning_loops
 from det_lightning.adapters.hooks import WatchedHooks
+from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
-from det_lightning.adapters.validation_timer import ValidationTimer
+from det_lightning.adapters.trial_schedule import ValidationTimer
 from det_lightning.engine.checkpointing import RunCheckpoints
+from det_lightning.engine.data_stream import LoaderFactory
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Action
 from det_lightning.engine.stopping import all_ranks_end, interrupts_end_the_process
@@ -26,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class StopIterationGuard:
-    """Turns a ``StopIteration`` of trial code into a ``RuntimeError``; Lightning takes it for the end of the data.
+    """Turns a ``StopIteration`` of trial code into a ``RuntimeError``; for Lightning the data would end there.
 
     ``contextlib.contextmanager`` would raise the ``StopIteration`` again.
     """
@@ -43,8 +46,8 @@ class StopIterationGuard:
 
 
 @contextlib.contextmanager
-def _invalid_hp_ends_the_run() -> Iterator[None]:
-    """Let an ``InvalidHP`` raised by a hook during a checkpoint end the run, without that checkpoint or an error."""
+def _end_run_on_invalid_hp() -> Iterator[None]:
+    """End the run, without an error or the checkpoint, on an ``InvalidHP`` from a hook during the checkpoint."""
     try:
         yield
     except errors.InvalidHP as e:
@@ -53,7 +56,7 @@ def _invalid_hp_ends_the_run() -> Iterator[None]:
 
 
 class RunDriver:
-    """Runs a trial from Lightning's hooks: ends steps, and does what is due at boundaries."""
+    """Runs a trial from Lightning's hooks: ends steps, and reports, validates, saves and stops at boundaries."""
 
     def __init__(
         self,
@@ -62,14 +65,14 @@ class RunDriver:
         checkpoints: RunCheckpoints | None,
         hooks: WatchedHooks,
         reporter: LightningReporter,
-        validation_timer: ValidationTimer | None = None,
+        validation_timer: ValidationTimer | None,
+        validates_at_step_zero: bool,
     ) -> None:
         self.run = run
         self._validation_timer = validation_timer
+        self._validates_at_step_zero = validates_at_step_zero
         self._hooks = hooks
         self._reporter = reporter
-        self._shows_each_training_batch = hooks.needs_each_batch("train")
-        self._shows_each_validation_batch = hooks.needs_each_batch("validation")
         self._trainer = trainer
         self._bars = BarRefresh(trainer)
         self._checkpoints = checkpoints
@@ -78,77 +81,73 @@ class RunDriver:
         self._users_max_epochs = trainer.max_epochs
         self._max_steps = sys.maxsize
 
-    def start_up(self, given: Mapping[str, Callable[[], Any]]) -> None:
-        """Begin a run, with ``given`` functions that build loaders in place of the trial."""
+    def start_up(self, loaders: LoaderFactory, calls: TrialCalls) -> None:
+        """Begin a run with the loaders of a factory; Lightning's loops get the ``calls``, and show batches."""
         run = self.run
         if run.schedule.max_length is not None:
             lightning_internals.limit_epochs(self._trainer, -1)
-        flags: Any = self._trainer  # mypy does not see what Lightning's connectors set
-        run.start_up(flags.limit_train_batches, flags.training and flags.overfit_batches > 0, given)
+        run.start_up(loaders)
         self._hooks.attach(run.context)
-        run.reports.hooks_follow = self._hooks.may_end_run("on_train_batch_end")
-        run.hooks_follow_validation = self._hooks.may_end_run("on_validation_end")
-        run.window.keeps_latest = self._shows_each_training_batch
-        run.evaluation.window.keeps_latest = self._shows_each_validation_batch
-        lightning_loops.show_batches(
-            self._trainer,
-            self._next_training_batch if self._shows_each_training_batch else None,
-            run.prepare_batch if self._shows_each_validation_batch and run.evaluation.by_batch else None,
-        )
+        if self._hooks.see_training_batches:
+            calls = dataclasses.replace(calls, next_batch=self._next_training_batch)
+        if self._hooks.see_validation_batches and run.evaluation.by_batch:
+            calls = dataclasses.replace(calls, prepare_batch=run.data.prepare_batch)
+        lightning_loops.use_calls(self._trainer, calls)
 
-    def begin_training(self, step_zero_validation: bool) -> None:
+    def begin_training(self) -> None:
+        """Load the checkpoint, set Lightning's counters, and validate if a validation is due before the first batch."""
         trainer = self._trainer
         run = self.run
         run.begin_training()
-        if (epochs := run.schedule.epochs_in_all(run.state, run.data.epoch_len)) is not None:
-            # Not earlier, because a run that is already complete may still have to validate or save.
+        if (epochs := run.schedule.count_epochs(run.state, run.data.epoch_len)) is not None:
+            # Not earlier: a complete run may still have to validate or save.
             lightning_internals.limit_epochs(trainer, epochs)
         lightning_internals.move_to(trainer, run.state, run.context.optimizer_steps)
         lightning_internals.move_to_epoch(trainer, run.state.epochs_trained)
         lightning_loops.allow_validation(trainer, due=False)
         if self._validation_timer is not None:
             self._validation_timer.restart()
-        step_zero = step_zero_validation and run.state.batches_trained == 0
+        step_zero = self._validates_at_step_zero and run.state.batches_trained == 0
         if (step_zero and trainer.enable_validation) or self.act():
             lightning_internals.run_validation(trainer)
         lightning_internals.show_logging_step(trainer, run.state.batches_trained + 1)
 
     def _next_training_batch(self) -> tuple[Any, int]:
-        """Return the batch of the next step, on the device, and its index in the epoch; the batch may be None."""
+        """Return the batch of the next step, on the device, and the index in the epoch; the batch may be None."""
         run = self.run
         if not self._fetched:  # a hook may have skipped a step
-            self._fetched = [*itertools.islice(run.prepared(run.data.training.batches), 1)]
+            self._fetched = [*itertools.islice(run.data.prepare(run.data.training.batches), 1)]
         batch = self._fetched[0] if self._fetched else None
         return batch, run.state.batches_trained % run.data.epoch_len
 
     def train(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
-        """Train up to the next boundary or the end of the epoch; or on one batch, whose metrics are returned."""
+        """Train up to the next boundary or the end of the epoch; or on one batch, and return the batch's metrics."""
         run = self.run
         if run.state.batches_trained == 0 and not run.has_validated:
             conflicts.warn_of_evaluation_mode(part for model in run.context.models for part in model.modules())
         self._max_steps = self._trainer.max_steps if self._trainer.max_steps != -1 else sys.maxsize
         if self._trainer.should_stop:  # once it may
             self._max_steps = min(self._max_steps, self._trainer.min_steps or sys.maxsize)
-        if self._shows_each_training_batch:
+        if self._hooks.see_training_batches:
             fetched = self._fetched
             self._fetched = []
             self._train_on(iter(fetched), lambda: True)
         else:
-            # Lightning's iterator keeps the batch for its callbacks, and costs more than anything else done per batch.
-            batches = run.prepared(run.data.training.batches)
+            # Not from Lightning's iterator: keeping batches for callbacks costs more than anything else per batch.
+            batches = run.data.prepare(run.data.training.batches)
             self._train_on(batches, self._ends_training_step)
             while self._passes_boundary():
                 self._train_on(batches, self._ends_training_step, first=False)
-        outputs = run.window.take_latest()
-        if (self._shows_each_training_batch or run.at_epoch_end()) and not run.at_boundary():
+        outputs = run.training.window.take_latest()
+        if (self._hooks.see_training_batches or run.at_epoch_end()) and not run.at_boundary():
             # Callbacks may look at metrics now, and no report follows.
-            lightning_internals.publish_metrics(self._trainer, run.window.means())
+            lightning_internals.publish_metrics(self._trainer, run.training.window.means())
         if run.early_end.is_immediate(run.at_boundary()):
             lightning_internals.end_training(self._trainer, early=True)
         ends_here = self._lightning_ends_here()
         if run.at_boundary() or ends_here:
             run.end_workload(training_ends=ends_here)
-        if not self._shows_each_training_batch:
+        if not self._hooks.see_training_batches:
             lightning_loops.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
         if run.at_epoch_end():
             lightning_internals.end_epoch(dataloader_iter)
@@ -161,10 +160,7 @@ class RunDriver:
         lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, trained - int(first))
 
     def _passes_boundary(self) -> bool:
-        """Report the workload within the step if nothing else is due; return whether the step goes on.
-
-        Ending a step costs as much as a report, and nothing but progress bars can see that it ended.
-        """
+        """Report within the step if nothing else is due: ending a step costs as much. Return whether it goes on."""
         run = self.run
         if self._bars.any_on_a_rank or not run.only_reports():
             return False
@@ -172,9 +168,9 @@ class RunDriver:
             return False
         run.end_workload()
         self._report_complete()
-        return run.continues() and not self._trainer.should_stop  # a logger may have set it
+        return run.continues() and not self._trainer.should_stop  # a logger may have set the flag
 
-    @_invalid_hp_ends_the_run()
+    @_end_run_on_invalid_hp()
     def _report_complete(self) -> None:
         if self._checkpoints is not None:
             self._checkpoints.report_complete()
@@ -200,20 +196,20 @@ class RunDriver:
         return bool(steps_done or epochs_done or trainer.should_stop)
 
     def evaluate(self, dataloader_iter: Any) -> dict[str, Any] | None:
-        """Evaluate the validation data; or one batch of it, whose metrics are returned."""
+        """Evaluate the validation data; or one batch, and return the metrics of the batch."""
         run = self.run
         over = True
         if not run.evaluation.by_batch:
             run.evaluation.evaluate_full_dataset(run.data.validation.source.loader)
-        elif self._shows_each_validation_batch:
-            batch = lightning_loops.shown_batch(dataloader_iter)
+        elif self._hooks.see_validation_batches:
+            batch = lightning_loops.get_shown_batch(dataloader_iter)
             over = run.evaluation.evaluate(iter([batch]), lambda: True) or dataloader_iter.done
         else:
-            # Not from Lightning's iterator, which costs more than anything else done per batch.
-            limit = lightning_loops.validation_limit(self._trainer, dataloader_iter)
+            # Not from Lightning's iterator: nothing else costs as much per batch.
+            limit = lightning_loops.read_validation_limit(self._trainer, dataloader_iter)
             batches = itertools.islice(run.data.validation.source.begin(), limit)
             draws = self._draw_validation_bar if self._bars.any_drawn else None
-            run.evaluation.evaluate(map(run.prepare_batch, batches), draws)
+            run.evaluation.evaluate(map(run.data.prepare_batch, batches), draws)
             lightning_loops.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)
         if over:
             if run.evaluation.by_batch and not run.schedule.test_mode:
@@ -226,10 +222,13 @@ class RunDriver:
             self._bars.draw("on_validation_batch_end", self.run.evaluation.batches_evaluated)
         return False
 
-    @_invalid_hp_ends_the_run()
+    @_end_run_on_invalid_hp()
     def act(self) -> bool:
-        """Do what is due up to a validation; return whether Lightning must validate now."""
-        validates_at_stop = self._stopped_by_callback()
+        """Report, save and stop up to a validation; return whether Lightning must validate now."""
+        # A callback of Lightning, such as its Timer, may end the run, which then validates first.
+        state = self.run.state
+        is_over = self.run.early_end.preempted or state.last_val == state.batches_trained
+        validates_at_stop = not is_over and lightning_internals.validates_at_stop(self._trainer)
         self._report_complete()
         while (action := self.run.next_action()) is not None:
             if action is Action.VALIDATE:
@@ -245,34 +244,31 @@ class RunDriver:
             self.run.keep_state_before_validation()
         return validates_at_stop
 
-    def _stopped_by_callback(self) -> bool:
-        """Return whether a callback of Lightning, such as its ``Timer``, ends the run, which then validates first."""
-        state = self.run.state
-        if self.run.early_end.preempted or state.last_val == state.batches_trained:
-            return False
-        return lightning_internals.validates_at_stop(self._trainer)
-
     def end_validation_epoch(self) -> None:
+        """Reduce and report the metrics of the validation."""
         self._validation_metrics = self.run.end_validation()
 
-    @_invalid_hp_ends_the_run()
+    @_end_run_on_invalid_hp()
     def act_after_validation(self) -> None:
+        """Save by the policy, then continue with the actions of the boundary."""
         if self._checkpoints is not None:
             self._checkpoints.save_after_validation(self._validation_metrics)
-        # Lightning's validation is not over yet. A checkpoint by policy is part of it; the other actions are not.
+        # Lightning's validation is not over yet: a checkpoint by policy is part of the validation, the rest is not.
         with torch.enable_grad():
             self.act()
         if self._validation_timer is not None:
             self._validation_timer.restart()
 
-    @_invalid_hp_ends_the_run()
+    @_end_run_on_invalid_hp()
     def finish(self) -> None:
+        """Report and save the rest after the last batch."""
         self.run.end_workload()
         if self._checkpoints is not None:
             self._checkpoints.save_unless_current()
             self._checkpoints.finish()
 
     def abandon(self, exception: BaseException) -> None:
+        """End a failed run; save first if all ranks end by an exception that asks for a checkpoint."""
         saves = isinstance(exception, errors.InvalidHP) or (
             isinstance(exception, errors.ShouldExit) and not exception.skip_exit_checkpoint
         )
@@ -292,10 +288,10 @@ class RunDriver:
             self.close()
 
     def close(self) -> None:
+        """Give the trainer and the loaders back, and end the run's callbacks."""
         if self._users_max_epochs is not None:
             lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)
-        lightning_loops.show_batches(self._trainer, None, None)
-        lightning_loops.call_afterwards(self._trainer, None, None, None)
+        lightning_loops.use_calls(self._trainer, TrialCalls())
         lightning_loops.allow_validation(self._trainer, None)
         if self._checkpoints is not None:
             self._checkpoints.close()

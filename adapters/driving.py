@@ -1,9 +1,8 @@
-"""The callbacks in which a trainer drives a trial, so that subclasses of its module may override any hook."""
+"""The Lightning callbacks that drive a trial, so that subclasses of ``TrialModule`` may override any hook."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
@@ -12,109 +11,111 @@ from det_lightning.adapters.hooks import DrivenModule
 from det_lightning.adapters.lightning_package import pl
 
 
-class _OfTrials(pl.Callback):
-    """Leaves modules without a trial alone, as a trainer may be used for several modules."""
-
-    @staticmethod
-    def of(module: pl.LightningModule) -> Iterator[Any]:
-        """Yield the module if it is a ``TrialModule``, which imports this file."""
-        if isinstance(module, DrivenModule):
-            yield module
+def _has_trial(module: pl.LightningModule) -> TypeGuard[Any]:
+    """Return whether a module is a ``TrialModule``, which imports this file; a trainer may serve other modules too."""
+    return isinstance(module, DrivenModule)
 
 
-class TrialGuard(_OfTrials):
-    """Builds the trial before other callbacks look at the module, and ends its run after an exception."""
+class TrialGuard(pl.Callback):
+    """Builds the trial before other callbacks look at the module, and ends the run after an exception."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        for module in self.of(pl_module):
-            flags.refuse_unsupported_callbacks(trainer)  # also those that the module has configured
+        """Build the trial, after a check of all callbacks."""
+        if _has_trial(pl_module):
+            flags.refuse_unsupported_callbacks(trainer)  # callbacks of the module's configure_callbacks() too
             put_last(trainer)
-            module.build_trial()
+            pl_module.build_trial()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        for module in self.of(pl_module):
-            module.abandon(exception)
+        """End the run."""
+        if _has_trial(pl_module):
+            pl_module.abandon(exception)
 
 
-class TrialDriving(_OfTrials):
+class TrialDriving(pl.Callback):
     """Runs the trial from the hooks of a trainer, after all other callbacks and before the module's own hooks.
 
-    The loops of ``lightning_loops`` call what comes after the module's hooks.
+    The loops of ``lightning_loops`` call the rest after the module's hooks.
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for module in self.of(pl_module):
-            module.require_same("configure_optimizers", trainer.strategy.optimizers)
-            module.start_trial_run()
+        """Start the run, once all callbacks know the trial."""
+        if _has_trial(pl_module):
+            pl_module.require_same("configure_optimizers", trainer.strategy.optimizers)
+            pl_module.start_trial_run()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for module in self.of(pl_module):
-            module.require_same("train_dataloader", [trainer.train_dataloader])
-            module.begin_training()
+        """Begin to train."""
+        if _has_trial(pl_module):
+            pl_module.require_same("train_dataloader", [trainer.train_dataloader])
+            pl_module.require_driver().begin_training()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for module in self.of(pl_module):
-            module.running_driver().finish()
+        """Report and save the rest."""
+        if _has_trial(pl_module):
+            pl_module.require_driver().finish()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for module in self.of(pl_module):
-            module.require_same("val_dataloader", [trainer.val_dataloaders])
+        """Prepare the trial for a validation."""
+        if _has_trial(pl_module):
+            pl_module.require_same("val_dataloader", [trainer.val_dataloaders])
             with StopIterationGuard():
-                module.trial_run.begin_validation()
+                pl_module.trial_run.begin_validation()
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for module in self.of(pl_module):
+        """Reduce and report the metrics."""
+        if _has_trial(pl_module):
             with StopIterationGuard():
-                module.running_driver().end_validation_epoch()
+                pl_module.require_driver().end_validation_epoch()
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for module in self.of(pl_module):
-            module.begin_prediction()
+        """Place the models."""
+        if _has_trial(pl_module):
+            pl_module.begin_prediction()
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for module in self.of(pl_module):
-            module.end_evaluation()
+        """Put the models back."""
+        if _has_trial(pl_module):
+            pl_module.end_evaluation()
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for module in self.of(pl_module):
-            module.begin_test()
+        """Place the models, and begin to collect metrics."""
+        if _has_trial(pl_module):
+            pl_module.begin_test()
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for module in self.of(pl_module):
-            module.end_test_epoch()
+        """Log the metrics."""
+        if _has_trial(pl_module):
+            pl_module.end_test_epoch()
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for module in self.of(pl_module):
-            module.end_evaluation()
+        """Put the models back."""
+        if _has_trial(pl_module):
+            pl_module.end_evaluation()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """End the run; raise ``Preempted`` if a process of it was asked to end, and everything is saved."""
-        for module in self.of(pl_module):
-            module.restore_flags()
-            if module.driver is None:
-                continue
-            module.driver.close()
-            run = module.driver.run
-            if run.early_end.preempted and module.stop_request is not None:
-                lightning_internals.call_module_hook(trainer, "teardown", stage)  # which Lightning does not reach
-                # All at once, because a launcher ends the other processes when the first one ends.
-                run.context.distributed.broadcast(None)
-                raise errors.Preempted(lightning_internals.exit_code_of(trainer, module.stop_request.exit_code))
+        """End the run; raise ``Preempted`` if a process was asked to end, and everything is saved."""
+        if not _has_trial(pl_module):
+            return
+        pl_module.restore_flags()
+        if pl_module.driver is None:
+            return
+        pl_module.driver.close()
+        run = pl_module.driver.run
+        if run.early_end.preempted and pl_module.stop_request is not None:
+            lightning_internals.call_module_hook(trainer, "teardown", stage)  # Lightning does not get there
+            # All at once: a launcher ends the other processes when the first process ends.
+            run.context.distributed.broadcast(None)
+            raise errors.Preempted(lightning_internals.choose_exit_code(trainer, pl_module.stop_request.exit_code))
 
 
-def add_callbacks(trainer: pl.Trainer) -> None:
-    """Put the callbacks that drive a trial around those of a trainer, once."""
-    callbacks = _callbacks_of(trainer)
-    if not any(isinstance(callback, TrialGuard) for callback in callbacks):
-        callbacks.insert(0, TrialGuard())
-        callbacks.append(TrialDriving())
+def add_callbacks(trainer: Any) -> None:
+    """Put the callbacks of a trial around the callbacks of a trainer, once."""
+    if not any(isinstance(callback, TrialGuard) for callback in trainer.callbacks):
+        trainer.callbacks.insert(0, TrialGuard())
+        trainer.callbacks.append(TrialDriving())
 
 
-def put_last(trainer: pl.Trainer) -> None:
-    """Put the callback that drives the trial behind those that the module has configured."""
-    trainer.callbacks = sorted(_callbacks_of(trainer), key=lambda one: isinstance(one, TrialDriving))  # type: ignore[attr-defined]
-
-
-def _callbacks_of(trainer: Any) -> list[pl.Callback]:
-    callbacks: list[pl.Callback] = trainer.callbacks  # set by a connector, which mypy does not see
-    return callbacks
+def put_last(trainer: Any) -> None:
+    """Put ``TrialDriving`` behind the callbacks of ``configure_callbacks()``."""
+    trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, TrialDriving))

@@ -1,28 +1,17 @@
-"""What the flags and callbacks of ``pl.Trainer`` mean for a trial: its schedule, its options, and what is refused."""
+"""Flags and callbacks of ``pl.Trainer``: refusals, and flags obeyed by the trial in place of Lightning."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_data, lightning_internals
+from det_lightning.adapters import given_data, lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
+from det_lightning.adapters.conflicts import describe_other_package
 from det_lightning.adapters.lightning_package import TrainerFn, pl
-from det_lightning.adapters.mixture import parts_of_other_package
-from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
-from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES
-from det_lightning.adapters.validation_timer import ValidationTimer
-from det_lightning.engine.schedule import Schedule
-from det_lightning.pytorch._position import TrainingPosition
+from det_lightning.adapters.strategies.processes import REPLACED_STRATEGIES, TRIAL_STRATEGIES
+from det_lightning.adapters.trial_schedule import ValidationTimer
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.units import Batch, Epoch, TrainUnit
-
-logger = logging.getLogger(__name__)
-
-# The defaults of pl.Trainer.
-_DEFAULT_LOG_EVERY = 50
-_DEFAULT_MAX_EPOCHS = 1000
 
 _AVERAGING = "wrap a torch.optim.swa_utils.AveragedModel in the trial"
 _IN_ONE_PROCESS: dict[type[pl.Callback], str] = {}
@@ -32,7 +21,7 @@ if hasattr(pl.callbacks, "WeightAveraging"):  # from Lightning 2.6 on
         "in one process use the callback WeightAveraging or EMAWeightAveraging, with a learning rate scheduler of the "
         f"trial; in several, {_AVERAGING}"
     )
-# Callbacks that change optimizers, their steps or the batch size, which belong to the trial.
+# Callbacks for changing optimizers, steps or the batch size, all of them the trial's.
 _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     pl.callbacks.BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
     pl.callbacks.BatchSizeFinder: "give the batch size in hparams",
@@ -44,14 +33,14 @@ _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
 
 
 def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None, before_launch: bool = False) -> None:
-    """Raise an UnsupportedTrainerFlags that names every flag that cannot work with a trial, and what to use instead.
+    """Raise an UnsupportedTrainerFlags naming every flag that cannot work with a trial, and the way out.
 
     ``aggregation`` is the trial's ``aggregation_frequency``. The data of the call are unknown ``before_launch``.
     """
     module = trainer.lightning_module
     is_compiled = _uncompile(module)
     module_name = type(module).__name__
-    flags: Any = trainer  # mypy does not see the attributes that Lightning's connectors set
+    flags: Any = trainer  # mypy does not see attributes set by Lightning's connectors
     of_call = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
     wrong = {
         f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
@@ -63,7 +52,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             "leave it out: the training data are one endless stream",
         ),
         f"{trainer.state.fn.value if trainer.state.fn else None}() without data": (
-            of_call and not before_launch and not lightning_data.has_data(trainer),
+            of_call and not before_launch and not lightning_internals.has_data(trainer),
             "pass dataloaders=, or use validate(): a trial has training and validation data only",
         ),
         f"precision={trainer.precision!r}": (
@@ -82,7 +71,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
-    _refuse(found + _unsupported_callbacks(trainer))
+    _refuse(found + _find_unsupported_callbacks(trainer))
 
 
 def _refuse(found: list[str]) -> None:
@@ -94,16 +83,16 @@ def _trains_trials(trainer: pl.Trainer) -> bool:
     strategy = trainer.strategy
     if trainer.world_size == 1 and isinstance(strategy, pl.strategies.SingleDeviceStrategy):
         return True
-    # What derives from those of Lightning does something else, as that of DeepSpeed.
+    # A subclass of Lightning's strategies does something else, such as DeepSpeed.
     return isinstance(strategy, TRIAL_STRATEGIES) or type(strategy) in REPLACED_STRATEGIES
 
 
 def refuse_unsupported_callbacks(trainer: pl.Trainer) -> None:
-    """Raise an UnsupportedTrainerFlags that names every callback that cannot work with a trial; see above."""
-    _refuse(_unsupported_callbacks(trainer))
+    """Raise an UnsupportedTrainerFlags naming every callback that cannot work with a trial."""
+    _refuse(_find_unsupported_callbacks(trainer))
 
 
-def _unsupported_callbacks(trainer: Any) -> list[str]:
+def _find_unsupported_callbacks(trainer: Any) -> list[str]:
     return [
         *(
             f"{type(callback).__name__}: {instead}"
@@ -113,22 +102,28 @@ def _unsupported_callbacks(trainer: Any) -> list[str]:
             ).items()
             if isinstance(callback, unsupported)
         ),
-        *parts_of_other_package(trainer),
+        *describe_other_package(trainer),
     ]
 
 
 def _uncompile(module: pl.LightningModule) -> bool:
     try:
         pl.utilities.compile.to_uncompiled(module)
-    except ValueError:  # it was not compiled
+    except ValueError:  # the module was not compiled
         return False
     return True
 
 
 class TakenFlags:
-    """Flags that the trial obeys itself. Lightning would refuse or obey them, so they are off until :meth:`restore`."""
+    """Flags obeyed by the trial itself, and off for Lightning until :meth:`restore`.
+
+    Attributes:
+        data: functions for the data of the call.
+        accumulated_batches, clip_val, clip_algorithm, precision: the values of flags, for the trial.
+    """
 
     def __init__(self, trainer: pl.Trainer) -> None:
+        self.data = given_data.take(trainer) if trainer.training or trainer.validating else {}
         self._trainer = trainer
         self._clip_val = trainer.gradient_clip_val
         self._check_val_every_n_epoch = trainer.check_val_every_n_epoch
@@ -141,96 +136,16 @@ class TakenFlags:
         trainer.accumulate_grad_batches = 1
 
     def validation_timer(self, context: PyTorchTrialContext) -> ValidationTimer | None:
+        """Return a timer if ``val_check_interval`` is a time."""
         if self._validation_interval_s is None:
             return None
         every_epochs = self._trainer.check_val_every_n_epoch
         return ValidationTimer(self._validation_interval_s, every_epochs, context.position, context.distributed)
 
     def restore(self) -> None:
+        """Set the flags of the trainer again."""
         self._trainer.gradient_clip_val = self._clip_val
         self._trainer.check_val_every_n_epoch = self._check_val_every_n_epoch
         self._trainer.accumulate_grad_batches = self.accumulated_batches
         if self._validation_interval_s is not None:
             lightning_internals.restore_validation_interval(self._trainer, self._validation_interval_s)
-
-
-class _InEpochSchedule:
-    """The batches at which Lightning's ``val_check_interval`` asks for a validation, counted over the whole run."""
-
-    def __init__(self, position: TrainingPosition, interval: float, every_epochs: int) -> None:
-        self._position = position
-        self._interval = interval
-        self._every_epochs = every_epochs
-
-    def __contains__(self, batches_trained: object) -> bool:
-        if not isinstance(batches_trained, int):
-            return False
-        epoch_len = self._position.epoch_length()
-        interval = self._interval
-        every_batches = interval if isinstance(interval, int) else max(1, int(epoch_len * interval))
-        epoch, batch = divmod(batches_trained - 1, epoch_len)
-        return (epoch + 1) % self._every_epochs == 0 and (batch + 1) % every_batches == 0
-
-
-def complete_schedule(
-    trainer: Any,
-    given: Schedule,
-    configured: Schedule,
-    position: TrainingPosition,
-    checkpoint_period: TrainUnit | None,
-    timer: ValidationTimer | None = None,
-) -> Schedule:
-    """Return the schedule of a run.
-
-    What is ``given`` comes first, then flags set on ``trainer``, then what is ``configured``, then the flags' defaults.
-    """
-    max_length = given.max_length or (None if _limits_training(trainer) else configured.max_length)
-    if max_length is None and trainer.state.fn is TrainerFn.FITTING:
-        _warn_of_default_length(trainer)
-    validation_period = given.validation_period or (None if _sets_validation(trainer) else configured.validation_period)
-    if validation_period is not None:
-        lightning_internals.announce_no_validations(trainer)
-    reporting_period = given.reporting_period
-    if reporting_period is None and trainer.log_every_n_steps == _DEFAULT_LOG_EVERY:
-        reporting_period = configured.reporting_period
-    return Schedule(
-        max_length=max_length,
-        validation_period=validation_period or _validation_period_of(trainer, position, timer),
-        checkpoint_period=checkpoint_period,
-        reporting_period=reporting_period or Batch(max(1, trainer.log_every_n_steps)),
-        test_mode=given.test_mode,
-    )
-
-
-def _warn_of_default_length(trainer: pl.Trainer) -> None:
-    """Warn as Lightning does on creating a trainer, when it cannot know yet whether the trial has a ``max_length``."""
-    if trainer.max_epochs == _DEFAULT_MAX_EPOCHS and trainer.max_steps == -1:
-        logger.warning(
-            "The run ends after %d epochs, which is Lightning's default. Set pl.Trainer(max_epochs=...) or "
-            "TrialModule(..., max_length=Batch(n) or Epoch(n)).",
-            _DEFAULT_MAX_EPOCHS,
-        )
-
-
-def _limits_training(trainer: pl.Trainer) -> bool:
-    return trainer.max_steps != -1 or trainer.max_epochs not in (-1, None, _DEFAULT_MAX_EPOCHS)
-
-
-def _sets_validation(trainer: pl.Trainer) -> bool:
-    return not trainer.enable_validation or trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch != 1
-
-
-def _validation_period_of(
-    trainer: pl.Trainer, position: TrainingPosition, timer: ValidationTimer | None
-) -> TrainUnit | None:
-    if not trainer.enable_validation:
-        return None
-    if timer is not None:
-        return Batch(timer)
-    interval = trainer.val_check_interval
-    every_epochs = trainer.check_val_every_n_epoch
-    if every_epochs is None:
-        return Batch(int(interval))
-    if interval == 1.0 and isinstance(interval, float):
-        return Epoch(every_epochs)
-    return Batch(_InEpochSchedule(position, interval, every_epochs))

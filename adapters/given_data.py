@@ -1,8 +1,7 @@
-"""Data that a call of ``pl.Trainer`` gives, in place of the loaders that a trial builds."""
+"""The data of a call of ``pl.Trainer``, in place of the loaders from a trial."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import sys
@@ -12,8 +11,9 @@ from typing import Any
 import torch.utils.data
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_data
+from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
+from det_lightning.engine.data_stream import LoaderFactory, length_or_none
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._position import TrainingPosition
@@ -27,6 +27,11 @@ _ARGUMENTS = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
     *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
 )
+_IN_PLACE_OF_SEVERAL = {
+    "train_dataloader": "combine the data in one dataset, with torch.utils.data.StackDataset or ConcatDataset",
+    "val_dataloader": "call validate() once for each",
+    "test_dataloader": "call test() once for each",
+}
 
 
 def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
@@ -40,8 +45,8 @@ def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
 
 
 def warn_of_lost_state(trainer: pl.Trainer) -> None:
-    """Warn if a data module has a state, which ``DeterminedCheckpoint`` does not write."""
-    datamodule = lightning_data.datamodule_of(trainer)
+    """Warn if a data module has a state: ``DeterminedCheckpoint`` does not write the state."""
+    datamodule = lightning_internals.find_datamodule(trainer)
     if datamodule is not None and _overrides(datamodule, "state_dict"):
         logger.warning(
             "DeterminedCheckpoint writes the trial, without the state_dict() of %s. A ModelCheckpoint writes both.",
@@ -53,55 +58,71 @@ def _overrides(datamodule: pl.LightningDataModule, name: str) -> bool:
     return getattr(type(datamodule), name) is not getattr(pl.LightningDataModule, name)
 
 
-def builders(
-    sources: Mapping[str, Callable[[], Any]], trial: PyTorchTrial, context: PyTorchTrialContext, is_fit: bool
-) -> dict[str, Callable[[], Any]]:
-    """Return functions that build the loaders of a call, by the name of the trial's method that they replace.
+class GivenLoaders(LoaderFactory):
+    """Builds the loaders of a run from the data of a call; the trial builds the loaders of missing data.
 
-    A loader of torch over a map-style dataset becomes a ``det_lightning.pytorch.DataLoader``, which is sharded and
-    resumed like one of the trial.
+    A loader of torch over a map-style dataset becomes a ``det_lightning.pytorch.DataLoader``, sharded and resumed like
+    a loader of the trial. ``sources`` come from :func:`take`.
     """
-    if sources and isinstance(trial, SelfSavingTrial):
-        raise errors.UnsupportedTrainerFlags(
-            f"{type(original_trial(trial)).__name__} reads its own data; leave out the data of the call."
-        )
-    made: dict[str, Callable[[], Any]] = {}
-    if (training := sources.get("train_dataloader")) is not None:
 
-        def build_training() -> Any:
-            loader = _adapt(training(), "train_dataloader", context)
-            return loader if isinstance(loader, DataLoader) else Passes(loader, context.position)
+    def __init__(
+        self,
+        trial: PyTorchTrial,
+        context: PyTorchTrialContext,
+        sources: Mapping[str, Callable[[], Any]],
+        trainer: pl.Trainer,
+    ) -> None:
+        super().__init__(trial, context)
+        self._sources = sources
+        self._trainer = trainer
+        if sources and isinstance(trial, SelfSavingTrial):
+            raise errors.UnsupportedTrainerFlags(
+                f"{type(original_trial(trial)).__name__} reads its own data; leave out the data of the call."
+            )
 
-        made["build_training_data_loader"] = build_training
-    if (validation := sources.get("val_dataloader")) is not None:
-        made["build_validation_data_loader"] = functools.partial(_build_validation, validation, context)
-        if not is_fit:  # the trial's own training data may not be there
-            made["build_training_data_loader"] = lambda: itertools.repeat(None)
-    return made
+    def build_training(self, overfit_batches: float | None = None) -> Any:
+        """Return the training loader: a ``DataLoader``, or endless passes over other data."""
+        if "train_dataloader" not in self._sources:
+            if "val_dataloader" in self._sources and not self._trainer.training:
+                return itertools.repeat(None)  # the trial's own training data may not be there
+            return super().build_training(overfit_batches)
+        loader = _adapt(self._sources["train_dataloader"](), "train_dataloader", self.context)
+        if isinstance(loader, DataLoader):
+            return loader
+        if overfit_batches is not None:
+            raise errors.UnsupportedTrainerFlags(
+                f"overfit_batches={overfit_batches} needs a torch.utils.data.DataLoader over a map-style dataset; the "
+                f"training data are of type {type(loader).__name__}. Give a subset of the data instead."
+            )
+        return Passes(loader, self.context.position)
+
+    def build_validation(self) -> Any:
+        """Return the validation loader; an empty tuple if the data have no batch."""
+        if "val_dataloader" not in self._sources:
+            return super().build_validation()
+        loader = _adapt(self._sources["val_dataloader"](), "val_dataloader", self.context)
+        return () if length_or_none(loader) == 0 else loader
+
+    def require_epochs(self, epoch_len: int) -> None:
+        """Raise an UnsupportedTrainerFlags if data without a length are to be trained for a number of epochs."""
+        epochs = self._trainer.max_epochs
+        if "train_dataloader" in self._sources and epoch_len == sys.maxsize and epochs not in (-1, None):
+            raise errors.UnsupportedTrainerFlags(
+                f"max_epochs={epochs} with training data that have no length: give the data a __len__; or pass "
+                "limit_train_batches=n, which is then the length of an epoch, or max_steps= in place of max_epochs=."
+            )
 
 
-def _build_validation(given: Callable[[], Any], context: PyTorchTrialContext) -> Any:
-    loader = _adapt(given(), "val_dataloader", context)
-    return () if _length(loader) == 0 else loader
-
-
-def are_none(loader: Any) -> bool:
-    """Return whether a call was given validation data without a batch, so that there is no validation."""
+def holds_nothing(loader: Any) -> bool:
+    """Return whether the validation data of a call have no batch, so that there is no validation."""
     return isinstance(loader, tuple) and not loader
 
 
-def require_epochs(trainer: pl.Trainer, sources: Mapping[str, Any], epoch_len: int) -> None:
-    """Raise an UnsupportedTrainerFlags if training data without a length are to be trained for a number of epochs."""
-    if "train_dataloader" in sources and epoch_len == sys.maxsize and trainer.max_epochs not in (-1, None):
-        raise errors.UnsupportedTrainerFlags(
-            f"max_epochs={trainer.max_epochs} with training data that have no length: give the data a __len__; or pass "
-            "limit_train_batches=n, which is then the length of an epoch, or max_steps= in place of max_epochs=."
-        )
-
-
 def _adapt(given: Any, name: str, context: PyTorchTrialContext) -> Any:
-    loader = _only(given, name)
+    loader: Any = take_only_loader(given, name)
     if not _is_map_style(loader):
+        if not isinstance(loader, Iterable):
+            raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes a loader or any iterable, and got {loader!r}.")
         return loader
     if loader.batch_sampler is None:
         if context.distributed.size > 1:
@@ -110,16 +131,16 @@ def _adapt(given: Any, name: str, context: PyTorchTrialContext) -> Any:
                 "all of its data: give the loader a batch_size or a batch_sampler, whose batches are sharded."
             )
         return loader
-    shards = any(isinstance(one, torch.utils.data.DistributedSampler) for one in _samplers(loader))
+    shards = any(isinstance(one, torch.utils.data.DistributedSampler) for one in _list_samplers(loader))
     if shards and context.distributed.size > 1:
         raise errors.UnsupportedTrainerFlags(
             f"{name}: the loader has a DistributedSampler, and a trial's data are sharded anyway, which would shard "
             "them twice: leave the sampler out."
         )
-    return _as_determineds(loader)
+    return _make_determined_loader(loader)
 
 
-def _samplers(loader: Any) -> list[Any]:
+def _list_samplers(loader: Any) -> list[Any]:
     batches = loader.batch_sampler
     return [loader.sampler, batches, getattr(batches, "sampler", None)]
 
@@ -130,7 +151,7 @@ class TellsEpochs(torch.utils.data.BatchSampler):
     def __init__(self, batch_sampler: Any, samplers: list[Any]) -> None:
         self.batch_sampler = batch_sampler
         self._told = samplers
-        self.passes = 0  # which a checkpoint holds, like any number of a sampler
+        self.passes = 0  # checkpoints hold the number, like any number of a sampler
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -149,7 +170,7 @@ class Passes:
         first_batch = position.initial_batch
         self._data = data
         self._position = position
-        self._length = _length(data) or None
+        self._length = length_or_none(data) or None
         self._skipped = first_batch if self._length is None else first_batch % self._length
         if first_batch:
             logger.warning(
@@ -157,9 +178,6 @@ class Passes:
                 "of a new pass. An exact resume needs a torch.utils.data.DataLoader over a map-style dataset.",
                 *(type(data).__name__, self._skipped),
             )
-
-    def _has_epochs(self) -> bool:
-        return self._position.epoch_length() < sys.maxsize
 
     def __len__(self) -> int:
         if self._length is None:
@@ -174,41 +192,30 @@ class Passes:
                 if count > skipped:
                     yield batch
             skipped = 0
-            if not count or (self._length is None and not self._has_epochs()):
+            if not count or (self._length is None and self._position.epoch_length() == sys.maxsize):
                 raise RuntimeError(
                     f"The training data that were given, a {type(self._data).__name__} without a length, end after "
                     f"{count} batches: give the data a __len__, or pass limit_train_batches=n, the length of an epoch."
                 )
 
 
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except TypeError:  # as torch's loader over an iterable dataset
-        return None
-
-
 def take(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
-    """Return what gives the loaders of a call, by the name of the module's method that it takes the place of."""
-    refuse_moving_hooks(lightning_data.datamodule_of(trainer))
-    return lightning_data.take_given_data(trainer)
+    """Return functions for the loaders of a call, by the name of the replaced method of the module."""
+    refuse_moving_hooks(lightning_internals.find_datamodule(trainer))
+    return lightning_internals.take_given_data(trainer)
 
 
-def _only(given: Any, name: str) -> Any:
-    """Return the one loader among what was given, or refuse several."""
-    if isinstance(given, list | tuple) and len(given) < 2:
-        return given[0] if given else ()
-    if not isinstance(given, list | tuple | dict | pl.utilities.combined_loader.CombinedLoader):
-        if not isinstance(given, Iterable):
-            raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes a loader or any iterable, and got {given!r}.")
+def take_only_loader(given: Any, name: str) -> Any:
+    """Return the only loader in data given under a name, or refuse several."""
+    several = isinstance(given, list | tuple | dict | pl.utilities.combined_loader.CombinedLoader)
+    if not several:
         return given
-    instead = (
-        "combine the data in one dataset, with torch.utils.data.StackDataset or ConcatDataset"
-        if name == "train_dataloader"
-        else "call validate() once for each"
-    )
+    # With a dict of loaders, a plain module trains on dicts of batches.
+    is_mixed = isinstance(given, dict) and name == "train_dataloader"
+    if isinstance(given, list | tuple | dict) and len(given) < 2 and not is_mixed:
+        return next(iter(given.values() if isinstance(given, dict) else given), ())
     raise errors.UnsupportedTrainerFlags(
-        f"{name}: a trial takes one loader, and got a {type(given).__name__} of them: {instead}."
+        f"{name}: a trial takes one loader, and got a {type(given).__name__} of them: {_IN_PLACE_OF_SEVERAL[name]}."
     )
 
 
@@ -221,9 +228,9 @@ def _is_map_style(loader: Any) -> bool:
     )
 
 
-def _as_determineds(loader: Any) -> DataLoader:
+def _make_determined_loader(loader: Any) -> DataLoader:
     arguments = {name: value for name in _ARGUMENTS if (value := getattr(loader, name, None)) is not None}
-    if told := [one for one in _samplers(loader) if callable(getattr(one, "set_epoch", None))]:
+    if told := [one for one in _list_samplers(loader) if callable(getattr(one, "set_epoch", None))]:
         batching: dict[str, Any] = {"batch_sampler": TellsEpochs(loader.batch_sampler, told)}
     elif loader.batch_size is not None:
         batching = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}

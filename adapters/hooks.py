@@ -1,4 +1,4 @@
-"""Methods of modules that a trial answers for, and Lightning's hooks that look at its batches and updates."""
+"""Overrides in modules and callbacks: methods that a trial answers, and Lightning's hooks of batches and updates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 logger = logging.getLogger(__name__)
 
-# Methods of modules that Lightning's own training calls, and a trial's does not.
+# Methods of modules called by Lightning's own training, but not for a trial.
 _UNUSED_METHODS = {
     "backward": "use on_before_backward() and on_after_backward()",
     "lr_scheduler_step": "wrap a scheduler in the trial, with wrap_lr_scheduler()",
@@ -30,7 +30,7 @@ _UNUSED_METHODS = {
     "optimizer_zero_grad": "use on_before_zero_grad(), or step_optimizer(auto_zero_grads=False) in the trial",
     "transfer_batch_to_device": "move the batch in the trial, after context.experimental.disable_auto_to_device()",
 }
-# By Lightning's name of a hook, that of the list in which a context keeps it.
+# By Lightning's name of a hook, the context's list of such hooks.
 _UPDATE_HOOKS = {
     "on_before_backward": "before_backward",
     "on_after_backward": "after_backward",
@@ -42,7 +42,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def answers(instead: str) -> Callable[[_Method], _Method]:
-    """Mark a method whose answer Lightning needs from a trial; overrides must call it, or do what ``instead`` says."""
+    """Mark a method: Lightning needs the trial's answer, so overrides must call the method, or do ``instead``."""
 
     def mark(method: _Method) -> _Method:
         method.instead = instead  # type: ignore[attr-defined]
@@ -56,10 +56,11 @@ def _is_answer(attribute: Any) -> bool:
 
 
 class DrivenModule(pl.LightningModule):
-    """A module whose subclasses may override every hook, but must not replace what :func:`answers` marks.
+    """A module whose subclasses may override every hook, but must not replace a method marked by :func:`answers`.
 
     Raises:
-        InvalidExperimentException: when a subclass is made that replaces such a method, or hides what drives the trial.
+        InvalidExperimentException: a subclass replaces a marked method, or hides an attribute that drives the trial.
+            The class statement raises the error.
     """
 
     def __init__(self) -> None:
@@ -68,18 +69,18 @@ class DrivenModule(pl.LightningModule):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _refuse(cls, _hidden_names(cls) or cls.replaced_answers())
+        _refuse(cls, _find_hidden_names(cls) or cls.find_replaced_answers())
 
     @classmethod
-    def marked_methods(cls) -> dict[str, Any]:
-        """Return the methods that are marked, by name, as the class that drives the trial has them."""
+    def list_marked_methods(cls) -> dict[str, Any]:
+        """Return the marked methods by name, from the classes that drive the trial."""
         return {name: method for base in cls.__mro__[::-1] for name, method in vars(base).items() if _is_answer(method)}
 
     @classmethod
-    def replaced_answers(cls) -> dict[str, str]:
-        """Return by name what is wrong with the overrides that never call the method which they override."""
+    def find_replaced_answers(cls) -> dict[str, str]:
+        """Return the mistakes of overrides that never call the overridden method, by name."""
         found = {}
-        for name, method in cls.marked_methods().items():
+        for name, method in cls.list_marked_methods().items():
             override = inspect.getattr_static(cls, name)
             if _is_answer(override):
                 continue
@@ -91,21 +92,21 @@ class DrivenModule(pl.LightningModule):
         return found
 
     def require_answer(self, name: str) -> None:
-        """Raise an InvalidExperimentException if the marked method is not among those that were called."""
+        """Raise an InvalidExperimentException if no override has called the marked method."""
         if name not in self.trial_answers:
             call = f"{type(self).__name__}.{name}() has not called super().{name}()"
-            _refuse(type(self), {name: f"{call}: {self.marked_methods()[name].instead}"})
+            _refuse(type(self), {name: f"{call}: {self.list_marked_methods()[name].instead}"})
 
     def require_same(self, name: str, used: Sequence[Any]) -> None:
-        """Raise an InvalidExperimentException if what Lightning has got is not what the marked method has returned."""
+        """Raise an InvalidExperimentException if Lightning ``used`` other objects than the marked method returned."""
         self.require_answer(name)
         if list(map(id, used)) != list(map(id, self.trial_answers[name])):
             way = f"{type(self).__name__}.{name}() must return what super().{name}() returns"
-            _refuse(type(self), {name: f"{way}: {self.marked_methods()[name].instead}"})
+            _refuse(type(self), {name: f"{way}: {self.list_marked_methods()[name].instead}"})
 
 
-def _hidden_names(cls: type[DrivenModule]) -> dict[str, str]:
-    """Return by name what is wrong with attributes of a user's class that hide what drives the trial."""
+def _find_hidden_names(cls: type[DrivenModule]) -> dict[str, str]:
+    """Return the mistakes of attributes in a user's class that hide attributes for driving the trial, by name."""
     found = {}
     for base in filter(_is_own, cls.__mro__):
         for name in vars(base).keys() - {*dir(pl.LightningModule)} if issubclass(base, DrivenModule) else ():
@@ -119,14 +120,14 @@ def _is_own(base: type) -> bool:
 
 
 def _mentions(override: Any, name: str) -> bool:
-    """Return whether the code of an override names the method that it overrides, also below decorators."""
+    """Return whether the code of an override names the overridden method, also below decorators."""
     function = inspect.unwrap(getattr(override, "__func__", override))
     closure = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
     codes = [getattr(function, "__code__", None)]
     while codes:
         code = codes.pop()
         if isinstance(code, types.CodeType):
-            if {name, "getattr"} & {*code.co_names}:  # what getattr() gets is known only when it runs
+            if {name, "getattr"} & {*code.co_names}:  # the argument of getattr() is known only at run time
                 return True
             codes += code.co_consts
     return any(_mentions(inner, name) for inner in closure if isinstance(inner, types.FunctionType))
@@ -135,7 +136,7 @@ def _mentions(override: Any, name: str) -> bool:
 def _is_filled(cell: types.CellType) -> bool:
     try:
         return cell.cell_contents is not cell
-    except ValueError:  # its variable is not set yet
+    except ValueError:  # the variable is not set yet
         return False
 
 
@@ -149,25 +150,30 @@ def _refuse(module_class: type, wrong: Mapping[str, str]) -> None:
 
 
 def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
-    """Raise an InvalidExperimentException that names each method of a subclass which cannot work, and the way out.
+    """Raise an InvalidExperimentException naming each method of a subclass that cannot work, and the way out.
 
-    If it ``trains``, or validates, that includes overrides of what a trial does not call.
+    If the module ``trains``, or validates, that includes overrides of methods unused by a trial.
     """
     wrong = {
         name: method.instead
-        for name, method in module.marked_methods().items()
+        for name, method in module.list_marked_methods().items()
         if overrides(module, type(module), name)
     }
     if trains:
-        wrong |= module.replaced_answers()
+        wrong |= module.find_replaced_answers()
         wrong |= {name: way for name, way in _UNUSED_METHODS.items() if overrides(module, pl.LightningModule, name)}
     _refuse(type(module), wrong)
 
 
 class WatchedHooks:
-    """Which of Lightning's hooks are overridden by callbacks, or by a module derived from ``base``.
+    """Lightning's hooks with an override in a callback, or in a module derived from ``base``.
 
-    Hooks set on an instance count too, since ``LambdaCallback`` sets them there.
+    Hooks set on an instance count too, since ``LambdaCallback`` sets hooks there.
+
+    Attributes:
+        see_training_batches: steps of the training must be single batches; not for bars and ``ModelCheckpoint`` by
+            epoch.
+        see_validation_batches: the same for the validation.
     """
 
     def __init__(
@@ -182,13 +188,14 @@ class WatchedHooks:
         self._profiles = not isinstance(self._profiler, pl.profilers.PassThroughProfiler)
         self._has_warned = False
         self._of_updates = [hook for hook in _UPDATE_HOOKS if self._is_overridden(hook, self._callbacks)]
+        self.see_training_batches = self._see_batches("train")
+        self.see_validation_batches = self._see_batches("validation")
 
     def _is_overridden(self, hook: str, callbacks: list[pl.Callback]) -> bool:
         by_callback = any(overrides(callback, pl.Callback, hook) for callback in callbacks)
         return by_callback or overrides(self._module, self._base, hook)
 
-    def needs_each_batch(self, stage: str) -> bool:
-        """Return whether steps of ``stage`` must be single batches; bars and ``ModelCheckpoint`` by epoch need none."""
+    def _see_batches(self, stage: str) -> bool:
         if self._profiles or (stage == "train" and self._of_updates):
             return True
         callbacks = [
@@ -197,10 +204,12 @@ class WatchedHooks:
         return any(self._is_overridden(f"on_{stage}_batch_{end}", callbacks) for end in ("start", "end"))
 
     def may_end_run(self, hook: str) -> bool:
+        """Return whether an override of a hook may ask the run to stop."""
         cannot_ask = (pl.callbacks.EarlyStopping, pl.callbacks.ModelCheckpoint, pl.callbacks.ProgressBar)
         return self._is_overridden(hook, [c for c in self._callbacks if not isinstance(c, cannot_ask)])
 
     def attach(self, context: PyTorchTrialContext) -> None:
+        """Call Lightning's hooks of updates from a context's own hooks."""
         hooks = context.update_hooks
         if self._taken.clip_val is not None or overrides(self._module, self._base, "configure_gradient_clipping"):
             hooks.clip.append(self._clip)

@@ -1,4 +1,4 @@
-"""The base of ``TrialModule``: the trial that it holds, and what needs no run, such as loading and predicting."""
+"""The base of ``TrialModule``, for use without a run: the built trial, loading weights, predictions and tests."""
 
 from __future__ import annotations
 
@@ -13,98 +13,24 @@ from typing_extensions import Self
 from det_lightning import errors
 from det_lightning.adapters import conflicts, lightning_internals
 from det_lightning.adapters.building import TrialBuilder
+from det_lightning.adapters.evaluation import GivenEvaluation, PlainOptimizer
 from det_lightning.adapters.hooks import DrivenModule, answers
 from det_lightning.adapters.loading import SavedTrial, rename_models
 from det_lightning.adapters.reporting import as_tensors
-from det_lightning.core._metrics import select_scalars
-from det_lightning.distributed.rank_exchange import RankExchange
-from det_lightning.engine.metrics import to_numpy
-from det_lightning.engine.rank_metrics import reduce_validation_metrics
-from det_lightning.engine.train_and_evaluate import Evaluation
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._weights import load_models
 
 
-class GivenEvaluation:
-    """Evaluates a trial on data that are not its own, without calling its callbacks."""
-
-    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, loaders: Any) -> None:
-        self._trial = trial
-        self._context = context
-        self._evaluation = Evaluation(trial, context, single_batch=False)
-        if isinstance(loaders, list | tuple | dict) and len(loaders) > 1:
-            raise errors.UnsupportedTrainerFlags(
-                f"test() evaluates a trial on one loader, and got {len(loaders)}: call it once for each."
-            )
-        if not self._evaluation.by_batch and context.distributed.size > 1:
-            raise errors.UnsupportedTrainerFlags(
-                f"test() of {type(original_trial(trial)).__name__}, which has evaluate_full_dataset(), works in one "
-                f"process; this run has {context.distributed.size}."
-            )
-        self._loaders = loaders
-        self._has_begun = False
-        context.reducers.reset_reducers()
-
-    def has_begun(self) -> bool:
-        """Return whether any rank was given a batch; all ranks must call it."""
-        return any(self._context.distributed.allgather(self._has_begun))
-
-    def evaluate(self, batch: Any) -> None:
-        self._has_begun = True
-        if self._evaluation.by_batch:
-            self._evaluation.evaluate(iter([batch]), lambda: True)
-
-    def close(self) -> dict[str, float]:
-        """Return the metrics over all batches and ranks; all ranks must call it."""
-        exchange = RankExchange(self._context.distributed)
-        if self._evaluation.by_batch:
-            reducer = self._trial.evaluation_reducer()
-            metrics, _ = reduce_validation_metrics(self._evaluation.close(), reducer, exchange)
-        else:
-            self._evaluation.evaluate_full_dataset(self._loaders)
-            metrics = self._evaluation.full_metrics
-        metrics.update(
-            to_numpy(self._context.reducers.reduce_metrics(for_training=False, allgather_fn=exchange.allgather))
-        )
-        return select_scalars(metrics)
-
-
-class PlainOptimizer:
-    """An optimizer with the attributes that Lightning looks at, which an optimizer that is not torch's may lack.
-
-    The trial steps the optimizer itself; Lightning only saves and loads its state.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self.param_groups: list[dict[Any, Any]] = getattr(optimizer, "param_groups", [])
-        self.defaults: dict[Any, Any] = getattr(optimizer, "defaults", {})
-        self.state: Any = getattr(optimizer, "state", {})
-
-    def step(self, closure: Any = None) -> Any:
-        return self._optimizer.step() if closure is None else self._optimizer.step(closure)
-
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        self._optimizer.zero_grad(*args, **kwargs)
-
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._optimizer.state_dict()
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict(state_dict)
-
-
 class InferenceModule(DrivenModule):
-    """The part of a ``TrialModule`` that needs no run: its parts, ``module(x)``, ``trainer.predict`` and ``.test``.
+    """The part of a ``TrialModule`` that needs no run: the trial, ``module(x)``, ``trainer.predict`` and ``test``.
 
     Attributes:
-        trial: the trial, once it is built.
-        context: its context.
-        runnable: the trial, adapted if it is a legacy one.
-        models: its models, whose names in a ``.ckpt`` file begin with ``models.<index>.``.
+        trial: the trial, or None before the trial is built.
+        context: the context of the trial.
+        runnable: the trial, adapted if the trial is a legacy trial.
+        models: the models of the trial, with names in a ``.ckpt`` file that begin with ``models.<index>.``.
     """
 
     trial_builder: TrialBuilder
@@ -116,6 +42,7 @@ class InferenceModule(DrivenModule):
         self.runnable: PyTorchTrial | None = None
         self._loaded: PyTorchTrialContext | None = None
         self._tested: GivenEvaluation | None = None
+        self._modes: list[tuple[torch.nn.Module, bool]] = []
 
     @lightning_internals.restricted_classmethod
     def load_from_checkpoint(
@@ -127,21 +54,21 @@ class InferenceModule(DrivenModule):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Return a module whose trial is built, with the weights of a checkpoint; it needs no trainer.
+        """Return a module with a built trial and the weights of a checkpoint, without a trainer.
 
-        ``module(x)`` predicts. ``pl.Trainer`` builds the trial again, on its device, with the weights that the module
-        has by then.
+        ``module(x)`` predicts. ``pl.Trainer`` builds the trial again, on the trainer's device, with the current weights
+        of the module.
 
         Args:
-            checkpoint_path: a ``.ckpt`` file of a ``TrialModule``, as a path, URL or open file; or the path or URL of a
+            checkpoint_path: path, URL or open file of a ``.ckpt`` file from a ``TrialModule``; or the path or URL of a
                 directory in Determined's format.
-            map_location: where to load tensors to, as in ``torch.load``; by default where they were, if available.
-            hparams_file: YAML file with hyperparameters, in place of those of the checkpoint.
+            map_location: where to load tensors to, as in ``torch.load``. Defaults to the device of each saved tensor,
+                if available.
+            hparams_file: YAML file with hyperparameters, in place of the hyperparameters in the checkpoint.
             strict: False ignores weights that only the checkpoint or only the trial has.
-            weights_only: False unpickles anything, running whatever code the checkpoint contains; so does
-                ``trusted=True``.
-            **kwargs: arguments of the module: the class of the trial as ``trial=``; ``hparams`` and ``exp_conf`` are by
-                default those of the checkpoint.
+            weights_only: False unpickles any object, running any code in the checkpoint; so does ``trusted=True``.
+            **kwargs: arguments of the module: the class of the trial as ``trial=``. ``hparams`` and ``exp_conf``
+                default to the values in the checkpoint.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged, unsafe, or from another module or trial.
@@ -155,16 +82,17 @@ class InferenceModule(DrivenModule):
         return module
 
     def build_from(self, saved: SavedTrial, strict: bool = True) -> None:
+        """Build the trial on the device of a saved trial, and load the saved weights."""
         device = saved.device()
         runnable, context = self.trial_builder.build_alone(device)
         saved.load_into(context, strict)
         self.adopt_trial(runnable, context)
         self._loaded = context
-        self.load_state_dict({**self.state_dict(), **saved.rest_of_module()}, strict)
+        self.load_state_dict({**self.state_dict(), **saved.get_rest_of_module()}, strict)
         self.to(device)
 
     def adopt_trial(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
-        """Take a trial that is built; it gets the weights of the one that :meth:`build_from` built, if any."""
+        """Take a built trial; weights of the trial that :meth:`build_from` built are loaded."""
         if self._loaded is not None and self._loaded is not context:
             conflicts.refuse_lost_changes(self._loaded.models, context.models)
             weights = [model.state_dict() for model in self._loaded.models]
@@ -195,10 +123,11 @@ class InferenceModule(DrivenModule):
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights, also under the names that they have in distributed training.
+        """Load weights, also under their names in distributed training.
 
-        If the trial is not built yet, as where Lightning returns the weights of processes that it has started, it is
-        built first, without a trainer. Raise an InvalidCheckpointException if they do not fit.
+        If the trial is not built yet, the module builds the trial first, without a trainer: Lightning loads the weights
+        of started processes into the module of the main process. Raise an InvalidCheckpointException if the weights do
+        not fit.
         """
         if self.context is None:
             runnable, context = self.trial_builder.build_alone(torch.device("cpu"))
@@ -211,12 +140,12 @@ class InferenceModule(DrivenModule):
             return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as e:
             raise errors.InvalidCheckpointException(
-                f"The weights do not fit the module: {e}\nWith strict=False, or with strict_loading = False in the "
-                "module, what only one side has is left out."
+                f"The weights do not fit the module: {e}\nstrict=False, or strict_loading = False in the module, "
+                "leaves out weights that only one side has."
             ) from e
 
-    def built_trial(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if it is a legacy one, and its context; raise an InternalException before that."""
+    def require_built_trial(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
+        """Return the trial, adapted if legacy, and its context; raise an InternalException before."""
         if self.runnable is None or self.context is None:
             raise errors.InternalException(
                 "The trial is not built yet: fit(), validate(), test() and predict() of pl.Trainer build it when they "
@@ -228,7 +157,8 @@ class InferenceModule(DrivenModule):
         "make the optimizers and schedulers in the trial's __init__, with wrap_optimizer() and wrap_lr_scheduler()"
     )
     def configure_optimizers(self) -> Any:
-        _, context = self.built_trial()
+        """Return the optimizers and schedulers of the trial's context."""
+        _, context = self.require_built_trial()
         known = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         schedulers = [wrapped.scheduler for wrapped in context.lr_schedulers if isinstance(wrapped.scheduler, known)]
         optimizers = [
@@ -241,43 +171,68 @@ class InferenceModule(DrivenModule):
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a value from any hook, as ``LightningModule.log`` does; a step need not give its ``batch_size``."""
         if kwargs.get("batch_size") is None:
-            kwargs["batch_size"] = lightning_internals.batch_size_of_step(self, counts=bool(kwargs.get("on_epoch")))
+            kwargs["batch_size"] = lightning_internals.find_batch_size(self, counts=bool(kwargs.get("on_epoch")))
         super().log(name, value, *args, **kwargs)
 
+    # Gradients and modes: the run decides
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Keep the trial's gradients: Lightning would clear gradients at the start of each run."""
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Keep the gradients: an aggregation may be unfinished."""
+
+    def on_validation_model_eval(self) -> None:
+        """Put all modules but the trial's models into evaluation mode; the run changes the modes of the models."""
+        own = [module for name, module in self.named_modules() if name.partition(".")[0] != "models"]
+        # With Determined's API the models stay in evaluation mode until the next batch.
+        self._modes = [
+            (module, module.training) for module in (self.modules() if self.trial_builder.owns_context else own)
+        ]
+        for module in own:
+            module.training = False
+
+    def on_validation_model_train(self) -> None:
+        """Put modules back into the modes from before the validation."""
+        for module, mode in self._modes:
+            module.training = mode
+
+    # Prediction
+
     def _predictor(self) -> Callable[..., Any]:
-        _, context = self.built_trial()
+        _, context = self.require_built_trial()
         predict_batch: Callable[..., Any] | None = getattr(self.trial, "predict_batch", None)
         if predict_batch is not None:
             return predict_batch
         if len(context.models) != 1:
             raise errors.InvalidExperimentException(
-                f"{type(self.trial).__name__} wraps {len(context.models)} models, so that only the trial can say what "
-                "a prediction is: define predict_batch(self, batch) in it, which returns the predictions for a batch."
+                f"{type(self.trial).__name__} wraps {len(context.models)} models: define predict_batch(self, batch) in "
+                "the trial, and return the predictions for a batch."
             )
         return context.models[0]
 
     def _on_device(self, batch: Any) -> Any:
         """Return a batch on the device, with numpy arrays as tensors too, as in the trial's own batches."""
-        _, context = self.built_trial()
+        _, context = self.require_built_trial()
         cast = context.precision.whole_models.batch_cast()
         batch = context.to_device(batch) if context.experimental.auto_to_device else batch
         return batch if cast is None else cast(batch)
 
-    # Prediction
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the trial's ``predict_batch`` returns, or its only model if it has no such method.
+        """Return the result of the trial's ``predict_batch``, or of the only model if there is no ``predict_batch``.
 
         Raises:
-            InvalidExperimentException: it has no ``predict_batch``, and none or several models.
+            InvalidExperimentException: the trial has no ``predict_batch``, and none or several models.
             InternalException: the trial is not built yet.
         """
         return self._predictor()(*args, **kwargs)
 
     def begin_prediction(self) -> None:
-        self.built_trial()[1].backend.placement.begin_validation(in_step=False)
+        """Place the models for a prediction."""
+        self.require_built_trial()[1].backend.placement.begin_validation(in_step=False)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Return the predictions for a batch; see :meth:`forward`."""
         batch = self._on_device(batch)
         predict_batch = getattr(self.trial, "predict_batch", None)
         if predict_batch is None:
@@ -287,20 +242,23 @@ class InferenceModule(DrivenModule):
 
     def end_evaluation(self) -> None:
         """End a prediction or a test."""
-        self.built_trial()[1].backend.placement.end_validation()
+        self.require_built_trial()[1].backend.placement.end_validation()
 
     # Evaluation of given data
 
     def begin_test(self) -> None:
-        runnable, context = self.built_trial()
+        """Place the models for a test, and begin to collect metrics."""
+        runnable, context = self.require_built_trial()
         context.backend.placement.begin_validation(in_step=False)
         self._tested = GivenEvaluation(runnable, context, self.trainer.test_dataloaders)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Evaluate a batch of the given data."""
         assert self._tested is not None
         self._tested.evaluate(self._on_device(batch))
 
     def end_test_epoch(self) -> None:
+        """Log the metrics over all batches and ranks."""
         assert self._tested is not None
         if type(self).test_step is not InferenceModule.test_step and not self._tested.has_begun():
             return  # a subclass evaluates the data itself

@@ -1,4 +1,4 @@
-"""Determined's checkpoints where Lightning reads and writes its own."""
+"""Determined's checkpoints in the places where Lightning reads and writes checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.adapters.lightning_internals import hint_logger
+from det_lightning.adapters.lightning_internals import get_hint_logger
 from det_lightning.adapters.lightning_package import lightning_version, pl
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.code_copy import CodeCopier
@@ -35,33 +35,35 @@ from det_lightning.pytorch._weights import load_models
 
 logger = logging.getLogger(__name__)
 
-#: The key of a loaded Determined checkpoint in the dict that Lightning passes around.
+#: The key of a loaded Determined checkpoint in Lightning's dict.
 DETERMINED_KEY = "determined_checkpoint"
-# Entries of Lightning's checkpoints that may contain numpy numbers, such as a learning rate.
+# Entries of Lightning's checkpoints with possible numpy numbers, for example a learning rate.
 _WITH_USERS_NUMBERS = {"optimizer_states", "lr_schedulers", "hyper_parameters"}
 
 
-def _without_secrets(record: logging.LogRecord) -> bool:
+def _mask_record(record: logging.LogRecord) -> bool:
     record.msg = mask_text(record.getMessage())
     record.args = ()
     return True
 
 
 def add_content(checkpoint: dict[str, Any], run: TrialRun | None) -> None:
-    """Add the trial's callbacks, random state and position in the data to one of Lightning's checkpoints.
+    """Add the trial's callbacks, random state and position in the data to a Lightning checkpoint.
 
-    There is no run yet in a file of ``OnExceptionCheckpoint`` if the exception came before.
+    A file of ``OnExceptionCheckpoint`` may be written before there is a run.
     """
     for entry in _WITH_USERS_NUMBERS & checkpoint.keys():
         checkpoint[entry] = with_plain_numbers(checkpoint[entry])
     checkpoint[TRIAL_KEY] = None if run is None else to_entry(RunContent(run).collect_without_weights())
 
 
-def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitting: bool) -> CheckpointContent | None:
-    """Return the content to resume from; None if the checkpoint has no trial in it.
+def take_content(
+    checkpoint: dict[str, Any], module: pl.LightningModule, context: PyTorchTrialContext, fitting: bool
+) -> CheckpointContent | None:
+    """Return the content to resume from, or None if the checkpoint has no trial.
 
-    Loads the weights, except those in Determined's format in a fit, which the trial's callbacks may change first. Only
-    the rest of the module stays in the checkpoint's ``"state_dict"``.
+    Load the trial's weights, except weights in Determined's format during a fit: the trial's callbacks may change these
+    first. Lightning then loads the rest of the module, and no state of loops: the trial has a position of its own.
     """
     content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
     if content is not None:
@@ -70,15 +72,18 @@ def take_content(checkpoint: dict[str, Any], context: PyTorchTrialContext, fitti
             content = safe_load.read_all_parts(content) if content.is_sharded else content
             modernize(content.state, content.source)
             load_models(context, content.state, content.source, content.trial_class)
-        checkpoint["state_dict"] = (content.lightning or {}).get("state_dict", {})
-        return content
-    if checkpoint.get(TRIAL_KEY) is None:
-        return None
-    content = from_entry(checkpoint[TRIAL_KEY])
-    require_resumable(content)
-    # Names may have a prefix from distributed training, which Lightning does not know.
-    models, checkpoint["state_dict"] = split_models(checkpoint["state_dict"])
-    load_models(context, {"models_state_dict": models}, content.source)
+        rest = (content.lightning or {}).get("state_dict", {})
+    elif checkpoint.get(TRIAL_KEY) is not None:
+        content = from_entry(checkpoint[TRIAL_KEY])
+        require_resumable(content)
+        # Names may have a prefix from distributed training, unknown to Lightning.
+        models, rest = split_models(checkpoint["state_dict"])
+        load_models(context, {"models_state_dict": models}, content.source)
+    else:  # no trial, or no run of the trial had begun
+        rest = checkpoint["state_dict"]
+    if content is not None or TRIAL_KEY in checkpoint:
+        checkpoint["state_dict"] = {**module.state_dict(), **rest}
+    checkpoint.pop("loops", None)
     return content
 
 
@@ -89,7 +94,7 @@ def _reads_files_of_torch(plugin: pl.plugins.CheckpointIO | None) -> bool:
 
 
 def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    """Read a file that Lightning wrote. Before 2.6 Lightning's own reader runs whatever code a file contains."""
+    """Read a file that Lightning wrote. Lightning's own reader runs any code in a file, before Lightning 2.6."""
     if location.is_local:
         if not location.exists():
             raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
@@ -101,7 +106,7 @@ def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[
 
 
 class TrialCheckpointIO(pl.plugins.CheckpointIO):
-    """Reads directories in Determined's format, so that ``ckpt_path=`` takes one; writes files through ``inner``."""
+    """Reads directories in Determined's format for ``ckpt_path=``; reads and writes files through ``inner``."""
 
     def __init__(
         self,
@@ -113,8 +118,8 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         only_weights: bool = False,
     ) -> None:
         self.inner = inner
-        # Lightning logs the URL that it restores from.
-        hint_logger().addFilter(_without_secrets)
+        # Lightning logs the URL of the checkpoint.
+        get_hint_logger().addFilter(_mask_record)
         self.trusted = trusted
         self.options = dict(options or {})
         self._newest_first = list(newest_first)
@@ -127,7 +132,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         return UnreadableValues()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read the file or directory at a path or URL, or raise a CheckpointError. ``weights_only=False`` trusts it."""
+        """Read a file or directory at a path or URL; raise a CheckpointError. ``weights_only=False`` means trusted."""
         location = Location.parse(path, self.options)
         with explain_errors(f"looking for {location}"):
             is_directory = location.is_dir()
@@ -142,7 +147,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
                     location, functools.partial(read, map_location=map_location or "cpu", trusted=trusted)
                 )
             options = {} if weights_only is None else {"weights_only": weights_only}
-            # A TrialModule's entry holds numpy's random state, which Lightning does not allow.
+            # Lightning does not allow numpy's random state in a TrialModule's entry.
             with safe_load.allow_safe_values():
                 return dict(safe_load.finish(self.inner.load_checkpoint(path, map_location, **options)))
         content = self._load(str(path), trusted=trusted)
@@ -158,13 +163,13 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         }
 
     def _load(self, path: str, trusted: bool) -> CheckpointContent:
-        """Read a checkpoint, or the one before it if it is damaged; raise the first error if none can be read."""
+        """Read a checkpoint, or the checkpoint before a damaged one; raise the first error if none can be read."""
         position = self._newest_first.index(path) if path in self._newest_first else len(self._newest_first)
         failures: list[errors.CheckpointError] = []
         for candidate, before in itertools.pairwise([path, *self._newest_first[position + 1 :], None]):
             assert candidate is not None
             try:
-                # If there is another one to fall back to, damage must show before parts of a sharded one are loaded.
+                # Before another checkpoint, damage must show before parts of a sharded checkpoint are loaded.
                 return safe_load.load_checkpoint(
                     candidate,
                     self.options,
@@ -192,26 +197,29 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write a file through ``inner``, with a warning if no resume could read a value."""
         self.unreadable.warn_of(list_lightning_parts(checkpoint))
         self.inner.save_checkpoint(checkpoint, path, storage_options)
 
     def remove_checkpoint(self, path: Any) -> None:
+        """Delete a file."""
         self.inner.remove_checkpoint(path)
 
     def teardown(self) -> None:
+        """End what ``inner`` has begun."""
         self.inner.teardown()
 
 
 class DeterminedCheckpointIO(TrialCheckpointIO):
-    """Makes Lightning write directories in Determined's format where it would write files.
+    """Makes Lightning write directories in Determined's format in place of files.
 
     With ``pl.Trainer(plugins=[DeterminedCheckpointIO()])`` a ``ModelCheckpoint`` still decides when to save, under
-    which name and how many to keep, and both Determined and ``ckpt_path=`` load its checkpoints. The directory also
-    holds what Lightning keeps beyond the trial, such as the state of its callbacks.
+    which name, and how many checkpoints to keep. Determined and ``ckpt_path=`` load the checkpoints. The directory also
+    holds Lightning's state beyond the trial, for example of callbacks.
 
     Args:
-        code_dir, code_with_secrets: which code is copied; see ``DeterminedCheckpoint``.
-        trusted: unpickle anything, running whatever code a checkpoint contains.
+        code_dir, code_with_secrets: the code to copy; see ``DeterminedCheckpoint``.
+        trusted: unpickle any object, running any code in a checkpoint.
         options: for the file system of a URL; see ``CheckpointStorage``.
 
     Example:
@@ -235,24 +243,25 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         self._code = CodeCopier(code_dir, code_with_secrets)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a directory at ``path``, or replace the one that is there.
+        """Write a directory at ``path``, or replace the directory there.
 
         Raises:
             InvalidCheckpointException: the checkpoint is not from a ``TrialModule``.
-            CheckpointError: it cannot be written.
+            CheckpointError: writing fails.
         """
-        storage, name = self._storage_of(path)
+        storage, name = self._open_storage(path)
         files = from_lightning(checkpoint)
         self.unreadable.warn_of(list_parts(files))
         target = storage.root.checkpoint(name)
         if target.is_dir() or (target.is_local and not target.exists()):
-            # It gets its own name only once it is complete.
+            # Only a complete directory gets the name.
             storage.replace(name, by=storage.write(files, f"{name}-{new_id()}", self._code))
         else:
             storage.write(files, name, self._code)
 
     def remove_checkpoint(self, path: Any) -> None:
-        storage, name = self._storage_of(path)
+        """Delete a directory, a link or a file."""
+        storage, name = self._open_storage(path)
         location = storage.root.checkpoint(name)
         if location.is_local and location.link_target() is not None:
             location.local_path.unlink()
@@ -261,6 +270,6 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         else:
             super().remove_checkpoint(path)
 
-    def _storage_of(self, path: Any) -> tuple[CheckpointStorage, str]:
+    def _open_storage(self, path: Any) -> tuple[CheckpointStorage, str]:
         parent, _, name = str(path).rstrip("/").rpartition("/")
         return CheckpointStorage(parent or ".", options=self.options), name

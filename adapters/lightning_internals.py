@@ -1,54 +1,51 @@
-"""Every use of Lightning beyond its documented API, with a contract test for each.
+"""Undocumented uses of Lightning, with a contract test for each: trainers, hooks, metrics, processes.
 
-Uses of its loops are in ``lightning_loops``, of its strategies in ``lightning_strategies``, of given data in
-``lightning_data``.
-
-If a new release of Lightning moves one of these, a test in ``tests/adapters/test_lightning_internals.py`` names it.
+Loops are in ``lightning_loops``, strategies in ``lightning_strategies``. If a new release of Lightning moves a name, a
+test in ``tests/adapters/test_lightning_internals.py`` fails.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core import rank_zero
 
-from det_lightning.adapters.lightning_package import LightningEnvironment, pl
+from det_lightning.adapters.lightning_package import LightningEnvironment, TrainerFn, pl
 from det_lightning.checkpoint.format.content import TrialState
 
-# Lightning warns that hooks may see the wrong batch index with this form of a step; see show_batch_index.
+# Lightning warns of wrong batch indices in hooks with this form of a step; see show_batch_index.
 warnings.filterwarnings("ignore", message=r".*dataloader_iter.*")
-# Lightning 2.6 on torch 2.13 warns in every run; users can do nothing about it.
+# Lightning 2.6 on torch 2.13 warns in every run; users can do nothing.
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
-# What a TrialModule logs is already reduced over all ranks.
+# The values in TrialModule's log are already reduced over all ranks.
 warnings.filterwarnings("ignore", message=r".*sync_dist=True.*")
 # Printed when a trainer is created, and wrong for a trial with a max_length; for other trials flags.py warns.
 warnings.filterwarnings("ignore", message=r".*max_epochs. was not set. Setting it to 1000 epochs.*")
-# A trial resumes from the state after the update, which is what such a checkpoint holds.
+# A trial resumes from the state after the update, and the checkpoint holds this state.
 warnings.filterwarnings("ignore", message=r"Using ModelCheckpoint with manual optimization.*")
 
-#: A classmethod that cannot be called on an instance.
-restricted_classmethod = pl.utilities.model_helpers._restricted_classmethod
+#: A classmethod without calls on an instance.
+if TYPE_CHECKING:
+    restricted_classmethod = classmethod
+else:
+    restricted_classmethod = type(vars(pl.LightningModule)["load_from_checkpoint"])
 
-# A module with automatic optimization, which is Lightning's default.
+# A module with automatic optimization, Lightning's default.
 _AUTOMATIC = pl.LightningModule()
 
 # Loops
 
 
-def skip_sanity_check(trainer: pl.Trainer) -> None:
-    """Skip the validation before the first batch, which Determined does not do."""
-    trainer.num_sanity_val_steps = 0
-
-
 def validates_at_stop(trainer: pl.Trainer) -> bool:
-    """Return whether a callback has set ``should_stop``, and Lightning validates before it ends the training."""
+    """Return whether a callback has set ``should_stop``, and Lightning validates before the training ends."""
     can_stop = trainer.current_epoch >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
     every = trainer.check_val_every_n_epoch or 1  # None counts batches over the ends of epochs
     validates = trainer.enable_validation and (trainer.current_epoch + 1) % every == 0
@@ -61,26 +58,21 @@ def announce_no_validations(trainer: pl.Trainer) -> None:
 
 
 def take_validation_interval(trainer: Any) -> float | None:
-    """Return the ``val_check_interval`` of ``trainer`` in seconds if it is a time; otherwise None.
+    """Return the ``val_check_interval`` of a trainer in seconds, or None if the interval is no time.
 
-    From now on the fit loop does not wait for it. Also sets ``trainer.val_check_interval``, which Lightning leaves
-    unset although its ``EarlyStopping`` reads it.
+    The fit loop stops waiting for the time. ``trainer.val_check_interval`` is set for Lightning's ``EarlyStopping``;
+    Lightning leaves the attribute unset.
     """
-    interval_s: float | None = getattr(trainer, "_val_check_time_interval", None)  # from Lightning 2.6 on
+    interval_s: float | None = vars(trainer).get("_val_check_time_interval")  # from Lightning 2.6 on
     if interval_s is not None:
-        _set_validation_interval(trainer, 0.0)
-        trainer.val_check_interval = None
+        vars(trainer).update(_val_check_time_interval=0.0, val_check_interval=None)
     return interval_s
 
 
 def restore_validation_interval(trainer: Any, interval_s: float) -> None:
-    """Restore a trainer to what it was before :func:`take_validation_interval`."""
-    _set_validation_interval(trainer, interval_s)
+    """Undo :func:`take_validation_interval`."""
+    vars(trainer).update(_val_check_time_interval=interval_s)
     del trainer.val_check_interval
-
-
-def _set_validation_interval(trainer: Any, interval_s: float) -> None:
-    trainer._val_check_time_interval = interval_s
 
 
 def run_validation(trainer: pl.Trainer) -> None:
@@ -91,12 +83,12 @@ def run_validation(trainer: pl.Trainer) -> None:
 
 
 def end_epoch(dataloader_iter: Any) -> None:
-    """Make the current step the last one of its epoch, or of its validation."""
+    """Make the current step the last step of the epoch, or of the validation."""
     dataloader_iter.data_fetcher.done = True
 
 
 def limit_epochs(trainer: pl.Trainer, epochs: int) -> None:
-    """Train for at most ``epochs``, which progress bars show; -1 means no limit, until :func:`end_training`."""
+    """Train for at most ``epochs``, and show the number on progress bars; -1 means until :func:`end_training`."""
     trainer.fit_loop.max_epochs = epochs
 
 
@@ -109,7 +101,7 @@ def end_training(trainer: pl.Trainer, early: bool) -> None:
 
 
 def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_batches: int = 0) -> None:
-    """Make Lightning's counters agree with the trial's; this step has ``extra_batches`` beyond the one it counts."""
+    """Make Lightning's counters agree with the trial's; a step has ``extra_batches`` beyond Lightning's count."""
     epoch_loop = trainer.fit_loop.epoch_loop
     show_optimizer_steps(trainer, optimizer_steps)
     if extra_batches > 0:
@@ -124,8 +116,8 @@ def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_
 
 
 def show_logging_step(trainer: pl.Trainer, step: int) -> None:
-    """Set the step of what is logged, to which Lightning adds 1 at the end of each of its steps."""
-    # The loop's way of restoring it from a checkpoint.
+    """Set the step of logged values; Lightning adds 1 at the end of each step."""
+    # The loop restores the step from a checkpoint in this way.
     trainer.fit_loop.epoch_loop.on_load_checkpoint({"_batches_that_stepped": step})
 
 
@@ -140,6 +132,46 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
     """Make ``trainer.current_epoch`` agree with a trial that resumes from a checkpoint."""
     current: Any = trainer.fit_loop.epoch_progress.current
     current.ready = current.started = current.processed = current.completed = epochs_trained
+
+
+# The data of a call
+
+
+def take_given_data(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
+    """Let Lightning ask the module for all data of ``fit`` or ``validate``; return functions for the data of the call.
+
+    The key of a function is the name of the replaced method of the module.
+    """
+    fits = trainer.state.fn is TrainerFn.FITTING
+    loops: list[Any] = [trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop] if fits else [trainer.validate_loop]
+    given: dict[str, Callable[[], Any]] = {}
+    for loop in loops:
+        source = _get_data_source(loop)
+        if source.instance is trainer.lightning_module:
+            continue
+        if not source.is_defined() or source.instance == []:
+            given[source.name] = tuple  # Lightning validates on nothing then
+            continue
+        given[source.name] = copy.copy(source).dataloader
+        source.instance = trainer.lightning_module
+    return given
+
+
+def find_datamodule(trainer: Any) -> pl.LightningDataModule | None:
+    """Return the data module of a call, or None."""
+    datamodule: pl.LightningDataModule | None = trainer.datamodule
+    # A trainer remembers earlier data modules; Lightning attaches the data module of this call to all loops.
+    return datamodule if _get_data_source(trainer.predict_loop).instance is datamodule else None
+
+
+def has_data(trainer: pl.Trainer) -> bool:
+    """Return whether there is data for ``test`` or ``predict``, from the call or from the module."""
+    loop = trainer.test_loop if trainer.state.fn is TrainerFn.TESTING else trainer.predict_loop
+    return bool(_get_data_source(loop).is_defined())
+
+
+def _get_data_source(loop: Any) -> Any:
+    return loop._data_source
 
 
 # Hooks
@@ -164,10 +196,10 @@ def call_module_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
 # Metrics and logging
 
 
-def batch_size_of_step(module: pl.LightningModule, counts: bool) -> int | None:
-    """Return the batch size to log with, which Lightning cannot tell in training, where a step takes its own batches.
+def find_batch_size(module: pl.LightningModule, counts: bool) -> int | None:
+    """Return the batch size for logging in a training; Lightning does not see the batches of a step. Otherwise None.
 
-    If it ``counts``, it is the size of the batch that hooks are shown, if any; otherwise 1. None outside of training.
+    If the size ``counts``, return the size of the batch shown to hooks, if any; otherwise 1.
     """
     try:
         trainer = module.trainer
@@ -192,11 +224,8 @@ def show_report(trainer: pl.Trainer, tensors: Mapping[str, torch.Tensor], scalar
 
 
 def save_by_time(trainer: pl.Trainer) -> None:
-    """Let each ``ModelCheckpoint`` save whose ``train_time_interval`` has passed.
-
-    Lightning 2.6 checks it only for modules with automatic optimization.
-    """
-    # If Lightning's flags announced a validation, a callback that monitors a metric would wait for it.
+    """Save by ``train_time_interval`` of a ``ModelCheckpoint``; Lightning 2.6 only saves in automatic optimization."""
+    # If Lightning's flags announced a validation, a callback with a monitored metric would wait.
     users_flag = trainer.check_val_every_n_epoch
     announce_no_validations(trainer)
     for callback in trainer.checkpoint_callbacks:
@@ -206,8 +235,8 @@ def save_by_time(trainer: pl.Trainer) -> None:
     trainer.check_val_every_n_epoch = users_flag
 
 
-def hint_logger() -> logging.Logger:
-    """Return the logger of Lightning's hints, which is that of the package of Lightning that was imported last."""
+def get_hint_logger() -> logging.Logger:
+    """Return the logger of Lightning's hints; the package of Lightning imported last sets this logger."""
     hints: logging.Logger = vars(rank_zero)["log"]
     return hints
 
@@ -215,7 +244,7 @@ def hint_logger() -> logging.Logger:
 @contextlib.contextmanager
 def quiet_hints() -> Iterator[None]:
     """Silence Lightning's hints about devices and products, for users who did not choose Lightning."""
-    hints = hint_logger()
+    hints = get_hint_logger()
     level = hints.level
     hints.setLevel(logging.WARNING)
     try:
@@ -232,10 +261,10 @@ def set_printing_rank(rank: int) -> None:
     rank_zero.rank_zero_only.rank = rank  # type: ignore[attr-defined]
 
 
-def exit_code_of(trainer: pl.Trainer, exit_code: int) -> int:
-    """Return the exit code of this process that lets the run end with ``exit_code``.
+def choose_exit_code(trainer: pl.Trainer, exit_code: int) -> int:
+    """Return an exit code for this process, so that the run ends with ``exit_code``.
 
-    Lightning's launcher kills the process that called it when a process that it started ends with an error.
+    Lightning's launcher kills its calling process when a started process ends with an error.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     return 0 if isinstance(environment, LightningEnvironment) and environment.local_rank() > 0 else exit_code
@@ -243,7 +272,7 @@ def exit_code_of(trainer: pl.Trainer, exit_code: int) -> int:
 
 @contextlib.contextmanager
 def interrupts_come_through() -> Iterator[None]:
-    """Raise a ``KeyboardInterrupt`` that Lightning turns into an exit, and handle the next Ctrl-C as before."""
+    """Raise the ``KeyboardInterrupt`` that Lightning turns into an exit, and handle the next Ctrl-C as before."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -263,6 +292,6 @@ def converts_batch_norms(strategy: pl.strategies.ParallelStrategy) -> bool:
     return strategy._layer_sync is not None
 
 
-def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer inside Lightning's wrapper, or the optimizer itself if it is not wrapped."""
+def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer inside Lightning's wrapper, or an unwrapped optimizer unchanged."""
     return optimizer.optimizer if isinstance(optimizer, pl.core.optimizer.LightningOptimizer) else optimizer

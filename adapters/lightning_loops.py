@@ -1,11 +1,9 @@
-"""Lightning's loops, adapted to trials; they are not documented API, so each change has a contract test.
-
-See ``lightning_internals`` for the other uses of undocumented API.
-"""
+"""Lightning's loops and connectors, adapted to trials by undocumented names, with a contract test for each change."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,10 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 class TrialOutputs(pl.loops.optimization.manual.ManualResult):
-    """What a step passes to the hooks at its end: a dict whose ``"loss"``, if any, may be anything."""
+    """The outputs of a step for the hooks at the end: a dict, with any value as ``"loss"``."""
 
     @classmethod
     def from_training_step_output(cls, training_step_output: Any) -> TrialOutputs:
+        """Keep a dict as returned, without the graph of the loss."""
         if not isinstance(training_step_output, Mapping):
             return super().from_training_step_output(training_step_output)  # type: ignore[return-value]
         outputs = dict(training_step_output)
@@ -32,13 +31,13 @@ class TrialOutputs(pl.loops.optimization.manual.ManualResult):
 
 
 class TrialOptimization(pl.loops.optimization.manual._ManualOptimization):
-    """Lightning's loop for manual optimization, adapted to what a trial returns."""
+    """Lightning's loop for manual optimization, adapted to the outputs of a trial."""
 
     output_result_cls = TrialOutputs
 
 
 def _draw(dataloader_iter: Any, items: Iterator[tuple[Any, int, int]]) -> Any:
-    """Return the next batch of ``items``, which hooks now get with its index; it does not count as fetched."""
+    """Return the next batch of ``items`` as the current batch of the hooks, without counting a fetch."""
     fetcher = dataloader_iter.data_fetcher
     counted = fetcher.iterator, fetcher.fetched, fetcher.done
     fetcher.iterator = items
@@ -55,21 +54,40 @@ def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
     _draw(dataloader_iter, iter([(None, batch_idx, 0)]))
 
 
-class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
-    """Lightning's loop over an epoch, but its steps begin without an exchange between the ranks.
+@dataclasses.dataclass(frozen=True)
+class TrialCalls:
+    """Functions of a trial for the loops of a trainer to call; None for no function.
 
-    ``validation_due``, if set, says whether Lightning validates after the current step, whatever its flags say.
-    ``next_batch``, if set, returns the batch of each step and its index in the epoch before the first hook of the step
-    is called; ``shown`` is that batch until the step is over. ``after_step``, if set, is called after each step.
+    Attributes:
+        next_batch: returns each training batch, and the index in the epoch, before the first hook of the step.
+        prepare_batch: prepares each validation batch of Lightning's before the first hook of the step.
+        after_training_step, after_validation_step: called after the hooks at the end of a step.
+        after_validation: called after the hooks at the end of a validation.
     """
+
+    next_batch: Callable[[], tuple[Any, int]] | None = None
+    prepare_batch: Callable[[Any], Any] | None = None
+    after_training_step: Callable[[], None] | None = None
+    after_validation_step: Callable[[], None] | None = None
+    after_validation: Callable[[], None] | None = None
+
+
+class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
+    """Lightning's loop over an epoch, without an exchange between the ranks at the beginning of a step.
+
+    Attributes:
+        validation_due: whether Lightning validates after the current step; None leaves the answer to Lightning's flags.
+        calls: functions of a trial.
+        shown: the batch from ``calls.next_batch`` during a step.
+    """
+
+    validation_due: bool | None = None
+    calls = TrialCalls()
+    shown: Any = None
 
     def __init__(self, trainer: pl.Trainer, min_steps: int | None, max_steps: int) -> None:
         super().__init__(trainer, min_steps, max_steps)
         self.manual_optimization = TrialOptimization(trainer)
-        self.validation_due: bool | None = None
-        self.next_batch: Callable[[], tuple[Any, int]] | None = None
-        self.shown: Any = None
-        self.after_step: Callable[[], None] | None = None
 
     @contextlib.contextmanager
     def counting_from_one(self) -> Iterator[None]:
@@ -87,27 +105,28 @@ class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
         return super()._should_check_val_fx(data_fetcher) if self.validation_due is None else self.validation_due
 
     def advance(self, data_fetcher: Any) -> None:
+        """Run a step; warn if a hook has ended the epoch."""
         try:
             self._advance(data_fetcher)
         except StopIteration:
-            if self.after_step is not None and self._has_skipped():
+            if self.calls.after_training_step is not None and self._has_skipped():
                 logger.warning(
                     "on_train_batch_start() returned -1, which ends an epoch of Lightning. An epoch of a trial has "
                     "all of its batches in any case, so the trial goes on with the same batch."
                 )
             raise
-        if self.after_step is not None:
-            self.after_step()
+        if self.calls.after_training_step is not None:
+            self.calls.after_training_step()
 
     def _has_skipped(self) -> bool:
         counts: Any = self.batch_progress.current
         return bool(counts.ready > counts.started)
 
     def _advance(self, data_fetcher: Any) -> None:
-        if self.next_batch is None:
+        if self.calls.next_batch is None:
             super().advance(data_fetcher)
             return
-        items = ((batch, batch_idx, 0) for batch, batch_idx in iter(self.next_batch, None))
+        items = ((batch, batch_idx, 0) for batch, batch_idx in iter(self.calls.next_batch, None))
         self.shown = _draw(data_fetcher.iterator_wrapper, items)
         try:
             super().advance(data_fetcher)
@@ -119,7 +138,7 @@ class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
 
 
 class _Prepared(Iterator[tuple[Any, int, int]]):
-    """Prepares the batches of ``items``, which come with their own index and their loader's; keeps the latest."""
+    """Prepares the batches of ``items`` (batch, index, index of the loader), and keeps the latest batch."""
 
     def __init__(self, items: Iterator[tuple[Any, int, int]], prepare: Callable[[Any], Any]) -> None:
         self._items = items
@@ -133,43 +152,39 @@ class _Prepared(Iterator[tuple[Any, int, int]]):
 
 
 class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
-    """Lightning's loop over validation data.
+    """Lightning's loop over validation data, with functions of a trial as ``calls``."""
 
-    If ``prepare_batch`` is set, the batch of each step is taken and prepared before the first hook of the step.
-    ``after_step`` and ``after_validation``, if set, are called after the hooks at the end of a step, and of all.
-    """
-
-    prepare_batch: Callable[[Any], Any] | None = None
-    after_step: Callable[[], None] | None = None
-    after_validation: Callable[[], None] | None = None
+    calls = TrialCalls()
 
     @classmethod
-    def like(cls, loop: pl.loops.evaluation_loop._EvaluationLoop) -> TrialEvaluationLoop:
+    def adapt(cls, loop: Any) -> TrialEvaluationLoop:
+        """Return a loop for trials with the state of one of Lightning's loops."""
         made = cls(loop.trainer, TrainerFn.VALIDATING, RunningStage.VALIDATING)
         vars(made).update(vars(loop))
         return made
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
-        if self.prepare_batch is not None:
+        if self.calls.prepare_batch is not None:
             fetcher = dataloader_iter.data_fetcher
             if not isinstance(fetcher.iterator, _Prepared):
-                fetcher.iterator = _Prepared(fetcher.iterator, self.prepare_batch)
+                fetcher.iterator = _Prepared(fetcher.iterator, self.calls.prepare_batch)
             batch, batch_idx, dataloader_idx = next(dataloader_iter)  # at the end of the data a StopIteration
             self.batch_progress.is_last_batch = dataloader_iter.done
         super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
-        if self.after_step is not None:
-            self.after_step()
+        if self.calls.after_validation_step is not None:
+            self.calls.after_validation_step()
 
     def _on_evaluation_end(self, *args: Any, **kwargs: Any) -> None:
         super()._on_evaluation_end(*args, **kwargs)
-        if self.after_validation is not None:
-            self.after_validation()
+        if self.calls.after_validation is not None:
+            self.calls.after_validation()
 
 
 class TrialCheckpointConnector(CheckpointConnector):
-    """Lightning's checkpoints, with the trial in them, whatever hooks a module overrides."""
+    """Lightning's checkpoints, with the trial inside, regardless of overridden hooks."""
 
     def dump_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return Lightning's checkpoint with the trial."""
         checkpoint: dict[str, Any] = super().dump_checkpoint(*args, **kwargs)
         add = getattr(self.trainer.lightning_module, "add_trial", None)
         if add is not None:
@@ -177,6 +192,7 @@ class TrialCheckpointConnector(CheckpointConnector):
         return checkpoint
 
     def restore_model(self) -> None:
+        """Give the trial its part of a checkpoint, then let Lightning restore the rest of the module."""
         take = getattr(self.trainer.lightning_module, "take_trial", None)
         if self._loaded_checkpoint and take is not None:
             take(self._loaded_checkpoint)
@@ -184,10 +200,11 @@ class TrialCheckpointConnector(CheckpointConnector):
 
 
 class TrialLoggerConnector(LoggerConnector):
-    """Decides when callbacks and modules log, in a trial's run by the number of the batch, which is also the step."""
+    """Decides when callbacks and modules log; in a trial's run by the number of the batch."""
 
     @property
     def should_update_logs(self) -> bool:
+        """Whether callbacks and modules log in this step."""
         loop = self.trainer.fit_loop.epoch_loop
         if not isinstance(loop, TrialEpochLoop) or loop.validation_due is None:
             return super().should_update_logs
@@ -196,71 +213,49 @@ class TrialLoggerConnector(LoggerConnector):
 
 
 def use_trial_loops(trainer: Any) -> None:
-    """Replace the loops of a trainer, its logs, which then count batches from 1, and its checkpoints."""
+    """Replace the loops of a trainer, the log (batches count from 1), and the checkpoints."""
     before = trainer.fit_loop.epoch_loop
     if isinstance(before, TrialEpochLoop):
         return
     loop = TrialEpochLoop(trainer, before.min_steps, before.max_steps)
-    loop.val_loop = TrialEvaluationLoop.like(before.val_loop)
+    loop.val_loop = TrialEvaluationLoop.adapt(before.val_loop)
     trainer.fit_loop.epoch_loop = loop
-    trainer.validate_loop = TrialEvaluationLoop.like(trainer.validate_loop)
-    connector = TrialLoggerConnector(trainer)
-    vars(connector).update(vars(trainer._logger_connector))
-    trainer._logger_connector = connector
-    checkpoints = TrialCheckpointConnector(trainer)
-    vars(checkpoints).update(vars(trainer._checkpoint_connector))
-    trainer._checkpoint_connector = checkpoints
+    trainer.validate_loop = TrialEvaluationLoop.adapt(trainer.validate_loop)
+    connectors: dict[str, Any] = {
+        "_logger_connector": TrialLoggerConnector(trainer),
+        "_checkpoint_connector": TrialCheckpointConnector(trainer),
+    }
+    for name, connector in connectors.items():
+        vars(connector).update(vars(getattr(trainer, name)))
+        setattr(trainer, name, connector)
 
 
 def allow_validation(trainer: pl.Trainer, due: bool | None) -> None:
-    """Let Lightning validate after the current step, or not, or as its flags say; for a :class:`TrialEpochLoop`.
+    """Let Lightning validate after the current step (True), or not (False), or by the trainer's flags (None).
 
-    The flags stay as they are, because callbacks read them: a ``ModelCheckpoint`` chooses by them when it saves.
+    The flags of the trainer stay unchanged for callbacks: a ``ModelCheckpoint`` decides by flags when to save.
     """
     epoch_loop: Any = trainer.fit_loop.epoch_loop
     epoch_loop.validation_due = due
 
 
-def show_batches(
-    trainer: pl.Trainer,
-    next_training_batch: Callable[[], tuple[Any, int]] | None,
-    prepare_validation_batch: Callable[[Any], Any] | None,
-) -> None:
-    """Show each batch to the hooks at the start of its step, or none if None; call it after :func:`use_trial_loops`.
-
-    The first function returns a batch and its index in the epoch; the second one prepares what Lightning has fetched.
-    """
+def use_calls(trainer: pl.Trainer, calls: TrialCalls) -> None:
+    """Let the loops of a trainer call functions, after :func:`use_trial_loops`."""
     epoch_loop: Any = trainer.fit_loop.epoch_loop
-    epoch_loop.next_batch = next_training_batch
-    loops: list[Any] = [epoch_loop.val_loop, trainer.validate_loop]
+    loops: list[Any] = [epoch_loop, epoch_loop.val_loop, trainer.validate_loop]
     for loop in loops:
-        loop.prepare_batch = prepare_validation_batch
+        loop.calls = calls
 
 
-def call_afterwards(
-    trainer: pl.Trainer,
-    training_step: Callable[[], None] | None,
-    validation_step: Callable[[], None] | None,
-    validation: Callable[[], None] | None,
-) -> None:
-    """Let functions be called after each step and each validation, when all hooks at its end were called."""
-    epoch_loop: Any = trainer.fit_loop.epoch_loop
-    epoch_loop.after_step = training_step
-    loops: list[Any] = [epoch_loop.val_loop, trainer.validate_loop]
-    for loop in loops:
-        loop.after_step = validation_step
-        loop.after_validation = validation
-
-
-def shown_batch(dataloader_iter: Any) -> Any:
-    """Return the validation batch that was shown to the hooks at the start of the current step."""
+def get_shown_batch(dataloader_iter: Any) -> Any:
+    """Return the validation batch of the current step, as shown to the hooks."""
     return dataloader_iter.data_fetcher.iterator.latest
 
 
-def validation_limit(trainer: pl.Trainer, dataloader_iter: Any) -> int | None:
-    """Return how many batches the current validation takes from its loader at most; None for all of them."""
-    flags: Any = trainer  # mypy does not see what Lightning's connectors set
+def read_validation_limit(trainer: pl.Trainer, dataloader_iter: Any) -> int | None:
+    """Return the maximum number of batches in the current validation, or None for all batches."""
+    flags: Any = trainer  # mypy does not see attributes set by Lightning's connectors
     if isinstance(flags.limit_val_batches, float) and flags.limit_val_batches == 1.0:
-        return None  # a loader may have more batches than its length says
+        return None  # a loader may have more batches than len(loader)
     (limit,) = dataloader_iter.data_fetcher.combined_loader.limits
     return None if math.isinf(limit) else limit

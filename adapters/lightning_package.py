@@ -1,8 +1,8 @@
-"""The choice of the package that Lightning is imported from; all other modules take Lightning from here.
+"""The package of Lightning, ``lightning`` or ``pytorch_lightning``: all other modules import Lightning from here.
 
-``lightning`` and ``pytorch_lightning`` hold the same code twice, and a trainer of one refuses the classes of the other.
-So one of them is chosen when this module is first imported: the one in ``DET_LIGHTNING_PACKAGE``, else the one that is
-already imported, else the one that the importing program names in its source, else ``pytorch_lightning``.
+Both packages hold the same code, and a trainer of one package refuses the classes of the other. So the first import of
+this module chooses a package: the value of ``DET_LIGHTNING_PACKAGE``, else the package already imported, else the
+package named in the source of the importing program, else ``pytorch_lightning``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import linecache
 import os
 import pathlib
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 VARIABLE = "DET_LIGHTNING_PACKAGE"
 _DEFAULT = "pytorch_lightning"
-# By the name that programs import, the module with Lightning's classes.
+# By the name in programs, the module with Lightning's classes.
 _MODULES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}
 
 
@@ -35,29 +36,29 @@ def _choose() -> str:
     imported = [name for name, module in _MODULES.items() if module in sys.modules]
     if len(imported) == 1:
         return imported[0]
-    return next((names.pop() for names in _packages_in_sources() if len(names) == 1), _DEFAULT)
+    return next((names.pop() for names in _search_sources() if len(names) == 1), _DEFAULT)
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether a module can be imported; what it is in may be a file or directory of the user's."""
+    """Return whether a module can be imported; a file or directory of the user may have the name of the package."""
     package, _, part = module.partition(".")
     spec = importlib.util.find_spec(package)
     folders = None if spec is None else spec.submodule_search_locations
     return any((pathlib.Path(folder) / part / "__init__.py").is_file() for folder in folders or ())
 
 
-def _packages_in_sources() -> Iterator[set[str]]:
-    """Yield for each running file, innermost first, the packages of Lightning that it imports anywhere."""
-    frame = sys._getframe()
-    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+def _search_sources() -> Iterator[set[str]]:
+    """Yield the imported packages of Lightning for each running file, innermost first."""
+    frame = inspect.currentframe()
+    while frame is not None and (frame := frame.f_back) is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] in ("det_lightning", "importlib"):
             continue
         source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
         if "lightning" in source:
-            yield _imported_packages(source)
+            yield _find_imports(source)
 
 
-def _imported_packages(source: str) -> set[str]:
+def _find_imports(source: str) -> set[str]:
     try:
         tree = ast.parse(source)
     except SyntaxError:  # a notebook's cell with magics
@@ -71,9 +72,9 @@ def _imported_packages(source: str) -> set[str]:
     return {name.partition(".")[0] for name in names} & _MODULES.keys()
 
 
-#: The package that is used, as programs import it.
+#: The chosen package, by the name in programs.
 PACKAGE = _choose()
-#: The other one.
+#: The other package.
 (OTHER,) = _MODULES.keys() - {PACKAGE}
 
 if TYPE_CHECKING:

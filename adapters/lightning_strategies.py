@@ -14,9 +14,10 @@ from det_lightning.adapters.lightning_package import pl
 
 
 class _CheckingLauncher:
-    """Lets the module check its trainer before other processes are started."""
+    """Lets the module check the trainer before other processes start."""
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """Check the trainer, then start processes."""
         check = getattr(getattr(trainer, "lightning_module", None), "check_before_launch", None)
         if check is not None:
             check(trainer)
@@ -24,17 +25,17 @@ class _CheckingLauncher:
 
 
 class CheckingScriptLauncher(_CheckingLauncher, pl.strategies.launchers._SubprocessScriptLauncher):
-    """Lightning's launcher that runs the script again."""
+    """Lightning's launcher for running the script again."""
 
 
 class CheckingProcessLauncher(_CheckingLauncher, pl.strategies.launchers._MultiProcessingLauncher):
-    """Lightning's launcher that forks or spawns processes."""
+    """Lightning's launcher for forking or spawning processes."""
 
 
-def checking_launcher(
+def make_launcher(
     strategy: pl.strategies.DDPStrategy, start_method: Any
 ) -> CheckingProcessLauncher | CheckingScriptLauncher:
-    """Return a launcher that calls the module's ``check_before_launch(trainer)`` before it starts processes."""
+    """Return a launcher that calls the module's ``check_before_launch(trainer)`` first."""
     environment = strategy.cluster_environment
     if start_method != "popen":
         return CheckingProcessLauncher(strategy, start_method=start_method)
@@ -45,15 +46,15 @@ def checking_launcher(
 # Strategies
 
 
-def ddp_options(strategy: pl.strategies.DDPStrategy) -> tuple[dict[str, Any], list[str]]:
-    """Return how a strategy replicates models, as arguments, and the names of its other options in use."""
+def read_ddp_options(strategy: pl.strategies.DDPStrategy) -> tuple[dict[str, Any], list[str]]:
+    """Return how a strategy replicates models, as arguments, and the names of other options in use."""
     hooks = {name: vars(strategy)[f"_{name}"] for name in ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper")}
     options = {**strategy._ddp_kwargs, **hooks}
     return options, [] if strategy._model_averaging_period is None else ["model_averaging_period"]
 
 
-def fsdp_options(strategy: pl.strategies.FSDPStrategy) -> tuple[dict[str, Any], list[str]]:
-    """Return how a strategy shards models, as arguments, and the names of its other options in use."""
+def read_fsdp_options(strategy: pl.strategies.FSDPStrategy) -> tuple[dict[str, Any], list[str]]:
+    """Return how a strategy shards models, as arguments, and the names of other options in use."""
     kwargs = {name: value for name, value in strategy.kwargs.items() if name != "use_orig_params"}
     policy = kwargs.pop("auto_wrap_policy", None)
     options: dict[str, Any] = {}
@@ -69,10 +70,10 @@ def fsdp_options(strategy: pl.strategies.FSDPStrategy) -> tuple[dict[str, Any], 
 
 
 def replace_strategy(trainer: pl.Trainer, strategy: pl.strategies.DDPStrategy) -> None:
-    """Make a trainer use another strategy, in the processes that were started for the current one."""
+    """Give a trainer another strategy, in the processes started for the current strategy."""
     given: Any = trainer.strategy
     module = trainer.lightning_module
-    # The attributes that all strategies for several processes share: devices, launcher, process group, plugins.
+    # Attributes shared by all strategies for several processes: devices, launcher, process group, plugins.
     of_processes = vars(pl.strategies.DDPStrategy()).keys() & vars(pl.strategies.FSDPStrategy()).keys()
     vars(strategy).update({name: value for name, value in vars(given).items() if name in of_processes})
     strategy.num_nodes = given.num_nodes

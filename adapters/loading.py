@@ -30,9 +30,9 @@ _MODEL = re.compile(r"models\.\d+")
 
 
 class SavedTrial:
-    """A trial in a checkpoint, which is a ``.ckpt`` file or a directory in Determined's format.
+    """A trial in a checkpoint: a ``.ckpt`` file or a directory in Determined's format.
 
-    The arguments, and what is raised, are those of ``TrialModule.load_from_checkpoint``.
+    The arguments and the errors are those of ``TrialModule.load_from_checkpoint``.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SavedTrial:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._map_location = map_location
-        where: Any = map_location if map_location is not None else _where_it_was
+        where: Any = map_location if map_location is not None else _keep_device
         if isinstance(path, str | os.PathLike):
             self._source = str(Location.parse(path, dict(storage_options or {})))
             reader = TrialCheckpointIO(
@@ -56,13 +56,13 @@ class SavedTrial:
         if DETERMINED_KEY not in checkpoint and TRIAL_KEY not in checkpoint:
             raise errors.InvalidCheckpointException(
                 f"{self._source} was not written by a TrialModule. `det-lightning checkpoint import --any-module` "
-                "makes a checkpoint for a trial of that of another LightningModule."
+                "converts a checkpoint of another LightningModule."
             )
         self._content: CheckpointContent = checkpoint.get(DETERMINED_KEY) or from_lightning(checkpoint)
         modernize(self._content.state, self._source)
 
     def arguments(self, module_class: type, given: dict[str, Any], hparams_file: Any = None) -> dict[str, Any]:
-        """Return the arguments of a module: those that are given, and the settings that the checkpoint has."""
+        """Return the arguments of a module: the given arguments, and the settings in the checkpoint."""
         parameters = inspect.signature(module_class).parameters
         if "trial" in parameters and parameters["trial"].default is inspect.Parameter.empty and "trial" not in given:
             written_by = self._content.trial_class
@@ -75,14 +75,14 @@ class SavedTrial:
         hparams = settings["hparams"]
         if hparams_file is not None:
             hparams = dict(pl.core.saving.load_hparams_from_yaml(hparams_file))
-        elif hparams is None:  # as in files that `det-lightning checkpoint export` wrote from older checkpoints
+        elif hparams is None:  # as in a `det-lightning checkpoint export` of an older checkpoint
             hparams = (content.lightning or {}).get("hyper_parameters")
         known = {"hparams": hparams, "exp_conf": settings["experiment_config"]}
         takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
         taken = {
             name: value for name, value in known.items() if value is not None and (takes_any or name in parameters)
         }
-        kept = self._kept_arguments() if hparams_file is None else hparams
+        kept = self._read_kept_arguments() if hparams_file is None else hparams
         if unread := [
             name for name, value in taken.items() if name not in given and safe_load.holds_placeholder(value)
         ]:
@@ -90,20 +90,21 @@ class SavedTrial:
                 f"{' and '.join(unread)} in {self._source} hold objects, and reading these could run code. Pass "
                 f"{'=..., '.join(unread)}=...; or, if you know where the file comes from, weights_only=False."
             )
-        # Only what a subclass adds: no file may say that it is to be trusted.
+        # Only arguments added by a subclass: no file may declare itself trusted.
         base = next(one for one in module_class.__mro__ if one.__module__.startswith("det_lightning."))
         own = [name for name in parameters if name in kept and name not in inspect.signature(base).parameters]
         usable = [name for name in own if not (is_masked(kept[name]) or safe_load.holds_placeholder(kept[name]))]
         return {**{name: kept[name] for name in usable}, **taken, **given}
 
-    def _kept_arguments(self) -> dict[str, Any]:
-        """Return what ``save_hyperparameters()`` has kept of the arguments of a subclass."""
+    def _read_kept_arguments(self) -> dict[str, Any]:
+        """Return the arguments of a subclass kept by ``save_hyperparameters()``."""
         lightning = self._content.lightning or {}
-        # Otherwise these are the hyperparameters of the trial, as TrialModule itself keeps them.
+        # Otherwise TrialModule itself has kept the hyperparameters of the trial.
         has_arguments = lightning.get("hparams_name") == "kwargs"
         return dict(lightning.get("hyper_parameters") or {}) if has_arguments else {}
 
     def device(self) -> torch.device:
+        """Return the device to load to: ``map_location``, or the device of the saved weights."""
         if isinstance(self._map_location, str | torch.device):
             return torch.device(self._map_location)
         models = self._content.state["models_state_dict"]
@@ -111,26 +112,27 @@ class SavedTrial:
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def load_into(self, context: PyTorchTrialContext, strict: bool = True) -> None:
+        """Load the weights into the models of a context."""
         content = self._content
         load_models(context, content.state, self._source, content.trial_class, strict=strict)
 
-    def rest_of_module(self) -> dict[str, Any]:
-        """Return the weights of the module that belong to no model of its trial."""
+    def get_rest_of_module(self) -> dict[str, Any]:
+        """Return the weights of the module outside of the trial's models."""
         return dict((self._content.lightning or {}).get("state_dict", {}))
 
 
 def rename_models(weights: Mapping[str, Any], expected: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Return the state dict of a module with the names of the ``expected`` one, which DDP prefixes, or does not."""
-    renamed = OrderedDict((_name_in(expected, name), value) for name, value in weights.items())
-    versions = getattr(weights, "_metadata", {})  # of modules, which torch attaches to a state dict
+    """Return the state dict of a module with the names in ``expected``: DDP adds a prefix to names."""
+    renamed = OrderedDict((_match_name(expected, name), value) for name, value in weights.items())
+    versions = getattr(weights, "_metadata", {})  # versions of modules, attached by torch to a state dict
     known = getattr(expected, "_metadata", {})
     renamed._metadata = OrderedDict(  # type: ignore[attr-defined]
-        (_name_in(known, name), version) for name, version in versions.items()
+        (_match_name(known, name), version) for name, version in versions.items()
     )
     return renamed
 
 
-def _name_in(known: Container[str], name: str) -> str:
+def _match_name(known: Container[str], name: str) -> str:
     match = _MODEL.match(name)
     if name in known or match is None:
         return name
@@ -140,8 +142,8 @@ def _name_in(known: Container[str], name: str) -> str:
     return next((one for one in (model + wrapped + rest, model + rest.removeprefix(wrapped)) if one in known), name)
 
 
-def _where_it_was(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    """Leave a tensor on the device where it was saved, or put it on the CPU if there is no such device now."""
+def _keep_device(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    """Leave a tensor on the device where it was saved, or move the tensor to the CPU if the device is missing."""
     kind = location.partition(":")[0]
     module = getattr(torch, kind, None)
     is_there = kind == "cpu" or (module is not None and module.is_available())

@@ -3,70 +3,66 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
-
-import torch
 
 from det_lightning import errors
 from det_lightning.adapters import conflicts, driving, flags, given_data, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
-from det_lightning.adapters.hooks import WatchedHooks, answers, refuse_unsupported_methods
+from det_lightning.adapters.hooks import answers, refuse_unsupported_methods
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.lightning_package import TrainerFn, pl
-from det_lightning.adapters.mixture import warn_of_mixture
-from det_lightning.adapters.reporting import LightningReporter
-from det_lightning.adapters.strategies.replaced import use_trial_strategy
-from det_lightning.arguments import wrong_argument
+from det_lightning.adapters.runs import ModuleRuns
+from det_lightning.adapters.strategies.processes import use_trial_strategy
+from det_lightning.adapters.trial_schedule import ModuleSchedule
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.workload_reports import Reporter
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
 from det_lightning.masking import mask
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
-from det_lightning.pytorch._settings import ExpConf, RunConfiguration
+from det_lightning.pytorch._settings import ExpConf
 from det_lightning.units import TrainUnit
 
-# Configuration fields for what DeterminedCheckpoint takes as arguments.
+_NO_RUN = "A run begins with pl.Trainer.fit() or validate()."
+# Configuration fields for arguments of DeterminedCheckpoint.
 _OF_CHECKPOINTS = ("checkpoint_policy", "checkpoint_storage", "min_checkpoint_period")
 
 
 class TrialModule(InferenceModule):
-    """A Determined trial as a ``LightningModule``: fit it, validate it and log it like any other.
+    """A Determined trial as a ``LightningModule``: fit, validate and log the module like any other.
 
-    The trial is built once ``pl.Trainer`` has chosen the device. Its epochs are Lightning's epochs, its metrics
-    Lightning's logged metrics. One Lightning step trains several batches, unless a callback looks at each of them.
+    ``pl.Trainer`` chooses the device, then the module builds the trial. Epochs are Lightning's epochs, metrics are
+    logged by Lightning. One Lightning step trains several batches, unless a callback looks at each batch.
 
     Args:
-        trial: a subclass of ``PyTorchTrial``, or a trial that is already built (then give its ``context`` too).
-        hparams: hyperparameters for the trial's context; by default those of ``exp_conf``, with the middle of a range.
-        exp_conf: experiment configuration for the trial's context, as a YAML file or a dict, which may be partial. It
-            supplies what neither the other arguments nor the flags of ``pl.Trainer`` say. Its fields about checkpoints
-            have no effect (see ``DeterminedCheckpoint``), and it seeds nothing.
+        trial: a subclass of ``PyTorchTrial``, or a built trial together with its ``context``.
+        hparams: hyperparameters for the trial's context. Default to ``exp_conf``'s, with the middle of each range.
+        exp_conf: experiment configuration for the trial's context, as a YAML file or a dict, complete or partial. Other
+            arguments and the flags of ``pl.Trainer`` come first. Fields about checkpoints have no effect (see
+            ``DeterminedCheckpoint``), and no seed is set.
         trial_kwargs: arguments of the trial in addition to the context.
         aggregation_frequency: number of batches whose gradients make one optimizer update.
-        average_aggregated_gradients: divide the gradients of an update by that number.
-        trial_seed: what ``context.get_trial_seed()`` returns.
-        max_length: number of batches or epochs to train for, before a final validation; by default ``pl.Trainer``
+        average_aggregated_gradients: divide the gradients of an update by ``aggregation_frequency``.
+        trial_seed: the value of ``context.get_trial_seed()``.
+        max_length: number of batches or epochs to train for, before a final validation. By default ``pl.Trainer``
             decides, then ``exp_conf``.
-        validation_period: one period or several; by default ``check_val_every_n_epoch`` and ``val_check_interval`` of
+        validation_period: one period or several. Defaults to ``check_val_every_n_epoch`` and ``val_check_interval`` of
             ``pl.Trainer``.
-        reporting_period: by default ``log_every_n_steps`` of ``pl.Trainer``.
+        reporting_period: defaults to ``log_every_n_steps`` of ``pl.Trainer``.
         step_zero_validation: validate before the first batch.
-        test_mode: train on one batch, or on as many as the number says, and validate on one.
-        context: the context of a trial that is already built.
-        trusted: unpickle anything in a checkpoint, running whatever code it contains.
-        storage_options: for the file system when ``ckpt_path=`` is a URL, such as ``endpoint_url``.
-        newest_first: paths or URLs of checkpoints, as ``CheckpointStorage.newest_first()`` yields them: if
-            ``ckpt_path=`` is one of them and damaged, the run resumes from the next one, with a warning.
-        recorded: SHA-256 of files of checkpoints in directories that are trusted, recorded when they were written.
+        test_mode: train on this number of batches (True is 1), and validate on a single batch.
+        context: the context of a built trial.
+        trusted: unpickle any object in a checkpoint, running any code in the file.
+        storage_options: for the file system when ``ckpt_path=`` is a URL, for example ``endpoint_url``.
+        newest_first: paths or URLs of checkpoints, from ``CheckpointStorage.newest_first()``. If ``ckpt_path=`` is
+            among these paths and damaged, the run resumes from the next path, with a warning.
+        recorded: SHA-256 of trusted files in checkpoints, recorded when the files were written.
 
     Raises:
         ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
@@ -106,48 +102,32 @@ class TrialModule(InferenceModule):
         recorded: Collection[str] = (),
     ) -> None:
         super().__init__()
-        warn_of_mixture()
+        conflicts.warn_of_mixture()
         self._initial_type = self.dtype
         self.automatic_optimization = False
-        if not (context is None or isinstance(context, PyTorchTrialContext)):
-            raise TypeError(
-                wrong_argument("TrialModule(context=...)", "the context of `with init(...) as context`", context)
-            )
-        if context is None:
-            configuration = RunConfiguration.of_call(exp_conf, hparams)
-            hparams = configuration.hparams
-        else:
-            configuration = context.settings.configuration
-            if aggregation_frequency is None and context.aggregation_frequency > 1:
-                aggregation_frequency = context.aggregation_frequency
-        self._given_aggregation = aggregation_frequency
-        said = configuration.complete(
+        self.trial_builder = TrialBuilder(
+            trial,
+            context,
+            trial_kwargs,
+            exp_conf,
+            hparams,
             aggregation_frequency=aggregation_frequency,
             average_aggregated_gradients=average_aggregated_gradients,
             trial_seed=trial_seed,
         )
-        self.trial_builder = TrialBuilder(
-            trial, context, {} if trial_kwargs is None else trial_kwargs, configuration, said
+        configuration = self.trial_builder.configuration
+        schedule = ModuleSchedule(
+            configuration, max_length, validation_period, reporting_period, step_zero_validation, test_mode
         )
-        given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
-        # A wrong period raises now, not when training starts.
-        self._given_schedule = Schedule(max_length, validation_period, None, reporting_period, test_mode)
-        self._configured_schedule = Schedule(**configuration.find_missing(given))
-        at_start = configuration.complete(step_zero_validation=step_zero_validation)
-        self._validates_at_step_zero: bool = at_start.get("step_zero_validation", False)
+        self._runs = ModuleRuns(schedule)
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first, recorded=recorded
         )
         self._taken: flags.TakenFlags | None = None
-        self._latest_run: TrialRun | None = None
-        self._fitted_run: TrialRun | None = None
-        self._is_lightnings = context is None
-        self._training_names: set[str] = set()
-        self._modes: list[tuple[torch.nn.Module, bool]] = []
-        self._given_data: dict[str, Callable[[], Any]] = {}
         self._forget_run()
+        hparams = configuration.hparams if context is None else hparams
         if hparams:
-            # For Lightning's checkpoints and loggers, which use the variable's name; the trial has its own copy.
+            # For Lightning's checkpoints and loggers, under the variable's name; the trial has a copy.
             hparams = mask(as_plain(hparams, "hparams", Losses(), MOST_IN_SETTINGS))
             self.save_hyperparameters(hparams)
 
@@ -159,11 +139,12 @@ class TrialModule(InferenceModule):
         self.resume_content: CheckpointContent | None = None
 
     def check_before_launch(self, trainer: pl.Trainer) -> None:
-        flags.refuse_unsupported_flags(trainer, self._given_aggregation, before_launch=True)
+        """Refuse unsupported flags before a strategy starts processes."""
+        flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation, before_launch=True)
 
     @property
     def trainer(self) -> pl.Trainer:
-        """The trainer of the module; see ``LightningModule.trainer``. It is told of the trial when it is set."""
+        """The trainer of the module; setting a trainer prepares the trainer for the trial."""
         return super().trainer
 
     @trainer.setter
@@ -173,8 +154,8 @@ class TrialModule(InferenceModule):
             self._attach(trainer)
 
     def _attach(self, trainer: pl.Trainer) -> None:
-        """Take what the trial decides on from a trainer that begins a call, or refuse it."""
-        flags.refuse_unsupported_flags(trainer, self._given_aggregation)
+        """Adapt a trainer that begins a call to the trial, or refuse the trainer."""
+        flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation)
         refuse_unsupported_methods(self, trains=trainer.training or trainer.validating)
         if trainer.training:
             conflicts.refuse_automatic_optimization(self)
@@ -186,7 +167,6 @@ class TrialModule(InferenceModule):
                 conflicts.warn_of_second_fit(trainer)
         if trainer.world_size > 1:
             use_trial_strategy(trainer)
-        self._given_data = given_data.take(trainer) if trainer.training or trainer.validating else {}
         lightning_loops.use_trial_loops(trainer)
         self._taken = flags.TakenFlags(trainer)
         self._forget_run()
@@ -194,12 +174,12 @@ class TrialModule(InferenceModule):
         driving.add_callbacks(trainer)
 
     def build_trial(self) -> None:
-        """Build the trial for the trainer's call, unless it is built already."""
+        """Build the trial for the trainer's call, unless the trial is built."""
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
             strategy.checkpoint_io = self._wrap_checkpoint_io(strategy.checkpoint_io)
-        # The trial's callbacks would see a sanity check as a validation, which Determined does not do.
-        lightning_internals.skip_sanity_check(self.trainer)
+        # The trial's callbacks would see a sanity check as a validation; Determined has none.
+        self.trainer.num_sanity_val_steps = 0
         assert self._taken is not None
         taken = self._taken
         runnable, context = self.trial_builder.build(self.trainer, taken.precision, taken.accumulated_batches)
@@ -210,54 +190,56 @@ class TrialModule(InferenceModule):
 
     @answers("return the data from the trial's build_training_data_loader()")
     def train_dataloader(self) -> Any:
+        """Return the training data of the run."""
         data = self.trial_run.data.training
         self.trial_answers["train_dataloader"] = [data]
         return data
 
     @answers("return the data from the trial's build_validation_data_loader()")
     def val_dataloader(self) -> Any:
+        """Return the validation data of the run; outside of ``fit``, start the run."""
         if self.trainer.state.fn is not TrainerFn.FITTING:
             self.start_trial_run()
         data = self.trial_run.data.validation
-        if given_data.are_none(data.source.loader):
+        if given_data.holds_nothing(data.source.loader):
             return []
         self.trial_answers["val_dataloader"] = [data]
         return data
 
-    # Training and validation. The methods of RunDriver document what the steps do.
+    # Training and validation
 
     @answers("put it in the trial's train_batch(), or in on_train_batch_start() and on_train_batch_end()")
     def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
+        """Train on batches up to the end of the step; see ``RunDriver.train``."""
         self.trial_answers["training_step"] = None
         with StopIterationGuard():
-            return self.running_driver().train(dataloader_iter)
+            return self.require_driver().train(dataloader_iter)
 
     @answers("put it in the trial's evaluate_batch(), or in on_validation_batch_start() and on_validation_batch_end()")
     def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
+        """Evaluate batches up to the end of the step; see ``RunDriver.evaluate``."""
         self.trial_answers["validation_step"] = None
         with StopIterationGuard():
-            return self.running_driver().evaluate(dataloader_iter)
-
-    def begin_training(self) -> None:
-        self.running_driver().begin_training(self._validates_at_step_zero)
+            return self.require_driver().evaluate(dataloader_iter)
 
     def after_training_step(self) -> None:
-        """Do what is due after a step, and after the hooks at its end."""
+        """Report, save or stop after a step, and after the hooks at the end of the step."""
         self.require_answer("training_step")
         del self.trial_answers["training_step"]
         lightning_internals.save_by_time(self.trainer)
         with StopIterationGuard():
-            lightning_loops.allow_validation(self.trainer, due=self.running_driver().act())
+            lightning_loops.allow_validation(self.trainer, due=self.require_driver().act())
 
     def after_validation_step(self) -> None:
+        """Check that the trial has evaluated the step."""
         self.require_answer("validation_step")
         del self.trial_answers["validation_step"]
 
     def after_validation(self) -> None:
-        """Do what is due after a validation, and after the hooks at its end."""
+        """Save or stop after a validation, and after the hooks at the end of the validation."""
         with StopIterationGuard():
             if self.trainer.state.fn is TrainerFn.FITTING:
-                self.running_driver().act_after_validation()
+                self.require_driver().act_after_validation()
 
     def abandon(self, exception: BaseException) -> None:
         """End the run after an exception."""
@@ -268,103 +250,48 @@ class TrialModule(InferenceModule):
             self.trial_builder.abandon(exception)
 
     def restore_flags(self) -> None:
+        """Give the trainer its flags back."""
         if self._taken is not None:
             self._taken.restore()
             self._taken = None
 
-    # A run decides on these itself.
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Keep the trial's gradients, which Lightning would clear at the start of each run."""
-
-    def on_validation_model_zero_grad(self) -> None:
-        """Keep the gradients, which may belong to an unfinished aggregation."""
-
-    def on_validation_model_eval(self) -> None:
-        """Put what is not of the trial into evaluation mode; the run itself changes the modes of its models."""
-        own = [module for name, module in self.named_modules() if name.partition(".")[0] != "models"]
-        # With Determined's API the models stay in evaluation mode until the next batch.
-        self._modes = [(module, module.training) for module in (self.modules() if self._is_lightnings else own)]
-        for module in own:
-            module.training = False
-
-    def on_validation_model_train(self) -> None:
-        """Put modules back into the modes that they had before."""
-        for module, mode in self._modes:
-            module.training = mode
-
     # Checkpoints of Lightning
 
     def add_trial(self, checkpoint: dict[str, Any]) -> None:
-        """Add what a resume of the trial needs to a checkpoint, after ``on_save_checkpoint``."""
-        add_content(checkpoint, self._fitted_run or self._latest_run)
+        """Add the trial's state for a resume to a checkpoint, after ``on_save_checkpoint``."""
+        add_content(checkpoint, self._runs.fitted or self._runs.latest)
         conflicts.write_trained_hparams(self, checkpoint)
 
     def take_trial(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built; before ``on_load_checkpoint``."""
         fits = self.trainer.state.fn is TrainerFn.FITTING
-        content = take_content(checkpoint, self.built_trial()[1], fits)
+        content = take_content(checkpoint, self, self.require_built_trial()[1], fits)
         if content is not None:
             self.resume_content = content
             if fits and not checkpoint.get("callbacks"):
                 conflicts.warn_of_lost_callbacks(self.trainer)
-        if content is not None or TRIAL_KEY in checkpoint:  # without content, the run had not begun
-            checkpoint["state_dict"] = {**self.state_dict(), **checkpoint["state_dict"]}
-        # The trial's own position replaces the state of Lightning's loops.
-        checkpoint.pop("loops", None)
 
     @property
     def trial_run(self) -> TrialRun:
-        """The current run of the trial, or the latest one, under ``fit`` or ``validate``.
+        """The current or the latest run, under ``fit`` or ``validate``; an InternalException before the first."""
+        if self._runs.latest is None:
+            raise errors.InternalException(_NO_RUN)
+        return self._runs.latest
 
-        Raises:
-            InternalException: no run has begun yet.
-        """
-        if self._latest_run is None:
-            raise _no_run()
-        return self._latest_run
-
-    def running_driver(self) -> RunDriver:
+    def require_driver(self) -> RunDriver:
+        """Return the driver of the run; raise an InternalException before the run begins."""
         if self.driver is None:
-            raise _no_run()
+            raise errors.InternalException(_NO_RUN)
         return self.driver
 
     def start_trial_run(self) -> None:
-        trial, context = self.built_trial()
-        fitted = self._fitted_run
-        if not self.trainer.training and fitted is not None and fitted.before_final_validation is None:
-            fitted.keep_state_before_validation()  # for what is saved afterwards
-        checkpoints = self.checkpoints
-        period = None if checkpoints is None else checkpoints.policy.period
-        if checkpoints is not None:
-            given_data.warn_of_lost_state(self.trainer)
+        """Make the run of this call, and build the loaders."""
         assert self._taken is not None
-        timer = self._taken.validation_timer(context)
-        schedule = flags.complete_schedule(
-            self.trainer, self._given_schedule, self._configured_schedule, context.position, period, timer
-        )
-        reporter = LightningReporter(self, TrialModule, self._training_names)
-        run = TrialRun(trial, context, schedule, [reporter, *self.reporters], self.resume_content, self.stop_request)
-        hooks = WatchedHooks(self.trainer, self, TrialModule, self._taken)
-        if checkpoints is not None:
-            checkpoints.attach(run)
-        self.driver = RunDriver(self.trainer, run, checkpoints, hooks, reporter, timer)
-        self.driver.start_up(given_data.builders(self._given_data, trial, context, self.trainer.training))
-        lightning_loops.call_afterwards(
-            self.trainer, self.after_training_step, self.after_validation_step, self.after_validation
-        )
-        given_data.require_epochs(self.trainer, self._given_data, run.data.epoch_len)
-        self._latest_run = run
-        if self.trainer.training:
-            self._fitted_run = run
-
-
-def _no_run() -> errors.InternalException:
-    return errors.InternalException("A run begins with pl.Trainer.fit() or validate().")
+        self._runs.start(self, TrialModule, self._taken)
 
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:
-    """Return the module; raise a TypeError unless it is a :class:`TrialModule`."""
+    """Return the module, or raise a TypeError unless the module is a :class:`TrialModule`."""
     if not isinstance(module, TrialModule):
         raise TypeError(
             f"{type(callback).__name__} works with a det_lightning.adapters.TrialModule; got a {type(module).__name__}."

@@ -1,4 +1,4 @@
-"""A trial's metrics as Lightning's, for loggers and callbacks; progress bars during steps that hold many batches."""
+"""A trial's metrics for Lightning's loggers and callbacks; progress bars during steps of many batches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BAR_INTERVAL_S = 0.1
 
 
 class LightningReporter:
-    """Passes the metrics of a module's trial to its Lightning trainer, with the number of batches as the step.
+    """Passes the metrics of a module's trial to a Lightning trainer, with the number of batches as the step.
 
-    A validation metric with the name of a training metric gets a ``val_`` prefix. ``training_names`` are those of the
-    runs before.
+    A validation metric with the name of a training metric gets a ``val_`` prefix. ``training_names`` come from earlier
+    runs.
     """
 
     def __init__(self, module: pl.LightningModule, base: type[pl.LightningModule], training_names: set[str]) -> None:
@@ -30,6 +30,7 @@ class LightningReporter:
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
+        """Show and log the averages of a workload."""
         trainer = self._module.trainer
         scalars = select_scalars(avg_metrics)
         self._training_names.update(scalars)
@@ -38,14 +39,14 @@ class LightningReporter:
         self._log(scalars, steps_completed)
 
     def log_initial(self) -> None:
-        """Log the metrics of a validation before the first batch, if the names of training metrics are known now.
+        """Log the metrics of a validation before the first batch, once the names of training metrics are known.
 
-        Or if the run ends, so that there are none.
+        A run that ends before the first batch logs the metrics at the end.
         """
         for name in self._initial.keys() - self._training_names:
             self._module.trainer.callback_metrics.pop(f"val_{name}", None)
         if self._initial:
-            self._log(self._named(self._initial), step=0)
+            self._log(self._rename(self._initial), step=0)
             self._initial = {}
 
     def _log(self, scalars: dict[str, float], step: int) -> None:
@@ -53,18 +54,18 @@ class LightningReporter:
             logger.log_metrics({**scalars, "epoch": self._module.trainer.current_epoch}, step=step)
             logger.save()
 
-    def _named(self, scalars: dict[str, float]) -> dict[str, float]:
+    def _rename(self, scalars: dict[str, float]) -> dict[str, float]:
         return {f"val_{name}" if name in self._training_names else name: value for name, value in scalars.items()}
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Log the metrics of a validation; only from within Lightning's validation loop."""
         scalars = select_scalars(metrics, leave_out=("batches", "epochs"))
-        named = self._named(scalars)
+        named = self._rename(scalars)
         if not named:
             return
         trainer = self._module.trainer
         if steps_completed == 0 and not self._training_names and trainer.state.fn is TrainerFn.FITTING:
-            # Only the first report tells what they are called. Loggers get them then, callbacks now under both names.
+            # Only the first report tells the names. Loggers get the metrics then, callbacks now, under both names.
             self._initial = scalars
             prefixed = {f"val_{name}": value for name, value in scalars.items()}
             lightning_internals.show_report(trainer, as_tensors(scalars), scalars)
@@ -87,26 +88,31 @@ def as_tensors(scalars: dict[str, float]) -> dict[str, torch.Tensor]:
 
 
 class BarRefresh:
-    """Draws the progress bars of a trainer at most ten times a second, through their documented hooks."""
+    """Draws the progress bars of a trainer at most ten times a second, through documented hooks.
+
+    Attributes:
+        any_on_a_rank: there are bars, here or on another rank; only the first rank draws bars.
+        any_drawn: this rank draws bars.
+    """
 
     def __init__(self, trainer: pl.Trainer) -> None:
         callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
         self._trainer = trainer
         bars = [callback for callback in callbacks if isinstance(callback, pl.callbacks.ProgressBar)]
-        #: Whether there are bars, here or on another rank: only the first rank draws them.
         self.any_on_a_rank = bool(bars)
         self._bars = [bar for bar in bars if getattr(bar, "is_enabled", True)]
         self.any_drawn = bool(self._bars)
         self._next_s = time.monotonic() + _BAR_INTERVAL_S
 
     def is_due(self) -> bool:
+        """Return whether a tenth of a second has passed since bars were drawn."""
         return time.monotonic() >= self._next_s
 
     def draw(self, hook: str, batches: int) -> None:
-        """Call each bar's ``hook`` for the end of a batch, given the number of batches that are done."""
+        """Call the ``hook`` of each bar for the end of a batch, with the number of finished batches."""
         self._next_s = time.monotonic() + _BAR_INTERVAL_S
         for bar in self._bars:
-            # tqdm's bar is drawn only at multiples of its refresh rate.
+            # tqdm's bar is drawn only at multiples of the refresh rate.
             rate = bar.refresh_rate if isinstance(bar, pl.callbacks.TQDMProgressBar) else 1
             if batches >= rate:
                 shown = batches - batches % rate

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 
-from det_lightning.adapters.lightning_internals import exit_code_of, interrupts_come_through
+from det_lightning.adapters.lightning_internals import choose_exit_code, interrupts_come_through
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.arguments import wrong_argument
@@ -102,7 +102,7 @@ class PreemptionHandler(pl.Callback):
         """
         context = require_trial_module(self, pl_module).trial_run.context
         if any(context.distributed.allgather(trainer.received_sigterm)):
-            raise Preempted(exit_code_of(trainer, self.exit_code))
+            raise Preempted(choose_exit_code(trainer, self.exit_code))
         if not self._signals.install():
             logger.info("Signals can only be handled in the main thread; call request() to end this run early.")
 

@@ -1,4 +1,4 @@
-"""The values of hyperparameters: choosing one for each in a configuration, and the form in which trials get them."""
+"""Hyperparameters: choosing a value for each entry of a configuration, and the form of values in trials."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from typing import Any
 
 from det_lightning.masking import mask
 
-__all__ = ["as_passed_on", "chosen_hparams", "explain_texts", "flat", "ranges_in"]
+__all__ = ["choose_hparams", "convert_like_master", "explain_texts", "find_ranges", "flatten"]
 
 # From here on Go writes exponents, and Python reads floats.
 _SMALLEST_WITH_EXPONENT = 1e21
-# Larger integers are floats in Go's JSON, of which it writes as few digits as are needed to tell them apart.
+# Larger integers are floats in Go's JSON, with as few digits as are needed to tell two floats apart.
 _LARGEST_EXACT = 2**53
 _LARGEST = 1e308
 
 
-def as_passed_on(value: Any) -> Any:
-    """Return a copy of a value as Determined's master passed it on: in Go's JSON, where ``64.0`` is ``64``."""
+def convert_like_master(value: Any) -> Any:
+    """Return a copy of a value as Determined's master would pass the value on: in Go's JSON ``64.0`` is ``64``."""
     if isinstance(value, Mapping):
-        return {name: as_passed_on(item) for name, item in value.items()}
+        return {name: convert_like_master(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [as_passed_on(item) for item in value]
+        return [convert_like_master(item) for item in value]
     if isinstance(value, int) and _LARGEST_EXACT < abs(value) < _LARGEST:
         value = float(value)
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _SMALLEST_WITH_EXPONENT
     return int(decimal.Decimal(float.__repr__(value))) if is_whole else value
 
 
-def chosen_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one value for each hyperparameter of a configuration; raise a ValueError that names all unreadable ones.
+def choose_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a value for each hyperparameter of a configuration; raise a ValueError naming all unreadable entries.
 
-    A constant gives its own value, ``categorical`` its first, and a range its middle, for ``log`` that of exponents.
+    A constant gives the value, ``categorical`` the first value, and a range the middle, for ``log`` the middle of the
+    exponents.
     """
     entries = config.get("hyperparameters") or {}
     mistakes: list[str] = []
@@ -44,12 +45,12 @@ def chosen_hparams(config: Mapping[str, Any]) -> dict[str, Any]:
     return hparams
 
 
-def flat(hparams: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(hparams: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested hyperparameters by their dotted names."""
     found: dict[str, Any] = {}
     for name, value in hparams.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            found |= flatten(value, f"{prefix}{name}.")
         else:
             found[f"{prefix}{name}"] = value
     return found
@@ -61,7 +62,7 @@ _TEXTS = "These hyperparameters are texts:"
 
 def explain_texts(error: TypeError, hparams: Mapping[str, Any] | None) -> None:
     """Add to an error about a text the hyperparameters that are texts and read like numbers, such as ``"0.1"``."""
-    texts = {name: value for name, value in flat(mask(hparams or {})).items() if _is_number(value)}
+    texts = {name: value for name, value in flatten(mask(hparams or {})).items() if _is_number(value)}
     if texts and _ABOUT_TEXT.search(str(error)) and _TEXTS not in str(error):
         listed = ", ".join(f"{name}={value!r}" for name, value in texts.items())
         error.args = (f"{error}. {_TEXTS} {listed}. Give numbers without quotes.",)
@@ -74,15 +75,15 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def ranges_in(hparams: Mapping[Any, Any], where: str = "hparams") -> list[str]:
-    """Return where hyperparameters have an entry of a search space, such as a range, instead of a value."""
+def find_ranges(hparams: Mapping[Any, Any], where: str = "hparams") -> list[str]:
+    """Return the places where hyperparameters have an entry of a search space, such as a range, instead of a value."""
     found = []
     for name, value in hparams.items():
         if isinstance(value, Mapping):
             here = f"{where}[{name!r}]"
             kind = value.get("type")
             is_range = isinstance(kind, str) and kind in _KINDS and value.keys() >= _KINDS[kind][0]
-            found += [here] if is_range else ranges_in(value, here)
+            found += [here] if is_range else find_ranges(value, here)
     return found
 
 
@@ -112,7 +113,7 @@ def _middle(entry: Any) -> float:
 
 
 _RANGE = {"minval", "maxval"}
-# The keys that tell an entry of a search space from nested hyperparameters that happen to have a "type", and its value.
+# The keys of an entry of a search space, to tell nested hyperparameters with a "type" apart, and the chosen value.
 _KINDS: dict[str, tuple[set[str], Callable[[Any], Any]]] = {
     "const": ({"val"}, lambda entry: entry["val"]),
     "int": (_RANGE, lambda entry: (int(entry["minval"]) + int(entry["maxval"])) // 2),

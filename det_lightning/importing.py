@@ -1,4 +1,4 @@
-"""Importing trial code from a directory, and classes by their specification."""
+"""Importing trial code from a directory, and classes by name."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 _OURS = "det_lightning"
 
 
-def _shadowed_modules(directory: pathlib.Path) -> dict[str, ModuleType]:
-    """Return the loaded modules that would be used instead of those with the same names in ``directory``.
+def _find_shadowed_modules(directory: pathlib.Path) -> dict[str, ModuleType]:
+    """Return the loaded modules that would be used instead of modules in ``directory`` with the same names.
 
-    Modules of Python itself and of installed packages are not among them.
+    Leave out modules of Python itself and of installed packages.
     """
     names = {path.stem for path in directory.glob("*.py")} | {
         path.parent.name for path in directory.glob("*/__init__.py")
@@ -34,8 +34,8 @@ def _is_installed(module: ModuleType) -> bool:
     return bool({"site-packages", "dist-packages"} & {*pathlib.Path(getattr(module, "__file__", None) or "").parts})
 
 
-def _modules_below(directory: pathlib.Path) -> dict[str, ModuleType]:
-    """Return the loaded modules whose top-level module or package lies directly in ``directory``."""
+def _find_modules_below(directory: pathlib.Path) -> dict[str, ModuleType]:
+    """Return the loaded modules with a top-level module or package directly in ``directory``."""
     top_level = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -50,9 +50,9 @@ def _modules_below(directory: pathlib.Path) -> dict[str, ModuleType]:
 def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
     """Import from ``path`` instead of the working directory, inside a ``with`` block.
 
-    Modules of the working directory, and others that were imported before and would be used instead of one with the
-    same name, are hidden inside the block. Modules that the block imported from ``path`` are forgotten after it, so
-    that the next block can import others with the same names. Nothing is written to ``path`` (no ``__pycache__``).
+    The block hides modules of the working directory, and earlier imports with the name of a module in ``path``. After
+    the block, modules from ``path`` are forgotten, so that the next block can import others with the same names.
+    Nothing is written to ``path`` (no ``__pycache__``).
 
     Example:
         >>> import pathlib
@@ -68,7 +68,7 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
     here = pathlib.Path.cwd().resolve()
     old_path = sys.path[:]
     old_dont_write = sys.dont_write_bytecode
-    hidden = {**_modules_below(here), **_shadowed_modules(directory)}
+    hidden = {**_find_modules_below(here), **_find_shadowed_modules(directory)}
     for name in hidden:
         del sys.modules[name]
     sys.path[:] = [str(directory), *(p for p in old_path if p not in ("", str(here)))]
@@ -77,7 +77,7 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in _modules_below(directory):
+        for name in _find_modules_below(directory):
             del sys.modules[name]
         sys.modules.update(hidden)
         sys.path[:] = old_path
@@ -86,12 +86,12 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def import_only(path: str | os.PathLike[str], files: Iterable[pathlib.Path]) -> Iterator[None]:
-    """Import from ``path`` as :func:`import_from_path` does, but only the ``files`` in it.
+    """Import from ``path`` as :func:`import_from_path` does, but only the ``files`` in ``path``.
 
-    Bytecode in a ``__pycache__`` there is not used, because it need not match the source.
+    Bytecode in a ``__pycache__`` is not used, because bytecode need not match the source.
     """
     directory = pathlib.Path(path).resolve()
-    hook = _only(directory, frozenset(str(file.resolve()) for file in files))
+    hook = _make_hook(directory, frozenset(str(file.resolve()) for file in files))
     sys.path_hooks.insert(0, hook)
     _forget_finders(directory)
     try:
@@ -103,10 +103,10 @@ def import_only(path: str | os.PathLike[str], files: Iterable[pathlib.Path]) -> 
 
 
 class _SourceLoader(machinery.SourceFileLoader):
-    """Compiles the source, and ignores any bytecode next to it."""
+    """Compiles the source, and ignores any bytecode beside the source."""
 
     def path_stats(self, path: Any) -> Any:
-        raise OSError(f"the bytecode of {path} is not used")  # tells the import system that there is none
+        raise OSError(f"the bytecode of {path} is not used")  # for the import system there is no bytecode
 
 
 _LOADERS = (
@@ -117,7 +117,7 @@ _LOADERS = (
 
 
 class _Finder(machinery.FileFinder):
-    """Finds modules among given files of a directory, and ignores everything else in it."""
+    """Finds modules among given files of a directory, and ignores everything else."""
 
     def __init__(self, path: str, allowed: frozenset[str]) -> None:
         super().__init__(path)
@@ -138,7 +138,7 @@ class _Finder(machinery.FileFinder):
         return None
 
 
-def _only(directory: pathlib.Path, allowed: frozenset[str]) -> Callable[[str], _Finder]:
+def _make_hook(directory: pathlib.Path, allowed: frozenset[str]) -> Callable[[str], _Finder]:
     def hook(path: str) -> _Finder:
         resolved = pathlib.Path(path).resolve()
         if not resolved.is_relative_to(directory):
@@ -155,10 +155,10 @@ def _forget_finders(directory: pathlib.Path) -> None:
 
 
 def load_class(spec: str) -> Any:
-    """Import the object that ``spec`` names, as ``"module:Class"`` or ``"module:Outer.Inner"``.
+    """Import the object named by ``spec``, as ``"module:Class"`` or ``"module:Outer.Inner"``.
 
     Raises:
-        ImportError: there is no such module, or nothing with that name in it.
+        ImportError: there is no such module, or nothing with that name inside.
     """
     module_name, _, qualified_name = spec.partition(":")
     found: Any = importlib.import_module(module_name)

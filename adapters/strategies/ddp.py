@@ -12,26 +12,26 @@ from det_lightning.adapters.strategies.per_model import PerModelStrategy
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.ddp import DDPBackend, DDPOptions
 
-#: The name of the strategy with that option, in the style of Lightning's names.
+#: The name of the strategy with the option, in the style of Lightning's names.
 FIND_UNUSED = "trial_ddp_find_unused_parameters_true"
 
 _OF_MODELS = {"broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view", "static_graph"}
 
 
 class PerModelDDPStrategy(PerModelStrategy):
-    """``pl.Trainer(strategy="trial_ddp", devices=n)``: Lightning's DDP, but with one DDP module for each wrapped model.
+    """``pl.Trainer(strategy="trial_ddp", devices=n)``: Lightning's DDP, with a DDP module for each wrapped model.
 
-    So several models, optimizers and backward passes, in any order, need no search for unused parameters, and
-    gradients are exchanged only on batches that update.
+    Several models, optimizers and backward passes, in any order, need no search for unused parameters, and ranks
+    exchange gradients only on batches that update.
 
     Args:
-        find_unused_parameters: look for parameters that get no gradient in each forward pass, for models that do not
-            use all of theirs in every batch. ``strategy="trial_ddp_find_unused_parameters_true"`` does the same.
+        find_unused_parameters: look for parameters without a gradient in each forward pass, for models with parameters
+            that some batches leave out. ``strategy="trial_ddp_find_unused_parameters_true"`` does the same.
         broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view, static_graph: passed to the
             ``DistributedDataParallel`` of each model, with the same defaults.
         ddp_comm_hook: exchanges the gradients of a bucket of each model, as in ``DistributedDataParallel``.
-        ddp_comm_state: the state of the hook; the first model gets it, every other model a copy.
-        ddp_comm_wrapper: wraps the hook in another one.
+        ddp_comm_state: the state of the hook, for the first model; every other model gets a copy.
+        ddp_comm_wrapper: wraps the hook in another hook.
         **kwargs: arguments of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
             ``start_method``, ``cluster_environment``.
 
@@ -63,6 +63,7 @@ class PerModelDDPStrategy(PerModelStrategy):
         self._options = DDPOptions(arguments, hook, ddp_comm_state)
 
     def make_backend(self, device: torch.device) -> Backend:
+        """Return a backend with DDP for each model."""
         return DDPBackend(device, self._options)
 
 

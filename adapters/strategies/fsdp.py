@@ -20,19 +20,20 @@ from det_lightning.distributed.sharded_states import gather_optimizer, gather_te
 class PerModelFSDPStrategy(PerModelStrategy):
     """``pl.Trainer(strategy="trial_fsdp", devices=n)``: each wrapped model's parameters are sharded over the ranks.
 
-    FSDP2 shards models in place; create each optimizer after ``wrap_model``. A model's parameters are whole only while
-    its ``forward`` and backward passes run, so all ranks must run it equally often; for methods other than
-    ``forward`` there is ``torch.distributed.fsdp.register_fsdp_forward_method``. If some ranks get more validation
-    batches than others, the models are whole on every rank during validations.
+    FSDP2 shards models in place; create each optimizer after ``wrap_model``. A model's parameters are whole only during
+    ``forward`` and backward passes, so all ranks must run a model equally often; for methods other than ``forward``
+    there is ``torch.distributed.fsdp.register_fsdp_forward_method``. If some ranks get more validation batches than
+    others, the models are whole on every rank during validations.
 
-    Unless ``sharded_checkpoints``, checkpoints hold whole tensors, gathered on the chief, as with any other strategy.
+    Without ``sharded_checkpoints``, checkpoints hold whole tensors, gathered on the chief, as with any other strategy.
 
     Args:
-        policy: modules that are gathered separately, as units of their own: classes, or a function of a module that
-            returns a bool. By default a model is one unit.
-        mixed_precision: the types in which FSDP2 gathers parameters and reduces gradients; by default their own.
-        sharded_checkpoints: let each rank write what it holds into the checkpoints of ``DeterminedCheckpoint``, and
-            gather nothing. ``det-lightning checkpoint merge`` makes Determined's files from them.
+        policy: modules to gather as units: classes, or a function of a module that returns a bool. By default a model
+            is one unit.
+        mixed_precision: the types in which FSDP2 gathers parameters and reduces gradients. Default to the types of the
+            parameters.
+        sharded_checkpoints: let each rank write the rank's shards into the checkpoints of ``DeterminedCheckpoint``,
+            without gathering. ``det-lightning checkpoint merge`` makes Determined's files from the shards.
         **kwargs: arguments of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
             ``start_method``, ``cluster_environment``.
 
@@ -68,6 +69,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
         self._options: dict[str, Any] = {"mixed_precision": mixed_precision, "sharded_checkpoints": sharded_checkpoints}
 
     def make_backend(self, device: torch.device) -> Backend:
+        """Return a backend with FSDP2 for each model."""
         return FSDPBackend(device, self._policy, **self._options)
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -86,7 +88,7 @@ class PerModelFSDPStrategy(PerModelStrategy):
         self.setup_precision_plugin()
 
     def teardown(self) -> None:
-        """End a run. Models stay on their device, because their shards can be gathered only there."""
+        """End a run. Models stay on the device: shards can be gathered only there."""
         assert self.cluster_environment is not None
         assert self.accelerator is not None
         self.cluster_environment.teardown()
@@ -101,10 +103,11 @@ class PerModelFSDPStrategy(PerModelStrategy):
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the whole state of an optimizer on the chief, and nothing elsewhere."""
-        return gather_optimizer(lightning_internals.unwrapped_optimizer(optimizer))
+        return gather_optimizer(lightning_internals.unwrap_optimizer(optimizer))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        # A checkpoint in Determined's format has none here; the trial's run loads its own.
+        """Load the optimizers' states from a file of Lightning."""
+        # A checkpoint in Determined's format has no states here: the trial's run loads them.
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
             load_into_optimizer(optimizer, state)
 

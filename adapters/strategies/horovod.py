@@ -1,4 +1,4 @@
-"""Data-parallel training with Horovod: its launcher, its collectives, its optimizers."""
+"""Data-parallel training with Horovod's launcher, collectives and optimizers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
-from det_lightning.adapters.strategies.environment import ContextEnvironment
+from det_lightning.adapters.strategies.per_model import ContextEnvironment
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.processes import connect_horovod, connect_horovod_ranks
@@ -24,17 +24,17 @@ _OPERATIONS = {"mean": "Average", "avg": "Average", "sum": "Sum", "min": "Min", 
 
 
 class HorovodStrategy(pl.strategies.ParallelStrategy):
-    """``pl.Trainer(strategy="horovod")`` in a script that ``horovodrun`` starts: Horovod exchanges a trial's gradients.
+    """``pl.Trainer(strategy="horovod")`` in a script started by ``horovodrun``: Horovod exchanges a trial's gradients.
 
-    ``horovodrun`` decides how many processes there are; the trainer's ``devices=`` has no effect. Learning rates stay
-    as the trial sets them. Only a ``TrialModule`` can be trained.
+    ``horovodrun`` sets the number of processes; the trainer's ``devices=`` has no effect. Learning rates stay as the
+    trial sets them. Only a ``TrialModule`` can be trained.
 
     Args:
         **kwargs: arguments of ``ParallelStrategy``: ``accelerator``, ``checkpoint_io``, ``precision_plugin``.
 
     Raises:
         ImportError: Horovod is not installed.
-        ValueError: the processes were started by another launcher.
+        ValueError: another launcher started the processes.
 
     Example:
         >>> from pytorch_lightning.strategies import StrategyRegistry
@@ -54,34 +54,40 @@ class HorovodStrategy(pl.strategies.ParallelStrategy):
     # Processes and devices
 
     def set_world_ranks(self) -> None:
+        """Set the rank for Lightning's messages."""
         lightning_internals.set_printing_rank(self.global_rank)
 
     @property
     def is_distributed(self) -> bool:
-        """Without it Lightning would give the same data to every rank."""
+        """True, so that Lightning gives each rank a share of the data."""
         return True
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """The share of this rank, for a ``DistributedSampler``."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     @property
     def root_device(self) -> torch.device:
+        """The device of this process."""
         devices = self.parallel_devices
         assert devices
         if self.local_rank < len(devices):
             return devices[self.local_rank]
-        # devices= counts the devices of one process, or was left out.
+        # devices= counts the devices of a single process, or was left out.
         return devices[0] if devices[0].type == "cpu" else torch.device(devices[0].type, self.local_rank)
 
     def model_to_device(self) -> None:
+        """Move the module to the device of this process."""
         assert self.model is not None
         self.model.to(self.root_device)
 
     def make_backend(self, device: torch.device) -> Backend:
+        """Return a backend with Horovod's optimizers."""
         return HorovodBackend(device)
 
     def make_distributed(self) -> DistributedContext:
+        """Return the processes of ``horovodrun``, connected for exchanging objects."""
         return connect_horovod_ranks()
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -99,14 +105,16 @@ class HorovodStrategy(pl.strategies.ParallelStrategy):
                 "not Horovod's, and each rank would train by itself."
             )
 
-    # Collectives. Each call gives a name: by default Horovod names an object by its type, and ranks whose types differ
+    # Collectives. Each call gives a name: by default Horovod names an object by type, and ranks with different types
     # would wait for each other forever.
 
     def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks."""
         if self.world_size > 1:
             self._hvd.barrier()
 
     def broadcast(self, obj: _T, src: int = 0) -> _T:
+        """Return the object of the rank ``src`` on every rank."""
         if self.world_size == 1:
             return obj
         found: _T = self._hvd.broadcast_object(obj, src, name="det_lightning.broadcast")
@@ -127,7 +135,7 @@ class HorovodStrategy(pl.strategies.ParallelStrategy):
         )
 
     def all_gather(self, tensor: torch.Tensor, group: Any | None = None, sync_grads: bool = False) -> torch.Tensor:
-        """Return the tensors of all ranks, which have the same shape, along a new first dimension."""
+        """Return the tensors of all ranks, of equal shape, along a new first dimension."""
         if self.world_size == 1:
             return tensor
 
@@ -139,11 +147,11 @@ class HorovodStrategy(pl.strategies.ParallelStrategy):
 
 
 def _exchange(run: _Collective, tensor: torch.Tensor, averages: bool = False) -> torch.Tensor:
-    """Run a collective on a tensor of any type, in whatever mode Lightning has set torch to."""
-    as_float = tensor.dtype is torch.bfloat16  # which Horovod does not know
+    """Run a collective on a tensor of any type, in any mode of torch that Lightning has set."""
+    as_float = tensor.dtype is torch.bfloat16  # unknown to Horovod
     if averages and not tensor.is_floating_point():
         tensor = tensor.double()  # Horovod would use integer division
-    # Horovod works in place, which torch forbids outside inference mode for tensors that were created in it.
+    # Horovod works in place. Outside inference mode torch forbids that for tensors created inside.
     with torch.inference_mode(False), torch.no_grad():
         own = tensor.detach().clone(memory_format=torch.contiguous_format)
         return run(own.float()).bfloat16() if as_float else run(own)

@@ -1,7 +1,8 @@
-"""The base of the strategies that train trials in several processes, with Lightning's launchers and process groups."""
+"""The base of the strategies for trials in several processes, and Lightning's view of processes started elsewhere."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -9,10 +10,10 @@ import torch.distributed as dist
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_strategies
-from det_lightning.adapters.lightning_package import pl
+from det_lightning.adapters.lightning_package import ClusterEnvironment, pl
 from det_lightning.distributed.backend import Backend
 from det_lightning.ranks.distributed_context import DistributedContext
-from det_lightning.ranks.topology import free_port
+from det_lightning.ranks.topology import ProcessTopology, free_port
 
 _OF_PROCESSES = {
     "accelerator",
@@ -26,10 +27,60 @@ _OF_PROCESSES = {
 }
 
 
-class PerModelStrategy(pl.strategies.DDPStrategy):
-    """Lightning's DDP without its DDP module: the trial's models are prepared for training one by one.
+class ContextEnvironment(ClusterEnvironment):
+    """Tells Lightning the process topology, so that Lightning launches no processes."""
 
-    Takes the arguments of ``DDPStrategy`` about processes, and raises a TypeError for any other.
+    def __init__(self, topology: ProcessTopology) -> None:
+        super().__init__()
+        self._topology = topology
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """True: the processes exist."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """The address of the chief, from ``MASTER_ADDR``."""
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        """The port of the chief, from ``MASTER_PORT``."""
+        return int(os.environ.get("MASTER_PORT", "0"))
+
+    @staticmethod
+    def detect() -> bool:
+        """Return False: a strategy gets the environment as an argument."""
+        return False
+
+    def world_size(self) -> int:
+        """Return the number of processes."""
+        return self._topology.size
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the topology is fixed."""
+
+    def global_rank(self) -> int:
+        """Return the rank of this process."""
+        return self._topology.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the topology is fixed."""
+
+    def local_rank(self) -> int:
+        """Return the rank of this process on the node."""
+        return self._topology.local_rank
+
+    def node_rank(self) -> int:
+        """Return the rank of the node."""
+        return self._topology.cross_rank
+
+
+class PerModelStrategy(pl.strategies.DDPStrategy):
+    """Lightning's DDP without the DDP module: the trial's models are prepared for training one by one.
+
+    The arguments are those of ``DDPStrategy`` about processes. Raise a TypeError for any other argument.
     """
 
     strategy_name: str
@@ -48,7 +99,7 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
         """Connect the processes; raise a ValueError if torch or the device lacks ``process_group_backend``."""
         backend = self.process_group_backend
         needs_gpu = backend == "nccl" and self.root_device.type != "cuda"
-        if backend is not None and (needs_gpu or not all(map(dist.is_backend_available, _names_in(backend)))):
+        if backend is not None and (needs_gpu or not all(map(dist.is_backend_available, _split_names(backend)))):
             raise ValueError(
                 f"process_group_backend={backend!r} cannot connect processes on {self.root_device} with torch "
                 f"{torch.__version__}. Leave it out, or use 'gloo'; 'nccl' needs GPUs and a build of torch for CUDA "
@@ -57,14 +108,14 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
         super().setup_environment()
 
     def _configure_launcher(self) -> None:
-        self._launcher = lightning_strategies.checking_launcher(self, self._starts_by)
+        self._launcher = lightning_strategies.make_launcher(self, self._starts_by)
 
     def configure_ddp(self) -> None:
         """Leave the module alone: the trial's models are wrapped one by one."""
         self.require_trial()
 
     def require_trial(self) -> None:
-        """Raise an UnsupportedTrainerFlags if the module has no trial: nothing would exchange its gradients."""
+        """Raise an UnsupportedTrainerFlags if the module has no trial: no rank would exchange gradients."""
         module = self.lightning_module
         if self.world_size > 1 and getattr(module, "context", None) is None:
             raise errors.UnsupportedTrainerFlags(
@@ -73,13 +124,14 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
             )
 
     def on_exception(self, exception: BaseException) -> None:
-        """Leave the message alone: Lightning's hint names settings that a trial does not have."""
+        """Keep quiet: Lightning's hint names settings foreign to a trial."""
 
     def make_backend(self, device: torch.device) -> Backend:
+        """Return the backend for the trial's models on a device."""
         raise NotImplementedError
 
     def make_distributed(self) -> DistributedContext:
-        """Return the processes that Lightning has launched, connected for exchanging objects."""
+        """Return the processes launched by Lightning, connected for exchanging objects."""
         environment = self.cluster_environment
         assert environment is not None
         return DistributedContext(
@@ -94,6 +146,6 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
         )
 
 
-def _names_in(backend: str) -> list[str]:
+def _split_names(backend: str) -> list[str]:
     """Return the backends named in torch's notation: ``"gloo"``, or ``"cpu:gloo,cuda:nccl"``."""
     return [entry.rpartition(":")[2] for entry in backend.split(",")]

@@ -1,17 +1,19 @@
-"""The processes that train one trial: how they exchange objects, their backend, and their Lightning strategy."""
+"""The processes of a trial's training: exchange of objects, the backend, and the Lightning strategy."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import torch.distributed as dist
+from lightning_utilities.core.rank_zero import rank_zero_info
 
+from det_lightning import errors
+from det_lightning.adapters import lightning_strategies
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.strategies.ddp import FIND_UNUSED, PerModelDDPStrategy
-from det_lightning.adapters.strategies.environment import ContextEnvironment
 from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.horovod import HorovodStrategy
-from det_lightning.adapters.strategies.per_model import PerModelStrategy
+from det_lightning.adapters.strategies.per_model import ContextEnvironment, PerModelStrategy
 from det_lightning.arguments import describe, require
 from det_lightning.distributed.backend import Backend, LocalBackend
 from det_lightning.distributed.horovod import HorovodBackend
@@ -27,29 +29,31 @@ from det_lightning.distributed.processes import (
 from det_lightning.ranks.distributed_context import DistributedContext
 
 _PER_MODEL = (PerModelDDPStrategy, PerModelFSDPStrategy)
-#: The strategies that train a trial in several processes.
+#: The strategies for trials in several processes.
 TRIAL_STRATEGIES = (*_PER_MODEL, HorovodStrategy)
+#: Strategies of Lightning with a counterpart for trials.
+REPLACED_STRATEGIES = (pl.strategies.DDPStrategy, pl.strategies.FSDPStrategy)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProcesses:
-    """The processes of a run, and the backend that keeps their models equal."""
+    """The processes of a run, and the backend for keeping models equal."""
 
     distributed: DistributedContext
     backend: Backend
 
     @classmethod
-    def of_script(
+    def from_script(
         cls, distributed: DistributedContext | None, strategy: str | pl.strategies.Strategy | None = None
     ) -> TrainingProcesses:
-        """Return the processes that a script has launched, for arguments of ``init``, which documents them."""
+        """Return the processes launched by a script, for arguments of ``init``."""
         is_context = distributed is None or isinstance(distributed, DistributedContext)
         advice = "For example DistributedContext.from_torch_distributed(), or leave it out under torchrun."
         require(is_context, "init(distributed=...)", "a DistributedContext", distributed, advice)
         strategy = PerModelDDPStrategy.strategy_name if strategy is None else strategy
         if _is_horovod(strategy):
-            return _of_horovod(distributed)
-        chosen = _chosen(strategy)
+            return _use_horovod(distributed)
+        chosen = _choose(strategy)
         if distributed is None:
             distributed = connect_torchrun_ranks() if is_one_of_several() else DistributedContext()
         if distributed.size == 1:
@@ -62,7 +66,7 @@ class TrainingProcesses:
         return cls(distributed, chosen.make_backend(choose_device(distributed.local_rank)))
 
     @classmethod
-    def of_trainer(cls, strategy: pl.strategies.Strategy) -> TrainingProcesses:
+    def from_trainer(cls, strategy: pl.strategies.Strategy) -> TrainingProcesses:
         """Return the processes of a ``pl.Trainer`` strategy; raise a ValueError if the environment asks for Horovod."""
         if not isinstance(strategy, HorovodStrategy):
             refuse_horovod(getattr(strategy, "strategy_name", type(strategy).__name__))
@@ -81,7 +85,7 @@ class TrainingProcesses:
         return kind(cluster_environment=ContextEnvironment(self.distributed.topology))
 
 
-def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
+def _use_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
     distributed = connect_horovod_ranks() if distributed is None else distributed
     size = connect_horovod().size()
     if size != distributed.size:
@@ -94,7 +98,7 @@ def _of_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
 
 
 def _is_horovod(strategy: str | pl.strategies.Strategy) -> bool:
-    """Return whether a run trains with Horovod: because it is chosen, or by default if the environment asks for it."""
+    """Return whether a run trains with Horovod, by choice or because of the environment."""
     if isinstance(strategy, HorovodStrategy) or strategy == HorovodStrategy.strategy_name:
         return True
     if strategy == PerModelDDPStrategy.strategy_name:  # the default
@@ -103,7 +107,7 @@ def _is_horovod(strategy: str | pl.strategies.Strategy) -> bool:
     return False
 
 
-def _chosen(strategy: str | pl.strategies.Strategy) -> PerModelStrategy:
+def _choose(strategy: str | pl.strategies.Strategy) -> PerModelStrategy:
     if isinstance(strategy, _PER_MODEL):
         return strategy
     if strategy == FIND_UNUSED:
@@ -114,4 +118,38 @@ def _chosen(strategy: str | pl.strategies.Strategy) -> PerModelStrategy:
     names = " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
     raise ValueError(
         f"strategy must be {names}, or a strategy of det_lightning.adapters.strategies; got {describe(strategy)}."
+    )
+
+
+def use_trial_strategy(trainer: pl.Trainer) -> None:
+    """Replace a trainer's ``"ddp"`` or ``"fsdp"`` by the strategy for trials, with its options and a notice."""
+    given = trainer.strategy
+    if isinstance(given, PerModelStrategy) or not isinstance(given, REPLACED_STRATEGIES):
+        return
+    taken = find_counterpart(given)
+    rank_zero_info(
+        f"{type(given).__name__} is replaced by strategy={taken.strategy_name!r}, which wraps each of the trial's "
+        "models by itself."
+    )
+    lightning_strategies.replace_strategy(trainer, taken)
+    if isinstance(given, pl.strategies.FSDPStrategy):
+        taken.precision_plugin = pl.plugins.Precision()
+
+
+def find_counterpart(strategy: pl.strategies.DDPStrategy | pl.strategies.FSDPStrategy) -> PerModelStrategy:
+    """Return the strategy for trials with the options of one of ``REPLACED_STRATEGIES``."""
+    kind: type[PerModelStrategy] = PerModelDDPStrategy
+    if isinstance(strategy, pl.strategies.FSDPStrategy):
+        kind = PerModelFSDPStrategy
+        options, others = lightning_strategies.read_fsdp_options(strategy)
+    else:
+        options, others = lightning_strategies.read_ddp_options(strategy)
+    if not others:
+        try:
+            return kind(**options)
+        except TypeError as e:
+            others = [str(e)]
+    raise errors.UnsupportedTrainerFlags(
+        f"pl.Trainer cannot train a trial with these options of {type(strategy).__name__}: {'; '.join(others)}. Use "
+        f"{kind.__name__} of det_lightning.adapters.strategies, with its own options."
     )

@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from det_lightning.config.document import KeyPath
-from det_lightning.hyperparameters import as_passed_on
+from det_lightning.hyperparameters import convert_like_master
 from det_lightning.masking import is_secret_name, mask
 
 _Kind = Literal["configuration", "unknown_key"]
@@ -108,7 +108,7 @@ def _integral(value: Any) -> Any:
 
 
 #: For values of any type known to JSON, unchecked by Determined's master.
-UNTYPED = AfterValidator(as_passed_on)
+UNTYPED = AfterValidator(convert_like_master)
 #: Larger integers overflow in Determined's master.
 INTEGER_LIMIT = 2**63
 #: Determined accepts 5.0 as an integer, but neither true nor "5".

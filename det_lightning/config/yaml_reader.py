@@ -18,7 +18,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from det_lightning.config.document import Document, KeyPath, path_text
 from det_lightning.errors import ConfigMistake
-from det_lightning.hyperparameters import as_passed_on
+from det_lightning.hyperparameters import convert_like_master
 from det_lightning.masking import MASK, is_secret_name, mask_text
 
 #: Longer texts are not read at all.
@@ -168,7 +168,7 @@ class YamlDocument(Document):
             return self._wrong(node, path, f"{_show_text(text, path)} {meanings}")
         if isinstance(value, float) and not math.isfinite(value):
             return self._wrong(node, path, f"must be a finite number; got {_show_text(text, path)}")
-        return as_passed_on(value) if isinstance(value, float) else value
+        return convert_like_master(value) if isinstance(value, float) else value
 
     def _join_surrogates(self, node: Node, path: KeyPath, text: str) -> str:
         """Return a text with the surrogate pairs from JSON's escapes joined to characters."""

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when it is saved outside its schedule, writing at once or in the background, the best."""
+"""The checkpoints of a run: when to save besides the schedule, writing at once or in the background, the best."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 
-# The files that hold what users' code returns; the others hold numbers, texts and tensors only.
+# Files with objects of users' code; other files hold numbers, texts and tensors only.
 _FILES_WITH_OBJECTS = (STATE_FILE, SHARDED_STATE_FILE, RESUME_FILE, LIGHTNING_FILE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """How the checkpoints of a run are written, and what they say about the run; see ``DeterminedCheckpoint``."""
+    """How to write the checkpoints of a run, and the names for their metadata; see ``DeterminedCheckpoint``."""
 
     code: CodeCopier = dataclasses.field(default_factory=CodeCopier)
     in_background: bool = False
@@ -49,7 +49,7 @@ class Saving:
 
 
 class RunCheckpoints:
-    """The checkpoints of one run: those that its policy asks for, those that were written, the best and the latest.
+    """The checkpoints of one run: saved by the policy or by the schedule, complete, the best and the latest.
 
     All ranks call the same methods, and only the chief writes. The next run begins with :meth:`begin`.
 
@@ -57,9 +57,8 @@ class RunCheckpoints:
         best_value: the best value of the policy's metric so far.
         best_id: id of the checkpoint written after the best validation.
         last_id: id of the checkpoint begun last.
-        complete: id of the latest complete checkpoint, and its number of batches.
-        queue: writes the checkpoints.
-        digests: if not None, gets the SHA-256 of state files with objects, by the ids of their checkpoints.
+        complete: id of the latest complete checkpoint, and the number of batches.
+        digests: if not None, gets the SHA-256 of state files with objects, by the ids of checkpoints.
     """
 
     def __init__(self, storage: CheckpointStorage, policy: CheckpointPolicy, saving: Saving | None = None) -> None:
@@ -73,13 +72,13 @@ class RunCheckpoints:
         self.begin(None)
 
     def begin(self, best_value: float | None) -> None:
-        """Forget an earlier run; ``best_value`` comes from the checkpoint that this run resumes from."""
+        """Forget an earlier run; ``best_value`` comes from the checkpoint to resume from."""
         self.queue.forget()
         self.best_value = best_value
         self.best_id: str | None = None
         self.last_id: str | None = None
         self.complete: tuple[str, int] | None = None
-        self._notes: dict[str, Any] = {}  # of the run, for the metadata of its checkpoints
+        self._notes: dict[str, Any] = {}  # for the metadata of checkpoints
         self._trial = TrialCheckpoints(self.storage, self.policy, "", self.claims.run_id)
         self._unreadable: UnreadableValues | None = None  # until the first checkpoint
         self._metrics: dict[int, float] = {}  # of the latest validation, by the number of batches
@@ -87,10 +86,10 @@ class RunCheckpoints:
         self._batches_of: dict[str, int] = {}
 
     def claim(self, path: str | os.PathLike[str] | None, resumed: CheckpointContent | None) -> None:
-        """Own a trial: claim its name, learn its checkpoints, and remove in a thread what killed runs left behind.
+        """Own a trial: claim the name, learn the checkpoints, and remove in a thread the remains of killed runs.
 
-        The chief calls this with the path or URL of the checkpoint that the run resumes from, and its content. Raise a
-        ``StorageError`` if the storage cannot be written to, or a live run has the name that was given.
+        The chief calls this with the path or URL, and the content, of the checkpoint to resume from. Raise a
+        ``StorageError`` if the storage cannot be written to, or a live run has the given name.
         """
         storage = self.storage
         saving = self._saving
@@ -112,27 +111,25 @@ class RunCheckpoints:
         self._run = run
         self._content = RunContent(run)
         self._distributed = run.context.distributed
-        if self._distributed.rank == 0:
-            run.exchange.has_completed_checkpoint = self._has_news
 
     def reserve_memory(self) -> None:
-        """Reserve memory for copies of the states of models, and of optimizers once they have stepped."""
+        """Reserve memory for copies of the states of models, and of optimizers after a step."""
         context = self._run.context
         if not context.backend.states.is_sharded:
             self.queue.reserve_memory(context.models, context.optimizers)
 
     def save(self) -> None:
-        """Write a checkpoint, or begin to, once the previous one is written."""
+        """Write a checkpoint, or begin to write, once the previous checkpoint is written."""
         if self._unreported:
             self._report_complete(wait=True)
         run = self._run
         if self._distributed.size > 1:
-            # The other ranks wait for the chief anyway, and a request to end may come while it writes.
+            # The other ranks wait for the chief anyway, and a request to end may come meanwhile.
             run.early_end.forget()
         batches_trained = run.state.batches_trained
         run.state.last_ckpt = batches_trained
         checkpoint_id = self._distributed.broadcast(new_id())
-        # Noted before writing: the checkpoint may be complete even if an error is raised, such as a dead loader worker.
+        # Noted before writing: the checkpoint may be complete despite an error, such as a dead loader worker.
         self._batches_of[checkpoint_id] = batches_trained
         content = self._content.collect()
         if content is not None:
@@ -149,14 +146,14 @@ class RunCheckpoints:
         self._report_complete()
 
     def save_unless_current(self) -> None:
-        """Write a checkpoint if any batch was trained since the latest one."""
+        """Write a checkpoint if any batch was trained since the latest checkpoint."""
         if self._run.state.last_ckpt != self._run.state.batches_trained:
             self.save()
 
     def save_after_validation(self, metrics: dict[str, Any]) -> None:
-        """Write a checkpoint if the policy asks for one after a validation with these metrics.
+        """Write a checkpoint if the policy asks for a checkpoint after a validation with these metrics.
 
-        If they lack the metric that the policy compares, save what was trained and raise a ``ValueError``.
+        If the policy's metric is missing, save the training so far and raise a ``ValueError``.
         """
         policy = self.policy
         value = as_float(metrics.get(policy.metric or ""))
@@ -172,7 +169,7 @@ class RunCheckpoints:
         if (improved or policy.validations == "all") and not is_current:
             self.save()
         elif value is not None and is_current:
-            _on_chief(self._distributed, self._note_metric, value)
+            _run_on_chief(self._distributed, self._note_metric, value)
         if improved:
             self.best_id = self.last_id
 
@@ -182,34 +179,37 @@ class RunCheckpoints:
             self._trial.note_metric(self._run.state.batches_trained, value)
 
     def _refuse(self, metrics: dict[str, Any]) -> None:
-        self._run.state.last_val = 0  # a run that resumes from a last batch does not take it for validated
+        self._run.state.last_val = 0  # not validated: a resumed run validates again
         self.save_unless_current()
         saved = "" if self.last_id is None else f" What was trained is saved in checkpoint {self.last_id}."
         raise ValueError(f"{self.policy.describe_missing(metrics)}{saved}")
 
     def _improve(self, value: float | None) -> bool:
-        """Return whether a value is the best so far; if so, remember it."""
+        """Return whether a value is the best so far, and remember the best."""
         is_better = value is not None and self.policy.improves(value, self.best_value)
         if is_better:
             self.best_value = value
         return is_better
 
     def report_complete(self) -> None:
-        """Notify the trial of newly completed checkpoints; raise on every rank if one has failed.
+        """Notify the trial of newly completed checkpoints; raise on every rank if a checkpoint has failed.
 
-        This is also when the run's claims are renewed; that another run has taken one is raised on every rank, too.
-        The other ranks wait for the chief only if it has already told them that there is a reason.
+        The method also renews the run's claims, and raises on every rank if another run has taken a claim. Other ranks
+        wait for the chief only if the chief has already announced news.
         """
         if self._distributed.size == 1 or self._run.exchange.checkpoint_completed:
             if self._distributed.size > 1 or self._must_renew():
-                _on_chief(self._distributed, self._renew)
+                _run_on_chief(self._distributed, self._renew)
             self._report_complete()
 
-    def _has_news(self) -> bool:
+    def has_news(self) -> bool:
+        """Return whether the chief has a completed or failed checkpoint, or a claim to renew."""
+        if self._distributed.rank != 0:
+            return False
         return (bool(self._unreported) and not self.queue.is_under_way()) or self._must_renew()
 
     def _must_renew(self) -> bool:
-        # Not every connection can be shared by two threads, and the thread that writes in the background uses it too.
+        # Not every connection can be shared by two threads, and the background thread writes through this connection.
         return (not self._unreported or self.storage.root.is_object_store) and self.claims.are_due()
 
     def _renew(self) -> None:
@@ -219,7 +219,7 @@ class RunCheckpoints:
     def _report_complete(self, wait: bool = False) -> None:
         if not self._unreported:
             return
-        complete: list[str] = _on_chief(self._distributed, self.queue.take_complete, wait)
+        complete: list[str] = _run_on_chief(self._distributed, self.queue.take_complete, wait)
         self._unreported -= len(complete)
         if complete and self._distributed.size > 1:
             self._run.early_end.forget()  # on_checkpoint_upload_end may ask to stop
@@ -236,20 +236,20 @@ class RunCheckpoints:
     def finish(self) -> None:
         """Wait until everything is written; raise a StorageError if a checkpoint of this run has vanished."""
         self._report_complete(wait=True)
-        _on_chief(self._distributed, self._trial.finish)
+        _run_on_chief(self._distributed, self._trial.finish)
 
     def abandon(self, exception: BaseException) -> None:
-        """Finish what is under way on this rank after the run has failed; the other ranks may be gone."""
+        """Finish checkpoints under way on this rank after the run has failed; other ranks may be gone."""
         self._unreported = 0
         try:
             self._report(self.queue.finish_in_a_hurry())
         except errors.CheckpointError as e:
-            # This failure must not hide the error that ended the run.
+            # This failure must not hide the error at the end of the run.
             if e is not exception:
                 logger.error("The checkpoint that was under way when the run failed is lost: %s", e)
 
     def close(self) -> None:
-        """Release the trial's name, and what keeps other runs from deleting checkpoints."""
+        """Release the trial's name, and let other runs delete checkpoints."""
         if self._cleaning is not None:
             self._cleaning.end()
             self._cleaning = None
@@ -258,7 +258,7 @@ class RunCheckpoints:
     def _write(
         self, content: CheckpointContent, checkpoint_id: str, report_written: ReportWritten | None = None
     ) -> None:
-        """Write a checkpoint, or start writing it, once the previous one is written."""
+        """Write a checkpoint, or begin to write, once the previous checkpoint is written."""
         self._trial.report_vanished()
         batches_trained = content.trial_state.batches_trained
         metric = self._metrics.get(batches_trained)
@@ -284,8 +284,8 @@ class RunCheckpoints:
         self.queue.write(content, checkpoint_id, report_written, commit)
 
 
-def _on_chief(distributed: DistributedContext, action: Callable[..., Any], *args: Any) -> Any:
-    """Return on every rank what ``action`` returns on the chief; raise its CheckpointError on every rank."""
+def _run_on_chief(distributed: DistributedContext, action: Callable[..., Any], *args: Any) -> Any:
+    """Return the result of ``action`` on the chief on every rank; raise a CheckpointError on every rank."""
     if distributed.size == 1:
         return action(*args)
     outcome = None

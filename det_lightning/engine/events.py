@@ -1,4 +1,4 @@
-"""The callbacks of a trial, called in the order in which it built them."""
+"""The callbacks of a trial, called in the order of ``build_callbacks()``."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _REPLACED = {
 
 
 def overrides(instance: object, base: type, method: str) -> bool:
-    """Return whether ``instance`` replaces the ``method`` of ``base``, in its class or as an attribute set later."""
+    """Return whether ``instance`` replaces the ``method`` of ``base``, in the class or as an attribute set later."""
     found = getattr(instance, method)
     return getattr(found, "__func__", found) is not getattr(base, method)
 
 
 class TrialEvents:
-    """Passes the events of a run to a trial's callbacks, which must be a dict of ``PyTorchCallback`` by name."""
+    """Passes the events of a run to a trial's callbacks, a dict of ``PyTorchCallback`` by name."""
 
     def __init__(self, callbacks: dict[str, PyTorchCallback]) -> None:
         if not isinstance(callbacks, dict):
@@ -46,8 +46,8 @@ class TrialEvents:
             (callback, bool(inspect.signature(callback.on_training_epoch_start).parameters))
             for callback in callbacks.values()
         ]
-        wants_written = self.overriding("on_checkpoint_end") or self.overriding("on_checkpoint_write_end")
-        #: Called with the directory of a written checkpoint; None if no callback looks at it.
+        wants_written = self.find_overrides("on_checkpoint_end") or self.find_overrides("on_checkpoint_write_end")
+        #: Called with the directory of a written checkpoint; None if no callback looks.
         self.report_written = self._report_written if wants_written else None
         self._warn_of_old_spellings()
 
@@ -61,14 +61,14 @@ class TrialEvents:
                         stacklevel=2,
                     )
 
-    def overriding(self, method: str) -> list[Any]:
-        """Return the bound methods of the callbacks that override ``method``."""
-        callbacks = [callback for callback in self.callbacks.values() if overrides(callback, PyTorchCallback, method)]
-        return [getattr(callback, method) for callback in callbacks]
+    def find_overrides(self, method: str) -> list[Any]:
+        """Return the bound methods of the callbacks with an own ``method``."""
+        callbacks = self.callbacks.values()
+        return [getattr(one, method) for one in callbacks if overrides(one, PyTorchCallback, method)]
 
     def attach(self, hooks: UpdateHooks) -> None:
         """Register each ``on_before_optimizer_step``, called with an optimizer's parameters as in Determined 0.13."""
-        for method in self.overriding("on_before_optimizer_step"):
+        for method in self.find_overrides("on_before_optimizer_step"):
             hooks.before_step.append(functools.partial(_call_with_parameters, method))
 
     def emit(self, method: str, *args: Any, **kwargs: Any) -> None:
@@ -77,13 +77,13 @@ class TrialEvents:
             getattr(callback, method)(*args, **kwargs)
 
     def _report_written(self, directory: pathlib.Path) -> None:
-        """Call each callback's ``on_checkpoint_write_end``, and before it ``on_checkpoint_end``, the older name."""
+        """Call each callback's ``on_checkpoint_write_end``, after ``on_checkpoint_end``, the older name."""
         for callback in self.callbacks.values():
             callback.on_checkpoint_end(str(directory))
             callback.on_checkpoint_write_end(str(directory))
 
     def start_epoch(self, epoch_idx: int) -> None:
-        """Call ``on_training_epoch_start``, also in its old form without an argument."""
+        """Call ``on_training_epoch_start``, also in the old form without an argument."""
         for callback, takes_epoch in self._epoch_starts:
             if takes_epoch:
                 callback.on_training_epoch_start(epoch_idx)

@@ -1,4 +1,4 @@
-"""Reading the loaders of a run: without workers as torch does, but unlabelled; with workers, which end with the run."""
+"""Reading the loaders of a run: without workers as torch does, but without labels; workers end with the run."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _call = functools.partial.__call__  # operator.call of Python 3.11, for partials
 
 
 class RunLoader:
-    """A loader over one run, whose workers end with :meth:`close`.
+    """A loader over one run; :meth:`close` ends the workers.
 
-    Persistent workers that were there before the run belong to whoever started them, and live on.
+    Persistent workers started before the run belong to the caller, and live on.
     """
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.batches: Iterator[Any] = iter(())
-        self._is_shared = _persistent_workers(loader) is not None
+        self._is_shared = _find_persistent_workers(loader) is not None
 
     def begin(self) -> Iterator[Any]:
-        """Return a new iterator over the batches, which is also :attr:`batches`."""
-        self.batches = batches_of(self.loader)
+        """Return a new iterator over the batches, also as :attr:`batches`."""
+        self.batches = iterate_batches(self.loader)
         return self.batches
 
     def close(self) -> None:
-        """End the workers. A loader of torch can be iterated again; any other is let go of, and ends its own."""
+        """End the workers. A loader of torch can be iterated again; another loader is dropped, and ends its own."""
         batches = self.batches
         self.batches = iter(())
         if isinstance(batches, types.GeneratorType):
@@ -42,22 +42,22 @@ class RunLoader:
             self.loader = None
         elif not self._is_shared:
             _end_workers(batches)
-            _end_workers(_persistent_workers(self.loader))
+            _end_workers(_find_persistent_workers(self.loader))
             self.loader._iterator = None
 
 
-def _persistent_workers(loader: Any) -> Any:
-    """Return torch's iterator over a loader whose workers are persistent; None before the first pass."""
+def _find_persistent_workers(loader: Any) -> Any:
+    """Return torch's iterator over a loader with persistent workers; None before the first pass."""
     return getattr(loader, "_iterator", None)
 
 
 def _end_workers(batches: Any) -> None:
     if isinstance(batches, dataloader._MultiProcessingDataLoaderIter):
-        batches._shutdown_workers()  # otherwise done once nothing refers to it, such as the traceback of an error
+        batches._shutdown_workers()  # otherwise done once nothing, such as a traceback, refers to the iterator
 
 
-def batches_of(loader: Any) -> Iterator[Any]:
-    """Return an iterator over ``loader``; without workers it is not torch's own, and runs no code of ours per batch."""
+def iterate_batches(loader: Any) -> Iterator[Any]:
+    """Return an iterator over ``loader``; without workers a plain one, which runs no code of this package per batch."""
     if not _loads_here(loader):
         return iter(loader)
     indices = iter(loader.batch_sampler)
@@ -76,7 +76,7 @@ def _loads_here(loader: Any) -> bool:
     return (
         type(loader) is data.DataLoader
         and loader.num_workers == 0
-        and not loader.timeout  # torch refuses it
+        and not loader.timeout  # torch refuses a timeout
         and not loader.pin_memory
         and loader.batch_sampler is not None
         and not isinstance(loader.dataset, data.IterableDataset)

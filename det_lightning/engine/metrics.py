@@ -1,4 +1,4 @@
-"""The metrics of the batches of a window: collected on their device, converted together, and averaged."""
+"""The metrics of the batches of a window: collected on the device, converted together, and averaged."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ _NUMPY_TYPES = {
 class MetricWindow:
     """The metrics of the batches since the last boundary.
 
-    A tensor counts with the value that it has when it is added. On the CPU it is converted at once; on an accelerator
-    it stays there until all are copied to the host together, so that no batch waits for the device. With
-    ``keeps_latest``, the metrics of the latest batch are also kept as they were added, until they are taken.
+    A tensor counts with the value at the time of :meth:`add`. Values on the CPU are converted at once; values on an
+    accelerator stay there until all are copied to the host together, so that no batch waits for the device. With
+    ``keeps_latest``, the latest metrics are also kept as added, until :meth:`take_latest`.
     """
 
-    def __init__(self) -> None:
-        #: The metrics of each batch, and the types of those that were tensors of shape ``()`` and are numbers now.
+    def __init__(self, keeps_latest: bool = False) -> None:
+        #: The metrics of each batch, and the dtypes of numbers made of tensors of shape ``()``.
         self._batches: list[tuple[dict[str, Any], dict[str, torch.dtype]]] = []
         self._on_device = False
         self._sums: dict[str, tuple[Any, int]] = {}
         self._summed = 0
-        self.keeps_latest = False
+        self._keeps_latest = keeps_latest
         self._latest: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def add(self, metrics: dict[str, Any]) -> None:
-        """Add the metrics of one batch; those on the CPU become arrays in ``metrics`` itself, as with Determined.
+        """Add the metrics of one batch; values on the CPU become arrays in ``metrics`` itself, as with Determined.
 
-        A trial that keeps what it returned would otherwise keep the graph of each batch. Callbacks of Lightning, for
-        which the latest metrics are kept, get them as the trial returned them.
+        Otherwise a trial that keeps the returned dict would keep the graph of each batch. With ``keeps_latest``,
+        Lightning's callbacks get the metrics as the trial returned the dict.
         """
-        returns_arrays = not self.keeps_latest and isinstance(metrics, dict)
+        returns_arrays = not self._keeps_latest and isinstance(metrics, dict)
         kept: dict[str, Any] = {}
         dtypes: dict[str, torch.dtype] = {}
         for name, value in metrics.items():
@@ -61,18 +61,18 @@ class MetricWindow:
             if returns_arrays:
                 metrics[name] = array
             if value.ndim == 0:
-                # Several times faster than a copy; an array is made of it once the window is closed.
+                # Several times faster than a copy; closing the window makes an array of the number.
                 dtypes[name] = value.dtype
                 kept[name] = array.item()
             else:
-                # Numpy adds numbers in the order of memory, which the copy must keep.
+                # Numpy adds numbers in the order of memory, so the copy keeps the order.
                 kept[name] = array.copy(order="K")
         self._batches.append((kept, dtypes))
-        if self.keeps_latest:
+        if self._keeps_latest:
             self._latest = metrics
 
     def take_latest(self) -> dict[str, Any] | None:
-        """Return the metrics that were added last, and forget them; None if there are none."""
+        """Return the metrics added last, and forget the latest metrics; None if there are none."""
         latest = self._latest
         self._latest = None
         return latest
@@ -95,7 +95,7 @@ class MetricWindow:
         }
 
     def clear(self) -> None:
-        """Begin a new window, and forget the metrics of this one."""
+        """Begin a new window without metrics."""
         self._batches = []
         self._on_device = False
         self._sums = {}
@@ -122,10 +122,10 @@ _Entries = list[tuple[dict[str, Any], str]]
 
 
 class MetricTransfer:
-    """The metrics of the ``batches`` of a window on their way to the host, in one copy for each device.
+    """The metrics of the ``batches`` of a window on the way to the host, in one copy for each device.
 
-    A copy from a GPU is queued behind its work, so that neither the GPU nor the host waits before :meth:`finish`.
-    ``runs_aside`` says whether there is such a copy.
+    A copy from a GPU is queued behind the GPU's work: neither the GPU nor the host waits before :meth:`finish`.
+    ``runs_aside`` says whether there is a copy from a GPU.
     """
 
     def __init__(self, batches: list[dict[str, Any]], stacks: list[list[tuple[torch.Tensor, _Entries]]]) -> None:
@@ -158,7 +158,7 @@ def _stack_by_device(batches: list[dict[str, Any]]) -> list[list[tuple[torch.Ten
 
 
 class _HostCopy:
-    """A copy of tensors from one device, as bytes if there are several; a GPU makes it without blocking the host."""
+    """A copy of tensors from one device, several tensors as bytes; a copy from a GPU does not block the host."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
@@ -199,7 +199,7 @@ def to_numpy(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def average_metrics(batches: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return the mean of each metric over a window; None for a metric whose values have no mean."""
+    """Return the mean of each metric over a window; None for values without a mean."""
     names = batches[0].keys() if batches else {}.keys()
     for index, batch in enumerate(batches):
         if batch.keys() != names:

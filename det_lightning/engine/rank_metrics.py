@@ -23,7 +23,7 @@ def average_over_ranks(
     """Return the metrics of each batch of a window, averaged over the ranks, and the flags of all ranks."""
     if exchange.is_alone:
         return batches, flags
-    window = PlainWindow.of(batches)
+    window = PlainWindow.from_batches(batches)
     rows = None if window is None else window.rows
     reduced = exchange.reduce(rows, flags, PlainWindow.width, "report")
     if window is not None and reduced.results is not None:
@@ -61,16 +61,16 @@ def reduce_validation_metrics(
 ) -> tuple[dict[str, Any], int]:
     """Return the metrics of a validation, reduced over batches and ranks, and the flags of all ranks.
 
-    A rank may have no batches at all, but one of several must have some.
+    A rank may have no batches, but any of several ranks must have some.
     """
     own: dict[str, Any] = {}
     reducers: dict[str, Reducer] = {}
     if batches:
-        reducers = _reducer_of_each(list(batches[0]), reducer)
+        reducers = _assign_reducers(list(batches[0]), reducer)
         own = {name: _reduce_one(name, reducers[name], [batch[name] for batch in batches]) for name in batches[0]}
     if exchange.is_alone:
         return own, flags
-    plain = PlainValidation.of(own, reducers, len(batches))
+    plain = PlainValidation.from_metrics(own, reducers, len(batches))
     reduced = exchange.reduce(None if plain is None else plain.rows, flags, PlainValidation.width, "validation")
     if plain is not None and reduced.results is not None:
         return plain.with_results(reduced.results), reduced.flags
@@ -80,14 +80,14 @@ def reduce_validation_metrics(
 def _reduce_gathered(
     gathered: list[tuple[dict[str, Any], int]], reducer: Reducer | dict[str, Reducer]
 ) -> dict[str, Any]:
-    names = _names_on_all_ranks([list(metrics) if count else None for metrics, count in gathered])
-    reducers = _reducer_of_each(names, reducer)
+    names = _require_same_names([list(metrics) if count else None for metrics, count in gathered])
+    reducers = _assign_reducers(names, reducer)
     per_rank = [metrics for metrics, count in gathered if count]
     counts = [count for _, count in gathered if count]
     return {name: simple_reduce(reducers[name], [metrics[name] for metrics in per_rank], counts) for name in names}
 
 
-def _names_on_all_ranks(names: list[list[str] | None]) -> list[str]:
+def _require_same_names(names: list[list[str] | None]) -> list[str]:
     with_batches = {rank: found for rank, found in enumerate(names) if found is not None}
     if not with_batches:
         raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
@@ -101,7 +101,7 @@ def _names_on_all_ranks(names: list[list[str] | None]) -> list[str]:
     return expected
 
 
-def _reducer_of_each(names: list[str], reducer: Reducer | dict[str, Reducer]) -> dict[str, Reducer]:
+def _assign_reducers(names: list[str], reducer: Reducer | dict[str, Reducer]) -> dict[str, Reducer]:
     reducers = reducer if isinstance(reducer, dict) else dict.fromkeys(names, reducer)
     if reducers.keys() != set(names):
         raise errors.InvalidExperimentException(
@@ -118,8 +118,8 @@ def _reducer_of_each(names: list[str], reducer: Reducer | dict[str, Reducer]) ->
 
 def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
     try:
-        # For numbers of one type np.array() gives the same values in a fraction of the time.
-        stacked = np.array(values) if _single_type(values) else np.stack(values, axis=0)
+        # For numbers of equal type np.array() gives the same values in a fraction of the time.
+        stacked = np.array(values) if _have_single_type(values) else np.stack(values, axis=0)
     except ValueError as e:
         shapes = sorted({np.shape(value) for value in values}, key=str)
         raise ValueError(f"Validation metric {name!r} has another shape for some batches: {shapes}.") from e
@@ -129,8 +129,8 @@ def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
         raise TypeError(f"Validation metric {name!r} cannot be reduced by {reducer}: {e}") from e
 
 
-def _single_type(values: list[Any]) -> bool:
-    """Return whether values are numpy arrays of shape ``()`` that hold numbers of the same type."""
+def _have_single_type(values: list[Any]) -> bool:
+    """Return whether values are numpy arrays of shape ``()`` with numbers of the same type."""
     shapes_and_types = {(value.shape, value.dtype) if type(value) is np.ndarray else None for value in values}
     only = shapes_and_types.pop()
     return only is not None and not shapes_and_types and only[0] == () and only[1].kind in "biuf"
@@ -138,13 +138,13 @@ def _single_type(values: list[Any]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """The type of a metric of training: the dtype of its numbers, and whether each is an array of shape ``()``."""
+    """The type of a training metric: the dtype of the numbers, and whether each number is an array of shape ``()``."""
 
     dtype: np.dtype[Any]
     in_array: bool
 
     def as_mean(self, mean: np.float64) -> Any:
-        """Return the mean in the type that numpy gives the mean of such metrics."""
+        """Return a mean in numpy's type for the mean of the metric."""
         rounded = np.float32(mean) if self.dtype == np.float32 else mean
         return np.array(rounded) if self.in_array else rounded
 
@@ -155,8 +155,8 @@ _KIND_BY_DTYPE = {np.dtype(name): _Kind(np.dtype(name), True) for name in ("floa
 _PLAIN = {dtype.type for dtype in _KIND_BY_DTYPE}
 
 
-def _kind_of(value: Any) -> _Kind | None:
-    """Return the kind of a value; None if it is not one plain number."""
+def _find_kind(value: Any) -> _Kind | None:
+    """Return the kind of a value; None unless the value is a plain number."""
     if type(value) is np.ndarray:
         return _KIND_BY_DTYPE.get(value.dtype) if value.shape == () else None
     return None if type(value) is int and value not in _INT64 else _KIND_BY_TYPE.get(type(value))
@@ -172,27 +172,27 @@ class PlainWindow:
         self._names = list(kinds)
         self._kinds = list(kinds.values())
         columns = [_to_bits([batch[name] for batch in batches], kind.dtype) for name, kind in kinds.items()]
-        #: One row for each metric of each batch, which is reduced to its mean.
+        #: One row for each metric of each batch, reduced to the mean.
         bits = np.stack(columns, axis=1).reshape(-1, 1)
-        self.rows = Rows(bits, _signature_of(self._names, self._kinds, len(batches)), self._means)
+        self.rows = Rows(bits, _hash_meaning(self._names, self._kinds, len(batches)), self._means)
 
     @classmethod
-    def of(cls, batches: list[dict[str, Any]]) -> PlainWindow | None:
+    def from_batches(cls, batches: list[dict[str, Any]]) -> PlainWindow | None:
         """Return the window of these batches; None if there are no values, or not all are plain."""
         if not batches or not batches[0]:
             return None
         names = list(batches[0])
-        kinds = {name: kind for name, value in batches[0].items() if (kind := _kind_of(value)) is not None}
+        kinds = {name: kind for name, value in batches[0].items() if (kind := _find_kind(value)) is not None}
         if len(kinds) < len(names) or not all(isinstance(name, str) for name in names):
             return None
         expected = list(kinds.values())
         for batch in batches:
-            if list(batch) != names or [_kind_of(value) for value in batch.values()] != expected:
+            if list(batch) != names or [_find_kind(value) for value in batch.values()] != expected:
                 return None
         return cls(kinds, batches)
 
     def with_means(self, bits: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-        """Return the means of the metrics of each batch, given their bits, in the types of such means."""
+        """Return the means of the metrics of each batch, given their bits, in numpy's types of means."""
         return [
             {name: kind.as_mean(mean) for name, kind, mean in zip(self._names, self._kinds, means, strict=True)}
             for means in bits.view(np.float64).reshape(-1, len(self._names))
@@ -208,9 +208,9 @@ class PlainWindow:
 
 
 class PlainValidation:
-    """The validation metrics of one rank, each reduced over its ``batches`` to one number of a type in ``_PLAIN``."""
+    """The validation metrics of one rank, each reduced over ``batches`` to one number of a type in ``_PLAIN``."""
 
-    #: Numbers in each row: the metric, and the number of batches as its weight in an average.
+    #: Numbers in each row: the metric, and the number of batches as the weight in an average.
     width = 2
 
     def __init__(self, metrics: dict[str, Any], reducers: dict[str, Reducer], batches: int) -> None:
@@ -218,16 +218,18 @@ class PlainValidation:
         self._reducers = [reducers[name] for name in self._names]
         self._types = [value.dtype for value in metrics.values()]
         bits = np.array([[*_to_bits([value], value.dtype), batches] for value in metrics.values()], np.int64)
-        self.rows = Rows(bits, _signature_of(self._names, self._reducers, self._types), self._reduce)
+        self.rows = Rows(bits, _hash_meaning(self._names, self._reducers, self._types), self._reduce)
 
     @classmethod
-    def of(cls, metrics: dict[str, Any], reducers: dict[str, Reducer], batches: int) -> PlainValidation | None:
+    def from_metrics(
+        cls, metrics: dict[str, Any], reducers: dict[str, Reducer], batches: int
+    ) -> PlainValidation | None:
         """Return the validation with these metrics; None if there are none, or not all are plain."""
         plain = all(isinstance(name, str) and type(value) in _PLAIN for name, value in metrics.items())
         return cls(metrics, reducers, batches) if metrics and plain else None
 
     def with_results(self, bits: np.ndarray[Any, Any]) -> dict[str, Any]:
-        """Return the metrics over all ranks, given their bits, in the types that reducing gives them."""
+        """Return the metrics over all ranks, given their bits, in the types of :func:`simple_reduce`."""
         types = [
             simple_reduce(reducer, np.ones(1, dtype), [1]).dtype
             for reducer, dtype in zip(self._reducers, self._types, strict=True)
@@ -253,7 +255,7 @@ def _from_bits(bits: Any, dtype: np.dtype[Any]) -> Any:
     return (bits if dtype.kind == "i" else bits.view(np.float64)).astype(dtype)
 
 
-def _signature_of(*meaning: object) -> int:
-    """Return a number that identifies what rows mean, from objects whose ``repr`` is the same on all ranks."""
+def _hash_meaning(*meaning: object) -> int:
+    """Return a number for the meaning of rows, from objects with the same ``repr`` on all ranks."""
     digest = hashlib.sha256(repr(meaning).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:7], "big") + 1  # not 0

@@ -1,7 +1,8 @@
-"""Resuming from a checkpoint: checking its content, and loading it into a trial."""
+"""Resuming from a checkpoint: checking the content, and loading the content into a trial."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import Any
 
@@ -18,8 +19,19 @@ from det_lightning.ranks.distributed_context import DistributedContext
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class StateBeforeValidation:
+    """The random state, the loaders' positions, and ``has_validated`` before a validation that a longer run would not
+    make.
+    """
+
+    rng: dict[str, Any]
+    positions: dict[str, Any]
+    has_validated: bool
+
+
 def require_resumable(content: CheckpointContent) -> None:
-    """Raise a CheckpointError that names missing or wrong values if a run cannot resume from the checkpoint."""
+    """Raise a CheckpointError naming missing or wrong values if a run cannot resume from the checkpoint."""
     resume = content.resume
     if resume is None:
         return
@@ -38,17 +50,17 @@ def require_resumable(content: CheckpointContent) -> None:
             require_rng(start["rng"], f"{source}, of the pass at batch {start['first_batch']}")
 
 
-def journal_of(
+def read_journal(
     content: CheckpointContent | None, rank: int
 ) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
-    """Return how a rank's passes over the training data began, and the positions of its loaders; None if not known."""
+    """Return how a rank's passes over the training data began, and the positions of the loaders; None if unknown."""
     if content is None or content.resume is None:
         return None, None
     resume = content.resume
     return list(of_rank(resume.journals, rank)), of_rank(resume.positions, rank) if resume.positions else None
 
 
-def adapt_to(content: CheckpointContent, size: int) -> None:
+def adapt_position(content: CheckpointContent, size: int) -> None:
     """Convert the position, counted in batches per rank, to another number of ranks.
 
     If the batch size stays the same, so does the number of samples seen, rounded up to whole batches of all ranks.
@@ -70,7 +82,7 @@ def adapt_to(content: CheckpointContent, size: int) -> None:
 
 
 def apply(content: CheckpointContent, context: PyTorchTrialContext, events: TrialEvents) -> None:
-    """Load everything into the trial; raise an InvalidCheckpointException that names what does not fit."""
+    """Load everything into the trial; raise an InvalidCheckpointException naming values that do not fit."""
     loaded = content
     if content.is_sharded and not context.backend.states.is_sharded:
         loaded = safe_load.read_all_parts(content)
@@ -94,7 +106,7 @@ def apply(content: CheckpointContent, context: PyTorchTrialContext, events: Tria
 
 
 def require_same_checkpoint(distributed: DistributedContext, content: CheckpointContent | None) -> None:
-    """Raise a CheckpointError if the ranks resume from different checkpoints; all ranks must call it."""
+    """Raise a CheckpointError if the ranks resume from different checkpoints; all ranks must call this."""
     own = None if content is None else content.name
     found = distributed.allgather(own)
     if any(name != own for name in found):

@@ -1,33 +1,36 @@
-"""One run of a trial: its batches, workloads and boundaries. A RunDriver calls it from Lightning's hooks."""
+"""One run of a trial: batches, workloads and boundaries. A RunDriver calls the run from Lightning's hooks."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import sys
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
-from det_lightning.engine.data_stream import SideStream, TrialData, copy_aside
+from det_lightning.checkpoint.format.content import TrialState
+from det_lightning.engine.data_stream import LoaderFactory, TrialData
 from det_lightning.engine.events import TrialEvents
-from det_lightning.engine.resume import adapt_to, apply, journal_of, require_same_checkpoint
+from det_lightning.engine.resume import StateBeforeValidation, adapt_position, apply, require_same_checkpoint
 from det_lightning.engine.run_log import RunLog
+from det_lightning.engine.run_options import RunOptions
 from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
-from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.train_and_evaluate import Evaluation, Training, require_trainable
 from det_lightning.engine.workload_reports import BoundaryExchange, Reporter, WorkloadReports, add_position
-from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng
 
 
 class TrialRun:
-    """Trains and validates a trial over one run, from the checkpoint ``resumed`` if there is one."""
+    """Trains and validates a trial over one run; ``data`` are the loaders, from :meth:`start_up` on.
+
+    Attributes:
+        has_validated: whether a validation has begun, in this run or before.
+        before_final_validation: the state before the final validation.
+    """
+
+    data: TrialData
 
     def __init__(
         self,
@@ -35,55 +38,41 @@ class TrialRun:
         context: PyTorchTrialContext,
         schedule: Schedule,
         reporters: list[Reporter],
-        resumed: CheckpointContent | None = None,
-        stop_request: StopRequest | None = None,
+        options: RunOptions,
     ) -> None:
         self.trial = trial
         self.context = context
         self.schedule = schedule
+        self.options = options
+        resumed = options.resumed
         if resumed is not None:
-            adapt_to(resumed, context.distributed.size)
+            adapt_position(resumed, context.distributed.size)
         self.state = TrialState() if resumed is None else resumed.trial_state
-        self.evaluation = Evaluation(trial, context, bool(schedule.test_mode))
-        self.data: TrialData  # from start_up() on
-        #: Moves and casts a batch; from start_up() on.
-        self.prepare_batch: Callable[[Any], Any]
-        #: Does the same to an iterator of training batches, which may be copied to a GPU ahead of time.
-        self.prepared: Callable[[Iterator[Any]], Iterator[Any]]
+        self.evaluation = Evaluation(trial, context, bool(schedule.test_mode), options.keeps_validation_metrics)
         self._at_end = contextlib.ExitStack()
-        self._resumed = resumed
-        self._name = type(original_trial(trial)).__name__
         self._log = RunLog(trial, context)
-        self.training = Training(trial, context, self._log.counter())
-        self.window = self.training.window
+        self.training = Training(trial, context, self._log.counter(), options.keeps_training_metrics)
         self._in_workload = False
         self._due: list[Due] = []
-        self._step_end = sys.maxsize
-        #: Whether a validation has begun, in this run or before.
         self.has_validated = resumed is not None and resumed.resume is not None and resumed.resume.has_validated
-        #: The random state before the final validation, the positions of the loaders, and whether one had validated.
-        self.before_final_validation: tuple[dict[str, Any], dict[str, Any], bool] | None = None
-        self.exchange = BoundaryExchange(context, stop_request)
+        self.before_final_validation: StateBeforeValidation | None = None
+        self.exchange = BoundaryExchange(context, options)
         self.early_end = self.exchange.early_end
-        #: Whether other hooks run after a validation, before whatever else is due at the boundary.
-        self.hooks_follow_validation = False
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
         self._warnings = RunWarnings(trial, context, schedule, self.events.callbacks)
         self._reporters = [self._warnings, *reporters]
-        self.reports = WorkloadReports(self.exchange, self.events, self._log, self._reporters)
+        self.reports = WorkloadReports(
+            self.exchange, self.events, self._log, self._reporters, options.hooks_follow_report
+        )
         require_trainable(trial, context)
 
     # Beginning and end
 
-    def start_up(
-        self,
-        epoch_limit: float = 1.0,
-        overfits: bool = False,
-        given: Mapping[str, Callable[[], Any]] = types.MappingProxyType({}),
-    ) -> None:
-        """Notify the callbacks, and build the loaders; for the arguments see :class:`TrialData`."""
+    def start_up(self, loaders: LoaderFactory) -> None:
+        """Notify the callbacks, and build the loaders."""
+        resumed = self.options.resumed
         self.context.update_hooks.clear()
         self._at_end.callback(self.context.update_hooks.clear)
         self.events.attach(self.context.update_hooks)
@@ -91,67 +80,49 @@ class TrialRun:
         self.context.position.initial_batch = self.state.batches_trained
         self.context.distributed.name_progress(self._describe_progress)
         self._at_end.callback(self.context.distributed.name_progress, str)
-        require_same_checkpoint(self.context.distributed, self._resumed)
+        require_same_checkpoint(self.context.distributed, resumed)
         for callback in self.events.callbacks.values():
-            callback.on_trial_startup(self.state.batches_trained, None if self._resumed is None else self._resumed.name)
+            callback.on_trial_startup(self.state.batches_trained, None if resumed is None else resumed.name)
             self._at_end.callback(callback.on_trial_shutdown)
         if isinstance(self.trial, SelfSavingTrial):
-            files = None if self._resumed is None else self._resumed.directory
-            exact = self._resumed is not None and self._resumed.resume is not None
+            files = None if resumed is None else resumed.directory
+            exact = resumed is not None and resumed.resume is not None
             self.trial.begin_run(files, self.state.batches_trained, exact)
-        journal, resumed_at = journal_of(self._resumed, self.context.distributed.rank)
-        self.data = TrialData(
-            self.trial,
-            self.context,
-            self.evaluation.by_batch,
-            journal,
-            resumed_at,
-            epoch_limit,
-            overfits,
-            self.has_validated,
-            given,
-        )
+        by_batch = self.evaluation.by_batch
+        self.data = TrialData(loaders, self.context, by_batch, self.options, self.has_validated)
         self._at_end.callback(self.data.close)
-        self._validates_in_step = self.evaluation.by_batch and self.data.has_even_validation()
-        if self._resumed is not None and not self._resumed.epochs_known:
+        self._validates_in_step = by_batch and self.data.has_even_validation()
+        if resumed is not None and not resumed.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
-        moves = self.context.experimental.auto_to_device
-        self.prepare_batch = self.context.batch_mover() if moves else lambda batch: batch
-        if (cast := self.context.precision.whole_models.batch_cast()) is not None:
-            move = self.prepare_batch
-            self.prepare_batch = lambda batch: cast(move(batch))
-        self.prepared = functools.partial(map, self.prepare_batch)
-        if self.data.copies_aside:
-            stream = SideStream(self.context.device)
-            self.prepared = functools.partial(copy_aside, move=self.prepare_batch, stream=stream)
 
     def begin_training(self) -> None:
-        """Load the checkpoint, if there is one, and notify the callbacks."""
+        """Load the checkpoint, if any, and notify the callbacks."""
         self.context.optimizer_steps = 0
-        if self._resumed is not None:
-            apply(self._resumed, self.context, self.events)
+        resumed = self.options.resumed
+        if resumed is not None:
+            apply(resumed, self.context, self.events)
             self.data.restore_validation()
         self.context.backend.placement.begin_training()
         self.events.emit("on_training_start")
         self.context.wrapped.begin_training()
         self._at_end.callback(self.context.wrapped.end_training)
-        self._log.begin(self._name, self.state.batches_trained, self._resumed)
-        self._warnings.begin(self.state, self._resumed)
-        self._due = self._left_at_boundary()
+        self._log.begin(self.state.batches_trained, resumed)
+        self._warnings.begin(self.state, resumed)
+        self._due = self._find_left_actions()
         self._actions.begin(self._due)
-        self._step_end = self._next_step_end()
 
-    def _left_at_boundary(self) -> list[Due]:
-        """Return what is still due at the boundary where a run was saved before its validation; nothing elsewhere."""
+    def _find_left_actions(self) -> list[Due]:
+        """Return the actions left at a boundary where a run was saved before the validation; nothing elsewhere."""
         trained = self.state.batches_trained
-        is_exact = self._resumed is not None and self._resumed.resume is not None
+        resumed = self.options.resumed
+        is_exact = resumed is not None and resumed.resume is not None
         if not is_exact or not self.schedule.validates or trained in (0, self.state.last_val):
             return []
         due = self.schedule.due(trained, self.data.epoch_len)
         return [one for one in due if one in (Due.VALIDATE, Due.CHECKPOINT)] if Due.VALIDATE in due else []
 
     def shut_down(self) -> None:
-        """End the loaders' workers, then notify all callbacks in reverse order, even if one of them raises."""
+        """End the loaders' workers, then notify all callbacks in reverse order, even if a callback raises."""
         self._at_end.close()
 
     # Training
@@ -159,8 +130,8 @@ class TrialRun:
     def train(self, batches: Iterator[Any], yields: Callable[[], bool]) -> int:
         """Train up to the next boundary or the end of the epoch; return the number of batches trained.
 
-        ``batches`` is endless and has gone through ``prepared``. ``yields`` is called after each batch; if it returns
-        True, this returns before a boundary is reached.
+        ``batches`` come from ``data.prepare`` and have no end. ``yields`` is called after each batch; True ends the
+        call before a boundary.
         """
         if not self._in_workload:
             self._begin_workload()
@@ -168,12 +139,12 @@ class TrialRun:
         position = self.context.position
         train_batch = self.training.train_batch
         reports = self.reports
-        stop = self._step_end
+        stop = self._next_step_end()
         first = state.batches_trained
         epoch_idx, into_epoch = divmod(first, self.data.epoch_len)
         epoch_begin = None if into_epoch else first
         try:
-            if epoch_begin is not None and isinstance(batches, map):  # which moves a batch only when it is asked for it
+            if epoch_begin is not None and isinstance(batches, map):  # map() moves a batch only on demand
                 batches = itertools.chain(self._first_of_epoch(epoch_idx), batches)
                 epoch_begin = None
             for batch in batches:
@@ -198,7 +169,6 @@ class TrialRun:
             self.events.emit("on_training_epoch_end", epoch_idx)
             state.epochs_trained += 1
         self._due = self.schedule.due(state.batches_trained, self.data.epoch_len)
-        self._step_end = self._next_step_end()
         return state.batches_trained - first
 
     def _first_of_epoch(self, epoch_idx: int) -> list[Any]:
@@ -207,10 +177,10 @@ class TrialRun:
         if fetched:
             self.context.position.batch_idx = self.state.batches_trained
             self.events.start_epoch(epoch_idx)
-        return [self.prepare_batch(batch) for batch in fetched]
+        return [self.data.prepare_batch(batch) for batch in fetched]
 
     def _next_step_end(self) -> int:
-        """Return the number of batches after which a boundary may lie or the epoch ends."""
+        """Return the number of batches at the next possible boundary or at the end of the epoch."""
         trained = self.state.batches_trained
         epoch_len = self.data.epoch_len
         epoch_end = (trained // epoch_len + 1) * epoch_len
@@ -236,7 +206,7 @@ class TrialRun:
         return self.state.batches_trained % self.data.epoch_len == 0
 
     def latest_batch_of_epoch(self) -> int:
-        """Return the index, within its epoch, of the latest batch."""
+        """Return the index of the latest batch within the epoch."""
         return (self.state.batches_trained - 1) % self.data.epoch_len
 
     def end_workload(self, training_ends: bool = False) -> None:
@@ -245,7 +215,7 @@ class TrialRun:
             return
         self._in_workload = False
         next_batch_follows = self._due == [Due.REPORT] and not self.at_epoch_end() and not training_ends
-        self.reports.report(self.window, self.state, next_batch_follows)
+        self.reports.report(self.training.window, self.state, next_batch_follows)
         self._actions.begin(self._due)
 
     def only_reports(self) -> bool:
@@ -253,11 +223,11 @@ class TrialRun:
         return self._due == [Due.REPORT] and not self.at_epoch_end() and not self.schedule.is_complete(self.state)
 
     def continues(self) -> bool:
-        """Return whether training goes on after a boundary that :meth:`only_reports`; all ranks call it."""
+        """Return whether training goes on after a boundary with only a report; all ranks call this."""
         return self._actions.continue_after_report()
 
     def progress(self) -> float | None:
-        """Return the fraction of its length that the run has trained, from 0 to 1; None if it has no length."""
+        """Return the trained fraction of the run's length, from 0 to 1; None for a run without a length."""
         return self.schedule.progress(self.state, self.data.epoch_len)
 
     def _describe_progress(self) -> str:
@@ -276,9 +246,9 @@ class TrialRun:
         return action
 
     def keep_state_before_validation(self) -> None:
-        """Keep what a resumed run needs from before a validation that a longer run would not have made here."""
-        positions = self.data.journal.positions()
-        self.before_final_validation = (capture_rng(self.context.device), positions, self.has_validated)
+        """Keep the state before a validation that a longer run would not have made here, for a resume."""
+        rng = capture_rng(self.context.device)
+        self.before_final_validation = StateBeforeValidation(rng, self.data.journal.positions(), self.has_validated)
 
     # Validation
 
@@ -290,7 +260,7 @@ class TrialRun:
         for model in self.context.models:
             model.eval()
         self.context.backend.placement.begin_validation(self._validates_in_step)
-        for hook in self.events.overriding("on_validation_step_start"):
+        for hook in self.events.find_overrides("on_validation_step_start"):
             hook()
         self.events.emit("on_validation_start")
         self.evaluation.begin(self._log.validation_counter())
@@ -298,14 +268,14 @@ class TrialRun:
             self.events.emit("on_validation_epoch_start")
 
     def end_validation(self) -> dict[str, Any]:
-        """Reduce and report the metrics of the validation; return them."""
+        """Reduce, report and return the metrics of the validation."""
         if self.evaluation.by_batch:
             metrics = self._reduce_validation()
         else:
             metrics = self.exchange.broadcast_validation(self.evaluation.full_metrics)
         metrics.update(self.exchange.reduce_registered(for_training=False))
         self.events.emit("on_validation_end", metrics)
-        for hook in self.events.overriding("on_validation_step_end"):
+        for hook in self.events.find_overrides("on_validation_step_end"):
             hook(metrics)
         self.context.backend.placement.end_validation()
         self.state.last_val = self.state.batches_trained
@@ -318,6 +288,9 @@ class TrialRun:
     def _reduce_validation(self) -> dict[str, Any]:
         batches = self.evaluation.close()
         self.events.emit("on_validation_epoch_end", batches)
-        overriding = [*self.events.overriding("on_validation_end"), *self.events.overriding("on_validation_step_end")]
-        users_code_follows = self.hooks_follow_validation or bool(overriding)
+        overriding = [
+            *self.events.find_overrides("on_validation_end"),
+            *self.events.find_overrides("on_validation_step_end"),
+        ]
+        users_code_follows = self.options.hooks_follow_validation or bool(overriding)
         return self.exchange.reduce_validation(batches, self.trial.evaluation_reducer(), users_code_follows)

@@ -1,4 +1,4 @@
-"""What the checkpoints of a run hold: the state of the trial, its settings, and what an exact resume needs."""
+"""The content of a run's checkpoints: the state of the trial, the settings, and all for an exact resume."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import make_load_data
 from det_lightning.checkpoint.format.resume_state import LEFT_OUT, ResumeState
 from det_lightning.checkpoint.storage.snapshots import iterate_tensors
+from det_lightning.engine.resume import StateBeforeValidation
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
 from det_lightning.escaping import escape
@@ -27,18 +28,18 @@ logger = logging.getLogger(__name__)
 
 
 class RunContent:
-    """Collects what the checkpoints of a run hold. All ranks call the same methods, because they gather state."""
+    """Collects the content of a run's checkpoints. All ranks call the same methods to gather state."""
 
     def __init__(self, run: TrialRun) -> None:
         self._run = run
-        # The settings as they were when the next two were made of them.
+        # The settings at the time when the next two were made.
         self._described: str | None = None
         self._settings: dict[str, Any] = {}
         self._load_data: dict[str, Any] = {}
-        self._known_losses: set[str] = set()  # which a warning has named
+        self._known_losses: set[str] = set()  # named in a warning
 
     def collect(self) -> CheckpointContent | None:
-        """Return the content of a checkpoint, including any changes that the trial's callbacks made to it.
+        """Return the content of a checkpoint, with changes by the trial's callbacks.
 
         Ranks other than the chief get None, or only their part of a sharded checkpoint.
         """
@@ -71,7 +72,7 @@ class RunContent:
         return content
 
     def collect_without_weights(self) -> CheckpointContent:
-        """Return what Lightning's own files lack: callbacks, random state and position in the data."""
+        """Return the content missing in Lightning's own files: callbacks, random state and position in the data."""
         run = self._run
         rng = capture_rng(run.context.device)
         rest = collect_rest(run.context, run.events.callbacks, dict(rng))
@@ -81,13 +82,15 @@ class RunContent:
     def _resume_state(self, rng: dict[str, Any]) -> ResumeState:
         run = self._run
         journal = run.data.journal.state_dict(run.state.batches_trained * run.context.distributed.size)
-        now = (rng, run.data.journal.positions(), run.has_validated)
-        rng, positions, has_validated = run.before_final_validation or now
+        now = StateBeforeValidation(rng, run.data.journal.positions(), run.has_validated)
+        kept = run.before_final_validation or now
         self._follow_settings()
-        return collect_resume_state(run.context, run.state, rng, journal, positions, self._settings, has_validated)
+        return collect_resume_state(
+            run.context, run.state, kept.rng, journal, kept.positions, self._settings, kept.has_validated
+        )
 
     def _follow_settings(self) -> None:
-        """Describe the settings again if the trial has changed them, as it may while it trains."""
+        """Describe the settings again if the trial has changed settings during the training."""
         settings = self._run.context.settings
         described = json.dumps([settings.hparams, settings.exp_conf], default=repr, skipkeys=True)
         if described == self._described:
@@ -95,7 +98,7 @@ class RunContent:
         self._described = described
         losses = Losses()
         self._settings = plain = settings.to_plain(losses)
-        self._warn_of(losses)
+        self._warn_of_losses(losses)
         trial_class = type(original_trial(self._run.trial))
         # Determined wants both hyperparameters and configuration, or neither.
         complete = None not in plain.values()
@@ -106,12 +109,12 @@ class RunContent:
         if isinstance(self._run.trial, SelfSavingTrial):
             self._load_data["trial_type"] = self._run.trial.trial_type
 
-    def _warn_of(self, losses: Losses) -> None:
-        """Name the values that JSON cannot hold, each once."""
+    def _warn_of_losses(self, losses: Losses) -> None:
+        """Name the values that JSON cannot hold, each value once."""
         new = [note for note in losses.notes if note not in self._known_losses]
         self._known_losses.update(new)
         if new and self._run.context.distributed.rank == 0:
             logger.warning(
-                "Checkpoints store settings as JSON, and asking for what is left out is an error after loading: %s.",
+                "Checkpoints store settings as JSON, and reading a left-out value after loading is an error: %s.",
                 mask_text(escape("; ".join(new))),
             )

@@ -1,4 +1,4 @@
-"""What a run logs at level INFO: where it trains, its metrics and its speed."""
+"""The log of a run at level INFO: the device and processes, metrics and speed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class LoggedWorkload:
-    """What is noted about a workload: when it began, and how many records each of its batches has."""
+    """Notes about a workload: the time of the beginning, and the numbers of records in the batches."""
 
     lengths: list[Any] = dataclasses.field(default_factory=list)
     since_s: float = dataclasses.field(default_factory=time.perf_counter)
@@ -38,8 +38,8 @@ class RunLog:
         self.workload = LoggedWorkload()
         self._validates_since_s = 0.0
 
-    def begin(self, trial_name: str, batches_trained: int, resume: CheckpointContent | None) -> None:
-        """Log what is trained, and where."""
+    def begin(self, batches_trained: int, resume: CheckpointContent | None) -> None:
+        """Log the trial and the place of its training."""
         if not self.enabled:
             return
         size = self._context.distributed.size
@@ -47,7 +47,7 @@ class RunLog:
         origin = f", resumed from checkpoint {resume.name}" if resume is not None else ""
         logger.info(
             "Training %s on %s, %s, from batch %d%s.",
-            trial_name,
+            type(original_trial(self._trial)).__name__,
             self._context.device,
             processes,
             batches_trained,
@@ -71,13 +71,13 @@ class RunLog:
         return lambda batch: self.workload.lengths.append(length_of(batch))
 
     def validation_counter(self) -> Callable[[Any], int] | None:
-        """Return a function that counts the records of each evaluated batch, or None if nothing needs the count."""
+        """Return a function for counting the records of each evaluated batch, or None if nothing needs the count."""
         if self._trial_counts_itself():
             return self._trial.get_batch_length
         return data_length if self.enabled else None
 
     def _trial_counts_itself(self) -> bool:
-        """Return whether the trial overrides ``get_batch_length``, which may have side effects."""
+        """Return whether the trial overrides ``get_batch_length``, perhaps with side effects."""
         return overrides(original_trial(self._trial), PyTorchTrial, "get_batch_length")
 
     def report_training(
@@ -99,7 +99,7 @@ class RunLog:
             logger.info("Validation after %d batches: %s%s.", batches_trained, _describe(metrics), speed)
 
     def _describe_speed(self, duration_s: float, lengths: list[Any], batches: int) -> str:
-        """Return how much was done in a time, on the assumption that every rank does as much as this one."""
+        """Return the speed of all ranks, on the assumption that every rank does as much as this rank."""
         if not batches or duration_s <= 0:
             return ""
         size = self._context.distributed.size
@@ -113,7 +113,7 @@ class RunLog:
 def _length_if_known(batch: Any) -> int | None:
     try:
         return data_length(batch)
-    except (TypeError, ValueError):  # only the log needs the number, and can leave it out
+    except (TypeError, ValueError):  # only the log needs the number, and can do without
         return None
 
 

@@ -1,4 +1,4 @@
-"""What a run warns of, once each."""
+"""The warnings of a run about settings, weights without updates and NaN, each once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.engine.schedule import Schedule
 from det_lightning.engine.trial_warnings import WeightSums, find_near_hooks, find_unwrapped
-from det_lightning.hyperparameters import flat
+from det_lightning.hyperparameters import flatten
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -25,7 +25,7 @@ _MOST_CHARS = 1000
 
 
 class RunWarnings:
-    """A reporter that watches one run, and logs each kind of warning at most once, on the chief only."""
+    """A reporter for watching one run; logs each kind of warning at most once, on the chief only."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class RunWarnings:
         self._is_chief = context.distributed.rank == 0
         self._first_batch = 0
         self._steps_before = 0
-        self._weights: WeightSums | None = None  # at the beginning, until it is known whether they change
+        self._weights: WeightSums | None = None  # at the beginning, until a change is seen or missed
         self._warned_of_nan = False
 
     def begin(self, state: TrialState, resume: CheckpointContent | None) -> None:
-        """Look at the settings of a run, after its checkpoint, if any, is loaded."""
+        """Look at the settings of a run, after the checkpoint, if any, is loaded."""
         self._first_batch = state.batches_trained
         self._steps_before = self._context.optimizer_steps
         if self._is_chief:
@@ -55,12 +55,12 @@ class RunWarnings:
                 *find_near_hooks(self._callbacks, self._trial),
             ):
                 self._warn(message)
-        for period in self._schedule.periods_below_one():
-            self._warn(f"{period} is below 1, which means after every one; leave it out for never.")
+        for period in self._schedule.find_periods_below_one():
+            self._warn(f"{period} is below 1, and so due after every one; leave it out for never.")
         if resume is not None:
-            before = _hparams_of(resume)
+            before = _read_hparams(resume)
             now = self._context.settings.to_plain()["hparams"] or {}
-            differences = [] if before is None else [*_differences(before, now)]
+            differences = [] if before is None else [*_list_differences(before, now)]
             if differences:
                 self._warn(f"The hparams differ from those of checkpoint {resume.name}: {_join(differences)}.")
         if self._schedule.is_complete(state):
@@ -81,27 +81,27 @@ class RunWarnings:
                 self._warn_of_no_step(steps_completed - self._first_batch, self._weights)
             self._weights = None
         first = steps_completed - len(batch_metrics)
-        for name in _nan_losses(avg_metrics):
+        for name in _find_nan_losses(avg_metrics):
             where = [first + index for index, metrics in enumerate(batch_metrics) if _has_nan(metrics.get(name))]
             since = f", first for batch {where[0]} (the first one is 0)" if where else ""
             self._warn_of_nan(f"The training metric {name!r} is NaN{since}")
 
     def _warn_of_no_step(self, batches: int, weights: WeightSums) -> None:
-        """Warn that a trial does without ``step_optimizer``, if it then leaves anything out."""
+        """Warn of a trial without ``step_optimizer``, if the trial then leaves anything out."""
         method = f"{type(self._trial).__name__}.train_batch()"
         if weights == WeightSums.take(self._context):
             self._warn(
                 f"{method} did not call context.step_optimizer() in the first {batches} batches, and no weights were "
                 "updated. Call it for each optimizer, after context.backward(loss)."
             )
-        elif left_out := list(_left_out(self._context)):
+        elif left_out := list(_list_left_out(self._context)):
             self._warn(
                 f"{method} updates weights without context.step_optimizer(), which alone would {'; '.join(left_out)}. "
                 "Call it for each optimizer in place of optimizer.step(), or do this in the trial."
             )
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        for name in _nan_losses(metrics):
+        for name in _find_nan_losses(metrics):
             self._warn_of_nan(f"The validation metric {name!r} is NaN after {steps_completed} batches")
 
     def _warn_of_nan(self, found: str) -> None:
@@ -117,8 +117,8 @@ class RunWarnings:
             logger.warning("%s", message)
 
 
-def _left_out(context: PyTorchTrialContext) -> Iterator[str]:
-    """Yield what the context does in ``step_optimizer`` for this run, besides the step."""
+def _list_left_out(context: PyTorchTrialContext) -> Iterator[str]:
+    """Yield the work of the context in ``step_optimizer`` for this run, besides the step."""
     if context.aggregation_frequency > 1:
         yield f"update the weights only once in {context.aggregation_frequency} batches (aggregation_frequency)"
     if context.distributed.size > 1:
@@ -136,7 +136,7 @@ def _is_left_alone(scaler: Any) -> bool:
     return scaler is not None and scaler.is_enabled() and not scaler.state_dict()["_growth_tracker"]
 
 
-def _nan_losses(metrics: dict[str, Any]) -> list[str]:
+def _find_nan_losses(metrics: dict[str, Any]) -> list[str]:
     return [name for name, value in metrics.items() if "loss" in str(name).lower() and _has_nan(value)]
 
 
@@ -146,8 +146,8 @@ def _has_nan(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "f" and bool(np.isnan(value).any())
 
 
-def _hparams_of(content: CheckpointContent) -> dict[str, Any] | None:
-    """Return the hyperparameters of the run that wrote a checkpoint; None if they are unknown."""
+def _read_hparams(content: CheckpointContent) -> dict[str, Any] | None:
+    """Return the hyperparameters in a checkpoint; None if unknown."""
     settings = None if content.resume is None else content.resume.settings
     for source in (settings, content.load_data):
         found = (source or {}).get("hparams")
@@ -156,18 +156,18 @@ def _hparams_of(content: CheckpointContent) -> dict[str, Any] | None:
     return None
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    old = flat(before)
-    new = flat(now)
+def _list_differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    old = flatten(before)
+    new = flatten(now)
     for name in dict.fromkeys([*old, *new]):
         was = old.get(name, _NOT_GIVEN)
         is_now = new.get(name, _NOT_GIVEN)
         # NaN is not equal to itself.
         if was != is_now and repr(was) != repr(is_now):
-            yield f"{name} was {_shown(was)}, and is {_shown(is_now)}"
+            yield f"{name} was {_format_value(was)}, and is {_format_value(is_now)}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "not given" if value is _NOT_GIVEN else f"{value!r:.100}"
 
 

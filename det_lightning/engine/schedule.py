@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import cast
 
 from det_lightning.checkpoint.format.content import TrialState
@@ -12,7 +13,7 @@ from det_lightning.units import Batch, Epoch, TrainUnit
 
 
 class Due(enum.IntEnum):
-    """What can be due at a boundary, in the order in which it is done."""
+    """The possible work at a boundary, in order."""
 
     TRAIN = 0
     VALIDATE = 1
@@ -21,10 +22,10 @@ class Due(enum.IntEnum):
 
 
 class Schedule:
-    """The length and the periods of a run. None means never, and of several validation periods each counts.
+    """The length and the periods of a run. None means never, and each of several validation periods counts.
 
-    Without ``max_length`` something else ends the run, with no final validation or checkpoint. ``test_mode`` trains
-    on as many batches; True is one.
+    Without ``max_length`` something else ends the run, with no final validation or checkpoint. ``test_mode`` trains on
+    as many batches; True is one.
     """
 
     def __init__(
@@ -49,14 +50,14 @@ class Schedule:
         self.reporting_period = reporting_period
         self.test_mode = test_mode
         self._periods = [(name, unit) for boundary, name, unit in units if boundary is not Due.TRAIN]
-        # A period that no run reaches need not be checked after each batch.
+        # A period beyond any run need not be checked after each batch.
         due = [(boundary, unit) for boundary, _, unit in units if unit is not None and not _is_never(unit)]
         self._batch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Batch)]
         self._epoch_units = [(boundary, unit) for boundary, unit in due if isinstance(unit, Epoch)]
         self.validates = any(boundary is Due.VALIDATE for boundary, _ in due)
 
     def due(self, batches_trained: int, epoch_len: int) -> list[Due]:
-        """Return what is due right after batch number ``batches_trained`` (counted from 1), in order."""
+        """Return the work due right after batch number ``batches_trained`` (counted from 1), in order."""
         due = [boundary for boundary, unit in self._batch_units if unit.should_stop(batches_trained)]
         epochs, into_epoch = divmod(batches_trained, epoch_len)
         if not into_epoch:
@@ -66,7 +67,7 @@ class Schedule:
         return sorted(set(due)) if due else due
 
     def next_batch_to_look(self, batches_trained: int, epoch_len: int) -> int:
-        """Return the next number of batches at which there may be a boundary; until then :meth:`due` is empty."""
+        """Return the next number of batches with a possible boundary; until then :meth:`due` is empty."""
         if self.test_mode:
             return batches_trained + 1
         epochs = batches_trained // epoch_len
@@ -74,16 +75,16 @@ class Schedule:
         nearest += [_next_multiple(epochs, unit) * epoch_len for _, unit in self._epoch_units]
         return min(nearest, default=sys.maxsize)
 
-    def periods_below_one(self) -> list[str]:
-        """Return the periods that are due at every batch or epoch because they are below one, as ``name=unit``."""
+    def find_periods_below_one(self) -> list[str]:
+        """Return the periods below one, as ``name=unit``: such a period is due at every batch or epoch."""
         return [
             f"{name}={unit}"
             for name, unit in self._periods
             if unit is not None and isinstance(unit.value, int) and unit.value < 1
         ]
 
-    def epochs_in_all(self, state: TrialState, epoch_len: int) -> int | None:
-        """Return the number of epochs at the end, the last of which may be incomplete; None without ``max_length``."""
+    def count_epochs(self, state: TrialState, epoch_len: int) -> int | None:
+        """Return the number of epochs at the end, the last perhaps incomplete; None without ``max_length``."""
         if self._length is None or isinstance(self.max_length, Epoch):
             return self._length
         # Earlier runs of the trial may have had epochs of another length.
@@ -91,14 +92,14 @@ class Schedule:
         return state.epochs_trained + -(-left // epoch_len)
 
     def is_complete(self, state: TrialState) -> bool:
-        """Return whether training has reached its length."""
+        """Return whether training has reached the length."""
         if self.test_mode:
             return state.batches_trained >= self.test_mode
         trained = state.batches_trained if isinstance(self.max_length, Batch) else state.epochs_trained
         return self._length is not None and trained >= self._length
 
     def progress(self, state: TrialState, epoch_len: int) -> float | None:
-        """Return the fraction of the length that is trained, from 0 to 1; None if there is no length."""
+        """Return the trained fraction of the length, from 0 to 1; None if there is no length."""
         if self._length is None:
             return None
         length = self._length * (1 if isinstance(self.max_length, Batch) else epoch_len)
@@ -110,7 +111,7 @@ def _is_never(unit: TrainUnit) -> bool:
 
 
 def _next_multiple(steps: int, unit: TrainUnit) -> int:
-    """Return the next count at which ``unit`` may be due; for a container, that is simply the next one."""
+    """Return the next count at which ``unit`` may be due; for a container, the next count."""
     period = unit.value if isinstance(unit.value, int) else 1
     return steps + 1 if period < 1 else (steps // period + 1) * period
 
@@ -137,88 +138,60 @@ def _require_units(units: list[tuple[str, TrainUnit | None]]) -> None:
 
 
 class Action(enum.Enum):
-    """What to do at a boundary."""
+    """An action at a boundary."""
 
     VALIDATE = "validate"
     CHECKPOINT = "checkpoint"
     STOP = "stop"
 
 
-class Phase(enum.Enum):
-    """The state of a run between two workloads."""
-
-    TRAINING = "nothing is left to do at the boundary"
-    DUE = "the boundaries that are due act, one after the other"
-    STOP_CHECK = "a boundary has acted: does any rank want to stop?"
-    FINAL_VALIDATION = "the length is reached: validate, unless just done"
-    FINAL_CHECKPOINT = "the run ends: save, unless just done"
-    STOPPED = "the run ends: stop the training loop"
-
-
 class BoundaryActions:
-    """The actions at the boundaries of one run, in Determined's order; ARCHITECTURE.md has a diagram of the phases.
+    """The actions at the boundaries of one run, in Determined's order.
 
-    The caller of :meth:`next` performs each action before asking for the next one. A validation or checkpoint already
-    recorded in ``state`` is not repeated. All ranks call ``stop_requested`` after each boundary.
+    The caller of :meth:`next` performs each action before asking for the next. A validation or checkpoint recorded in
+    ``state`` is not repeated. All ranks call ``stop_requested`` after each boundary.
     """
 
     def __init__(self, schedule: Schedule, state: TrialState, stop_requested: Callable[[], bool]) -> None:
-        self.phase = Phase.TRAINING
         self._schedule = schedule
         self._state = state
         self._stop_requested = stop_requested
-        self._due: list[Due] = []
+        self._actions: Iterator[Action] = iter(())
 
     def begin(self, due: list[Due]) -> None:
         """Enter a boundary; ``due`` is empty before the first workload, when a run may already be complete."""
-        self._due = list(due)
-        self.phase = Phase.DUE
+        self._actions = self._follow(due)
 
     def next(self) -> Action | None:
         """Return the next action; None once training can continue."""
-        while self.phase is not Phase.TRAINING:
-            action = self._advance()
-            if action is not None:
-                return action
-        return None
+        return next(self._actions, None)
 
     def continue_after_report(self) -> bool:
-        """Return whether nobody wants to stop at a boundary where only a report is due; :meth:`next` acts on it."""
-        while self.phase in (Phase.DUE, Phase.STOP_CHECK):
-            self._advance()
-        return self.phase is Phase.TRAINING
+        """Return whether training continues at a boundary with nothing but a report; :meth:`next` acts otherwise."""
+        action = self.next()
+        if action is not None:
+            self._actions = itertools.chain([action], self._actions)
+        return action is None
 
-    def _advance(self) -> Action | None:
-        """Enter the next phase; return the action that it calls for, if any."""
-        if self.phase is Phase.DUE:
-            return self._act_on_due()
-        if self.phase is Phase.STOP_CHECK:
-            self.phase = Phase.FINAL_CHECKPOINT if self._stop_requested() else Phase.DUE
-            return None
-        if self.phase is Phase.FINAL_VALIDATION:
-            self.phase = Phase.FINAL_CHECKPOINT
-            return self._validate()
-        if self.phase is Phase.FINAL_CHECKPOINT:
-            self.phase = Phase.STOPPED
-            return self._checkpoint()
-        self.phase = Phase.TRAINING
-        return Action.STOP
+    def _follow(self, due: list[Due]) -> Iterator[Action]:
+        for boundary in due:
+            if boundary is Due.VALIDATE:
+                yield from self._validate()
+            if boundary is Due.CHECKPOINT:
+                yield from self._save()
+            if self._stop_requested():
+                break
+        else:
+            if not self._schedule.is_complete(self._state):
+                return
+            yield from self._validate()
+        yield from self._save()
+        yield Action.STOP
 
-    def _act_on_due(self) -> Action | None:
-        if not self._due:
-            complete = self._schedule.is_complete(self._state)
-            self.phase = Phase.FINAL_VALIDATION if complete else Phase.TRAINING
-            return None
-        self.phase = Phase.STOP_CHECK
-        due = self._due.pop(0)
-        if due is Due.VALIDATE:
-            return self._validate()
-        if due is Due.CHECKPOINT:
-            return self._checkpoint()
-        return None
+    def _validate(self) -> Iterator[Action]:
+        if self._state.last_val != self._state.batches_trained:
+            yield Action.VALIDATE
 
-    def _validate(self) -> Action | None:
-        return None if self._state.last_val == self._state.batches_trained else Action.VALIDATE
-
-    def _checkpoint(self) -> Action | None:
-        return None if self._state.last_ckpt == self._state.batches_trained else Action.CHECKPOINT
+    def _save(self) -> Iterator[Action]:
+        if self._state.last_ckpt != self._state.batches_trained:
+            yield Action.CHECKPOINT

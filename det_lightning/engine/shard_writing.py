@@ -1,4 +1,4 @@
-"""One checkpoint that all ranks write together: the chief what is not sharded, and every rank its own shards."""
+"""One checkpoint written by all ranks together: the chief writes unsharded state, and every rank writes shards."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from det_lightning.distributed.sharded_states import take_shards, write_parts
 from det_lightning.escaping import escape
 from det_lightning.ranks.distributed_context import DistributedContext
 
-# Size and checksum of files by their path in a checkpoint, as in its manifest.
+# Size and checksum of files by the path in a checkpoint, as in the manifest.
 _Described = dict[str, dict[str, Any]]
 
 
 def take_shards_of_run(
     weights: dict[str, Any], resume: ResumeState, shards: dict[str, torch.Tensor]
 ) -> tuple[dict[str, Any], ResumeState]:
-    """Return the states of a run without the values of sharded tensors, which are added to ``shards`` by name."""
+    """Return the states of a run without the values of sharded tensors; add the values to ``shards`` by name."""
     values = {name: getattr(resume, name) for name in SHARDED_RESUME_VALUES}
     resume = dataclasses.replace(resume, **take_shards(values, RESUME_ROOT, shards))
     return take_shards(weights, STATE_ROOT, shards), resume
 
 
 class SharedCheckpoint:
-    """A checkpoint with ``content``, of which every rank writes a part."""
+    """A checkpoint with ``content``, written by every rank in part."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class SharedCheckpoint:
         self._content = content
 
     def write(self, save: Callable[[ReportWritten], object], report_written: ReportWritten | None) -> None:
-        """Write the checkpoint; all ranks call it. Raise a ``CheckpointError`` on every rank if one cannot write.
+        """Write the checkpoint; all ranks call this. Raise a ``CheckpointError`` on every rank if a rank cannot write.
 
-        ``save`` is called on the chief: it writes what is not sharded, calls its argument with the directory, and
-        completes the checkpoint. ``report_written`` is called with the directory once every rank has written its part.
+        The chief calls ``save`` with a function of the directory: ``save`` writes unsharded state, calls the function,
+        and completes the checkpoint. ``report_written`` is called with the directory once every rank has written.
         """
         if self._distributed.rank == 0:
             self._lead(save, report_written)

@@ -1,4 +1,4 @@
-"""Ending a run before its length is reached, because the trial wants to or a process was asked or signalled to."""
+"""Ending a run early: the trial asks for the end, or the process was asked or signalled to end."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from det_lightning.ranks.signals import SAME_SIGNAL_S, end_by_signal, print_at_o
 
 logger = logging.getLogger(__name__)
 
-# Flags with which a rank says something at a boundary, along with its metrics or on its own.
+# Flags from a rank at a boundary, along with the metrics or alone.
 _STOP = 1  # the trial wants to stop
 _PREEMPT = 2  # the process was asked to end
 _ASK_AGAIN = 4  # user code runs before the ranks look at the answers, and may want to stop
-# If all ranks come to the same end, they do so at about the same time.
+# Ranks that come to the same end do so at about the same time.
 _MEETING_TIME_S = 10.0
 
 
 @dataclasses.dataclass
 class StopRequest:
-    """Whether this process was asked to save its run and end, and with which exit code."""
+    """Whether this process was asked to save the run and end, and with which exit code."""
 
     exit_code: int
     requested: bool = False
 
 
 class EarlyEnd:
-    """Agrees with the other ranks on whether the run ends; ``preempted`` if it ends because a process was asked to.
+    """Agrees with the other ranks on the end of the run; ``preempted`` if a process was asked to end.
 
-    What the ranks say travels with the metrics of a workload or a validation. They ask again before they go on only
-    if user code has since run on any of them, or a checkpoint was written.
+    The wishes of the ranks travel with the metrics of a workload or a validation. Ranks exchange wishes again before
+    going on only if user code has since run on any rank, or a checkpoint was written.
     """
 
     def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None, exchange: RankExchange) -> None:
@@ -66,35 +66,35 @@ class EarlyEnd:
         self._agreed = None
 
     def agree(self) -> bool:
-        """Return whether any rank wants to stop, or was asked to end; all ranks must call it."""
+        """Return whether any rank wants to stop, or was asked to end; all ranks must call this."""
         agreed = self._agreed
         if agreed is None:
             wishes = self.wishes(users_code_follows=False)
             agreed = self._exchange.reduce(None, wishes, 1, "agree").flags
             self.note(agreed)
         stops = bool(agreed & _STOP)
-        # A trial that wants to stop is done: a scheduler must not start it again.
+        # A trial that wants to stop is done: a scheduler must not start the trial again.
         self.preempted = bool(agreed & _PREEMPT) and not stops
         return stops or self.preempted
 
     def is_immediate(self, at_boundary: bool) -> bool:
-        """Return whether the run ends before a boundary, because its only process was asked to end."""
+        """Return whether the run ends before a boundary, because the only process was asked to end."""
         if self.is_alone and not at_boundary and self.stop_request.requested:
             self.preempted = True
         return self.preempted
 
 
 def all_ranks_end(distributed: DistributedContext, error: BaseException) -> bool:
-    """Return whether all ranks call this at about the same time; one that ends alone would save in vain."""
+    """Return whether all ranks call this at about the same time; a checkpoint of a lone rank would be useless."""
     all_came = distributed.meet(_MEETING_TIME_S, f"it has ended with {type(error).__name__}: {error}")
     if not all_came:
-        logger.error("Not all ranks end the run, so what was trained since the latest checkpoint is not saved.")
+        logger.error("Not all ranks end the run, so the training since the latest checkpoint is not saved.")
     return all_came
 
 
 @contextlib.contextmanager
 def interrupts_end_the_process() -> Iterator[None]:
-    """Let another Ctrl-C, which Lightning ignores, end the process while it finishes interrupted work."""
+    """Let another Ctrl-C end the process during the end of interrupted work; Lightning would ignore the Ctrl-C."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         yield
         return

@@ -1,4 +1,4 @@
-"""How the methods of a trial are called: on each training batch, in a validation; and whether they can be called."""
+"""Calls of a trial's methods, on each training batch and in a validation; and mistakes that prevent the calls."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ class Training:
     """Trains a trial batch by batch, and calls ``count_records`` with each; collects the metrics in ``window``."""
 
     def __init__(
-        self, trial: PyTorchTrial, context: PyTorchTrialContext, count_records: Callable[[Any], Any] | None
+        self,
+        trial: PyTorchTrial,
+        context: PyTorchTrialContext,
+        count_records: Callable[[Any], Any] | None,
+        keeps_latest: bool = False,
     ) -> None:
         self._trial = trial
         self._context = context
         self._count_records = count_records
         self._profiled_train_batch: Callable[..., Any] | None = None
-        self.window = MetricWindow()
+        self.window = MetricWindow(keeps_latest)
 
     def profile(self, step: Callable[[], Any]) -> None:
         """Call ``step`` right after each ``train_batch``."""
@@ -39,7 +43,7 @@ class Training:
         self._profiled_train_batch = train_batch
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> None:
-        """Train on a batch that is already on the device; the indices count from 0."""
+        """Train on a batch on the device; the indices count from 0."""
         context = self._context
         precision = context.precision
         if precision.path.exchanges:
@@ -49,14 +53,14 @@ class Training:
         if precision.scales_losses:
             precision.scaling.end_batch()
         if type(metrics) is not dict:
-            metrics = self._as_mapping(metrics, batch_idx)
+            metrics = self._to_mapping(metrics, batch_idx)
         if context.lr_schedulers:
             self._step_lr_schedulers(batch_idx)
         self.window.add(metrics)
         if self._count_records is not None:
             self._count_records(batch)
 
-    def _as_mapping(self, metrics: Any, batch_idx: int) -> Any:
+    def _to_mapping(self, metrics: Any, batch_idx: int) -> Any:
         if isinstance(metrics, torch.Tensor):
             return {"loss": metrics}
         if not isinstance(metrics, Mapping):
@@ -79,22 +83,24 @@ class Training:
 class Evaluation:
     """Evaluates a trial, one validation after another: ``by_batch``, or the full dataset into ``full_metrics``."""
 
-    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool) -> None:
+    def __init__(
+        self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool, keeps_latest: bool = False
+    ) -> None:
         self.by_batch = overrides(original_trial(trial), PyTorchTrial, "evaluate_batch")
         self._trial_name = type(original_trial(trial)).__name__
         self._trial = trial
         self._context = context
         self._single_batch = single_batch
         self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
-        self.window = MetricWindow()
-        #: Numbers of records in the batches of the current validation, if they are counted.
+        self.window = MetricWindow(keeps_latest)
+        #: Numbers of records in the batches of the current validation, if counted.
         self.lengths: list[Any] = []
         self._length_of: Callable[[Any], Any] | None = None
         self._names: set[str] | None = None
         self.full_metrics: dict[str, Any] = {}
 
     def begin(self, length_of: Callable[[Any], Any] | None = None) -> None:
-        """Forget the previous validation; ``length_of`` is called with each batch of this one, for ``lengths``."""
+        """Forget the previous validation; call ``length_of`` with each batch of this validation, for ``lengths``."""
         self.window.clear()
         self.lengths = []
         self._length_of = length_of
@@ -102,13 +108,13 @@ class Evaluation:
 
     @property
     def batches_evaluated(self) -> int:
-        """Number of batches that this rank has evaluated in the current validation."""
+        """Number of batches evaluated on this rank in the current validation."""
         return len(self.window)
 
     def evaluate(self, batches: Iterator[Any], yields: Callable[[], bool] | None = None) -> bool:
-        """Evaluate batches, which are on the device, until they end; return whether the validation is over.
+        """Evaluate batches on the device until the end of the data; return whether the validation is over.
 
-        ``yields``, if given, is called after each batch; if it returns True, this returns before they end.
+        ``yields``, if given, is called after each batch; True ends the call before the end of the data.
         """
         trial: Any = self._trial  # takes batch_idx, or does not
         length_of = self._length_of
@@ -159,7 +165,7 @@ class Evaluation:
             self.full_metrics = to_numpy(metrics)
 
     def close(self) -> list[dict[str, Any]]:
-        """Return the metrics of each batch of this rank; raise a RuntimeError if it is the only rank and has none."""
+        """Return the metrics of each batch of this rank; raise a RuntimeError if a lone rank has none."""
         batches = self.window.close()
         if not batches and self._context.distributed.size == 1:
             raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
@@ -167,10 +173,10 @@ class Evaluation:
 
 
 def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
-    """Return whether ``evaluate_batch`` gets ``batch_idx``: whether it has a parameter of that name, or a third one.
+    """Return whether ``evaluate_batch`` gets ``batch_idx``: has a parameter of that name, or a third parameter.
 
-    As in Determined, parameters that are only passed by name do not count, and for a decorated function those of the
-    decorator do. A ``batch_idx`` that has no default is passed in any case.
+    As in Determined, keyword-only parameters do not count, and for a decorated function the parameters of the decorator
+    do. A ``batch_idx`` without a default is passed in any case.
     """
     specification = inspect.getfullargspec(evaluate_batch)
     if "batch_idx" in specification.args or len(specification.args) > 2:
@@ -181,15 +187,15 @@ def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
 
 
 def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
-    """Raise an InvalidExperimentException that names everything that keeps the trial from being trained."""
+    """Raise an InvalidExperimentException naming every mistake that prevents training."""
     arguments = ["batch", "epoch_idx", "batch_idx"]
-    of_training = interface_mistakes(trial) or _mistakes_of_call(trial, "train_batch", arguments)
-    mistakes = [*of_training, *_of_wrapping(trial, context), *_of_evaluation(trial)]
+    of_training = interface_mistakes(trial) or _find_call_mistakes(trial, "train_batch", arguments)
+    mistakes = [*of_training, *_find_wrapping_mistakes(trial, context), *_find_evaluation_mistakes(trial)]
     if mistakes:
         raise errors.InvalidExperimentException("; ".join(mistakes) + ".")
 
 
-def _of_wrapping(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[str]:
+def _find_wrapping_mistakes(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[str]:
     if isinstance(trial, SelfSavingTrial):
         return
     name = type(original_trial(trial)).__name__
@@ -199,7 +205,7 @@ def _of_wrapping(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[
         yield f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
 
 
-def _of_evaluation(trial: PyTorchTrial) -> list[str]:
+def _find_evaluation_mistakes(trial: PyTorchTrial) -> list[str]:
     original = original_trial(trial)
     arguments = {"evaluate_batch": ["batch"], "evaluate_full_dataset": ["data_loader"]}
     overridden = [name for name in arguments if overrides(original, PyTorchTrial, name)]
@@ -211,15 +217,15 @@ def _of_evaluation(trial: PyTorchTrial) -> list[str]:
     (method,) = overridden
     if method == "evaluate_batch" and trial is original and takes_batch_idx(original.evaluate_batch):
         arguments[method].append("batch_idx")
-    return _mistakes_of_call(trial, method, arguments[method])
+    return _find_call_mistakes(trial, method, arguments[method])
 
 
-def _mistakes_of_call(trial: PyTorchTrial, method: str, arguments: Sequence[str]) -> list[str]:
-    """Return why a user's method cannot be called with these keywords; in a legacy trial it gets the model too."""
+def _find_call_mistakes(trial: PyTorchTrial, method: str, arguments: Sequence[str]) -> list[str]:
+    """Return why a user's method cannot be called with these keywords; in a legacy trial, also with ``model``."""
     original = original_trial(trial)
     names = [*arguments] if trial is original else [*arguments, "model"]
     try:
-        # A wrapper may pass on different arguments than it takes.
+        # A wrapper may change arguments before the call.
         signature = inspect.signature(getattr(original, method), follow_wrapped=False)
     except ValueError:  # compiled code may have no signature
         return []

@@ -1,4 +1,4 @@
-"""What looks like a mistake in a trial that can be trained: parts that are not wrapped, and names that nearly fit."""
+"""Likely mistakes in a trainable trial: parts without a wrapper, and names close to the names of hooks."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _MOST_NAMES = 5
 
 @dataclasses.dataclass(frozen=True)
 class WeightSums:
-    """The sum of each parameter that the models or the optimizers of a trial have, by which a change is seen."""
+    """The sum of each parameter in the models or optimizers of a trial: changed sums show changed weights."""
 
     sums: list[float]
 
     @classmethod
     def take(cls, context: PyTorchTrialContext) -> WeightSums:
-        """Return the sums of this rank's parameters as they are now."""
-        found = dict.fromkeys([*_of_models(context), *(p for o in context.optimizers for p in list_parameters(o))])
-        whole = [_local_part(parameter) for parameter in found if not (is_lazy(parameter) or parameter.is_meta)]
+        """Return the current sums of this rank's parameters."""
+        optimized = (parameter for optimizer in context.optimizers for parameter in list_parameters(optimizer))
+        found = dict.fromkeys([*_list_parameters(context), *optimized])
+        whole = [_get_local_part(parameter) for parameter in found if not (is_lazy(parameter) or parameter.is_meta)]
         # torch adds up no numbers of 8 bits, and MPS has none of 64.
         return cls(
             [
@@ -45,25 +46,25 @@ class WeightSums:
         )
 
 
-def _local_part(parameter: torch.Tensor) -> torch.Tensor:
-    """Return the values of a parameter that this rank has, which are some of them if they are sharded."""
+def _get_local_part(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the values of a parameter on this rank; a sharded parameter has other values elsewhere."""
     values = parameter.detach()
     values = values.to_local() if isinstance(values, DTensor) else values
     return torch.view_as_real(values) if values.is_complex() else values
 
 
 def find_unwrapped(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
-    """Yield messages about models and schedulers of wrapped optimizers that are not wrapped themselves."""
+    """Yield messages about models and schedulers of wrapped optimizers that lack a wrapper."""
     yield from _find_unwrapped_parameters(trial, context)
     yield from _find_unwrapped_schedulers(trial, context)
 
 
-def _of_models(context: PyTorchTrialContext) -> Iterator[torch.nn.Parameter]:
+def _list_parameters(context: PyTorchTrialContext) -> Iterator[torch.nn.Parameter]:
     return (parameter for model in context.models for parameter in model.parameters())
 
 
 def _find_unwrapped_parameters(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
-    known = {*_of_models(context), *context.precision.scaling.masters}
+    known = {*_list_parameters(context), *context.precision.scaling.masters}
     names = dict(_name_parameters(trial))
     for index, optimizer in enumerate(context.optimizers):
         unknown = [parameter for parameter in list_parameters(optimizer) if parameter not in known]
@@ -82,47 +83,47 @@ def _name_parameters(trial: object) -> Iterator[tuple[torch.nn.Parameter, str]]:
     for attribute, value in vars(trial).items():
         if isinstance(value, torch.nn.Parameter):
             yield value, attribute
-        for part in _parts_of(value):
+        for part in _list_parts(value):
             if isinstance(part, torch.nn.Module):
                 yield from ((parameter, f"{attribute}.{name}") for name, parameter in part.named_parameters())
 
 
-def _parts_of(value: Any) -> Iterable[Any]:
-    """Return an attribute of a trial, or what it contains if it is a list, a tuple or a dict."""
+def _list_parts(value: Any) -> Iterable[Any]:
+    """Return an attribute of a trial, or the items of a list, a tuple or a dict."""
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list | tuple) else [value]
 
 
 def _find_unwrapped_schedulers(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
-    """Yield a message for each scheduler that the trial keeps, and for an optimizer whose only one is elsewhere."""
+    """Yield a message for each scheduler of the trial, and for an optimizer with a scheduler elsewhere."""
     wrapped = [scheduler.scheduler for scheduler in context.lr_schedulers]
     kept = {
         id(part): (attribute, part)
         for attribute, value in vars(trial).items()
-        for part in _parts_of(value)
+        for part in _list_parts(value)
         if isinstance(part, LRScheduler)
     }
-    inner = [one for scheduler in (*wrapped, *(part for _, part in kept.values())) for one in _inner_of(scheduler)]
+    inner = [one for scheduler in (*wrapped, *(part for _, part in kept.values())) for one in _find_inner(scheduler)]
     for one in (*wrapped, *inner):
         kept.pop(id(one), None)
     for index, optimizer in enumerate(context.optimizers):
         unwrapped = [(attribute, part) for attribute, part in kept.values() if part.optimizer is optimizer]
         for attribute, part in unwrapped:
             yield _describe_scheduler(f"self.{attribute}, a {type(part).__name__},", index, optimizer)
-        # Others than torch's own may not say which optimizer is theirs.
+        # A scheduler of another library may lack the attribute.
         is_scheduled = any(getattr(one, "optimizer", optimizer) is optimizer for one in (*wrapped, *inner))
         if not is_scheduled and not unwrapped and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
             yield _describe_scheduler("A scheduler", index, optimizer)
 
 
-def _inner_of(scheduler: Any) -> Iterator[LRScheduler]:
-    """Yield the schedulers that one consists of, as a ``SequentialLR`` does."""
+def _find_inner(scheduler: Any) -> Iterator[LRScheduler]:
+    """Yield the schedulers inside a scheduler, as in a ``SequentialLR``."""
     for value in getattr(scheduler, "__dict__", {}).values():
-        for part in _parts_of(value):
+        for part in _list_parts(value):
             if isinstance(part, LRScheduler):
                 yield part
-                yield from _inner_of(part)
+                yield from _find_inner(part)
 
 
 def _describe_scheduler(scheduler: str, index: int, optimizer: torch.optim.Optimizer) -> str:
@@ -134,10 +135,10 @@ def _describe_scheduler(scheduler: str, index: int, optimizer: torch.optim.Optim
 
 
 def find_near_hooks(callbacks: Mapping[str, PyTorchCallback], trial: object) -> Iterator[str]:
-    """Yield a message for each method of a callback that nearly has a hook's name, and that nothing else calls."""
+    """Yield a message for each method of a callback with nearly a hook's name, unless something calls the method."""
     for name, callback in callbacks.items():
-        called = {*_names_called_by(type(callback)), *_names_called_by(type(trial))}
-        for method in _own_methods(type(callback)):
+        called = {*_list_called_names(type(callback)), *_list_called_names(type(trial))}
+        for method in _list_own_methods(type(callback)):
             likeness = _NEAR if method.startswith("on_") else _NEARLY_EQUAL
             near = difflib.get_close_matches(method, _HOOKS, n=1, cutoff=likeness)
             if near and method not in called:
@@ -147,8 +148,8 @@ def find_near_hooks(callbacks: Mapping[str, PyTorchCallback], trial: object) -> 
                 )
 
 
-def _own_methods(callback: type) -> list[str]:
-    """Return the public methods of a callback's classes, but none that they share with a class of another library."""
+def _list_own_methods(callback: type) -> list[str]:
+    """Return the public methods of a callback's classes, except methods shared with a class of another library."""
     others = {name for base in callback.__mro__ if not issubclass(base, PyTorchCallback) for name in vars(base)}
     own = {
         name: None
@@ -160,8 +161,8 @@ def _own_methods(callback: type) -> list[str]:
     return [name for name in own if name not in _HOOKS and name not in others]
 
 
-def _names_called_by(owner: type) -> Iterator[str]:
-    """Yield the names that the methods of a class use, as far as they are known."""
+def _list_called_names(owner: type) -> Iterator[str]:
+    """Yield the names used by the methods of a class, as far as known."""
     for base in owner.__mro__:
         for value in vars(base).values():
             if isinstance(value, types.FunctionType):

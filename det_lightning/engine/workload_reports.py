@@ -1,4 +1,4 @@
-"""What happens to metrics at a boundary: ranks exchange them, with flags about the end of the run, and report them."""
+"""The metrics at a boundary: ranks exchange metrics, with flags about the end of the run, and report them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.metrics import MetricTransfer, MetricWindow, average_metrics, to_numpy
 from det_lightning.engine.rank_metrics import average_over_ranks, reduce_validation_metrics
 from det_lightning.engine.run_log import LoggedWorkload, RunLog
-from det_lightning.engine.stopping import EarlyEnd, StopRequest
+from det_lightning.engine.run_options import RunOptions
+from det_lightning.engine.stopping import EarlyEnd
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._reducer import Reducer
 
@@ -22,18 +23,17 @@ _CHECKPOINT_COMPLETED = 1 << 8
 
 
 class BoundaryExchange:
-    """Reduces the metrics of a run over its ranks. All ranks call the same methods.
+    """Reduces the metrics of a run over the ranks. All ranks call the same methods.
 
-    ``users_code_follows`` says that user code runs between the call and :meth:`EarlyEnd.agree`.
+    ``users_code_follows`` says whether user code runs between the call and :meth:`EarlyEnd.agree`.
     """
 
-    def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None) -> None:
+    def __init__(self, context: PyTorchTrialContext, options: RunOptions) -> None:
         self._reducers = context.reducers
         self._ranks = RankExchange(context.distributed)
-        self.early_end = EarlyEnd(context, stop_request, self._ranks)
-        #: Returns whether a checkpoint has completed or failed without the other ranks knowing.
-        self.has_completed_checkpoint: Callable[[], bool] = lambda: False
-        #: What it returned on the chief when the ranks last exchanged metrics.
+        self.early_end = EarlyEnd(context, options.stop_request, self._ranks)
+        self._has_checkpoint_news = options.has_checkpoint_news
+        #: Whether the chief had news of checkpoints when the ranks last exchanged metrics.
         self.checkpoint_completed = False
 
     @property
@@ -57,7 +57,7 @@ class BoundaryExchange:
         return metrics
 
     def broadcast_validation(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return the metrics of the chief, which validated alone."""
+        """Return the metrics of the chief after a validation on the chief alone."""
         of_chief: dict[str, Any] = self._ranks.broadcast(metrics)
         self.early_end.forget()
         return of_chief
@@ -67,7 +67,7 @@ class BoundaryExchange:
         return to_numpy(self._reducers.reduce_metrics(for_training, self._ranks.allgather))
 
     def _flags(self, users_code_follows: bool) -> int:
-        news = _CHECKPOINT_COMPLETED if self.has_completed_checkpoint() else 0
+        news = _CHECKPOINT_COMPLETED if self._has_checkpoint_news() else 0
         return self.early_end.wishes(users_code_follows) | news
 
     def _note(self, of_all_ranks: int) -> None:
@@ -81,7 +81,7 @@ class Reporter(Protocol):
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Take the metrics of a workload that ended after ``steps_completed`` batches."""
+        """Take the metrics of a workload after ``steps_completed`` batches."""
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Take the metrics of a validation after ``steps_completed`` batches."""
@@ -90,8 +90,8 @@ class Reporter(Protocol):
 class WorkloadReports:
     """Reports each workload to the log, to ``reporters`` and to the trial's callbacks.
 
-    Metrics on a GPU are available only after its work is done. Where nothing can tell the difference, the host waits
-    for them only once the next batch has been given to the GPU; until then the report is ``unfinished``.
+    Metrics on a GPU are available only after the GPU's work is done. Where nothing can tell the difference, the host
+    gives the next batch to the GPU first; until then the report is ``unfinished``.
     """
 
     def __init__(
@@ -100,22 +100,22 @@ class WorkloadReports:
         events: TrialEvents,
         log: RunLog,
         reporters: list[Reporter],
+        hooks_follow: bool = False,
     ) -> None:
-        #: Whether other hooks run after a report, before whatever else is due at the boundary.
-        self.hooks_follow = False
+        self._hooks_follow = hooks_follow
         self._exchange = exchange
         self._events = events
         self._log = log
         self._reporters = reporters
-        #: What :meth:`finish` will do, if a report is waiting for it.
+        #: The waiting report, for :meth:`finish`.
         self.unfinished: Callable[[], None] | None = None
 
     def report(self, window: MetricWindow, state: TrialState, next_batch_follows: bool) -> None:
-        """Report the workload that ended at ``state`` and whose metrics are in ``window``.
+        """Report the workload that ended at ``state``, with the metrics in ``window``.
 
-        All ranks call this. ``next_batch_follows`` says that nothing else is due before the next batch.
+        All ranks call this. ``next_batch_follows`` says whether nothing else is due before the next batch.
         """
-        users_code_follows = self.hooks_follow or bool(self._events.overriding("on_training_workload_end"))
+        users_code_follows = self._hooks_follow or bool(self._events.find_overrides("on_training_workload_end"))
         metrics = window.begin_transfer()
         workload = self._log.workload
         self.unfinished = functools.partial(
@@ -126,7 +126,7 @@ class WorkloadReports:
             self.finish()
 
     def finish(self) -> None:
-        """Finish the report that is waiting, if there is one."""
+        """Finish a waiting report, if any."""
         if self.unfinished is not None:
             finish = self.unfinished
             self.unfinished = None
@@ -147,6 +147,6 @@ class WorkloadReports:
 
 
 def add_position(metrics: dict[str, Any], state: TrialState) -> None:
-    """Add the numbers of trained batches and epochs to the metrics, unless a metric has that name."""
+    """Add the numbers of trained batches and epochs to the metrics, unless a metric has the name."""
     metrics.setdefault("batches", state.batches_trained)
     metrics.setdefault("epochs", state.epochs_trained)

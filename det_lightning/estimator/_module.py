@@ -43,7 +43,7 @@ class EstimatorModule(TrialModule):
         self._unpacked: tempfile.TemporaryDirectory[str] | None = None
 
     def _adapter(self) -> EstimatorAdapter:
-        adapter, _ = self.built_trial()
+        adapter, _ = self.require_built_trial()
         assert isinstance(adapter, EstimatorAdapter)
         return adapter
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from det_lightning import pytorch
 from det_lightning.arguments import require
-from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.hyperparameters import choose_hparams
 from det_lightning.missing_parts import attribute_error
 from det_lightning.pytorch._pytorch_trial import build_trial, require_trial_class
 
@@ -39,7 +39,7 @@ def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str,
     require_trial_class("test_one_batch()", trial_class)
     require(config is None or isinstance(config, Mapping), "test_one_batch(config=...)", "a dict", config)
     exp_conf = {**(config or {}), "scheduling_unit": 1}
-    hparams = chosen_hparams(exp_conf)
+    hparams = choose_hparams(exp_conf)
     with (
         tempfile.TemporaryDirectory() as storage,
         pytorch.init(

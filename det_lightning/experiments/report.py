@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.experiments.trial_table import divide_hparams, format_cell, make_columns, split_metric
-from det_lightning.hyperparameters import flat
+from det_lightning.hyperparameters import flatten
 from det_lightning.pages import make_curve, render_page
 
 
@@ -22,7 +22,7 @@ def write_report(details: dict[str, Any], file: Path, more_columns: Sequence[str
     trials = [
         {
             "name": f"Trial {trial['id']}" if isinstance(trial["id"], int) else trial["id"],
-            "hparams": flat(trial["hparams"] or {}),
+            "hparams": flatten(trial["hparams"] or {}),
             "curves": {name: make_curve(points) for name, points in trial["curves"].items()},
             "at": trial["best_batches"],
         }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from det_lightning.files.strict_json import as_number, to_json
-from det_lightning.hyperparameters import flat
+from det_lightning.hyperparameters import flatten
 
 
 class Column(NamedTuple):
@@ -76,7 +76,7 @@ def divide_hparams(trials: list[dict[str, Any]]) -> tuple[list[Column], str]:
     """Return a column for each hyperparameter with different values in the trials, and a line with the others."""
     columns = []
     constants = []
-    hparams = [flat(trial["hparams"] or {}) for trial in trials]
+    hparams = [flatten(trial["hparams"] or {}) for trial in trials]
     for name in sorted({name for values in hparams for name in values}):
         cells = [_NULL if values.get(name, _NULL) is None else values.get(name) for values in hparams]
         if len({repr(values[name]) if name in values else None for values in hparams}) == 1:

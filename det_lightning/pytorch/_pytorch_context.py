@@ -17,7 +17,7 @@ from det_lightning.arguments import is_path, refuse_texts, require, wrong_argume
 from det_lightning.core._run_files import default_directory, remember_run
 from det_lightning.core._tensorboard import TensorBoardOutput
 from det_lightning.distributed.backend import Backend, LocalBackend, list_parameters
-from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.hyperparameters import choose_hparams
 from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._data import move
 from det_lightning.pytorch._experimental import PyTorchExperimentalContext
@@ -114,7 +114,7 @@ class PyTorchTrialContext:
         """
         require(isinstance(config, Mapping), "from_config()", "an experiment configuration as a dict", config)
         seed = (config.get("reproducibility") or {}).get("experiment_seed", 0)
-        hparams = chosen_hparams(config)
+        hparams = choose_hparams(config)
         return PyTorchTrialContext(hparams=hparams, exp_conf=dict(config), trial_seed=seed, loading_only=True)
 
     get_hparams = forward("settings", TrialSettings.get_hparams)

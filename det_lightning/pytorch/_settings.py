@@ -16,7 +16,7 @@ from det_lightning.arguments import wrong_argument
 from det_lightning.checkpoint.format.resume_state import LEFT_OUT
 from det_lightning.core._task import TrialTask
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
-from det_lightning.hyperparameters import chosen_hparams, ranges_in
+from det_lightning.hyperparameters import choose_hparams, find_ranges
 from det_lightning.masking import MaskedSettings, leave_out_masked, mask
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class RunConfiguration:
 
         given = read_given(exp_conf)
         if hparams is None:
-            hparams = chosen_hparams(given.plain) or None
+            hparams = choose_hparams(given.plain) or None
             if hparams is not None:
                 logger.info("The hyperparameters are those of exp_conf; of a range the middle: %s.", mask(hparams))
         settings = TrainingSettings(given.typed, hparams, checkpoint_storage=given.checkpoint_storage)
@@ -117,7 +117,7 @@ def require_usable(hparams: Any, exp_conf: Any) -> None:
     if isinstance(hparams, Mapping):
         mistakes += [
             f"{where} describes values of a search: give a value, or search with `det-lightning run CONFIG`"
-            for where in ranges_in(hparams)
+            for where in find_ranges(hparams)
         ]
         if hparams.get("global_batch_size") == 0:
             mistakes.append("hparams['global_batch_size'] must be an integer of at least 1; got 0")

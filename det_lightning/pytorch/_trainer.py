@@ -103,7 +103,7 @@ def init(
     )
     if "trial_seed" in options:
         seed_everything(options["trial_seed"])
-    processes = TrainingProcesses.of_script(distributed, strategy)
+    processes = TrainingProcesses.from_script(distributed, strategy)
     context = PyTorchTrialContext(
         hparams=call.hparams,
         exp_conf=call.exp_conf,

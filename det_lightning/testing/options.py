@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.errors import ConfigError
 from det_lightning.files.file_kinds import require_file
-from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.hyperparameters import choose_hparams
 from det_lightning.masking import mask_text
 from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.records.record import RecordError, read_record
@@ -74,7 +74,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         mistakes.append(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
     hparams = attempt(_parse_object, "--trial-hparams", values.trial_hparams, '{"lr": 0.1}')
     if config is not None:
-        hparams = {**(attempt(chosen_hparams, config) or {}), **(hparams or {})}
+        hparams = {**(attempt(choose_hparams, config) or {}), **(hparams or {})}
     arguments = attempt(_parse_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
     for output in paths.keys() & {"record", "report"}:
         attempt(require_file, paths[output], True)

@@ -41,7 +41,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_model_checkpoint_keeps_the_best_of_determineds_directories(folder: str) -> None:
+def test_model_checkpoint_keeps_the_best_directory(folder: str) -> None:
     saver = pl.callbacks.ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=2, save_last=True)
     fit(TrialModule(SmallTrial), saver, max_epochs=4, plugins=[DeterminedCheckpointIO()])
     assert len(CheckpointStorage(folder).list_ids()) == 3
@@ -52,7 +52,7 @@ def test_model_checkpoint_keeps_the_best_of_determineds_directories(folder: str)
 
 
 @pytest.mark.slow
-def test_a_run_resumed_from_it_ends_bit_equal(folder: str) -> None:
+def test_a_directory_resumes_bit_equal(folder: str) -> None:
     saver = pl.callbacks.ModelCheckpoint(folder, save_last=True)
     fit(TrialModule(SmallTrial), saver, max_epochs=2, plugins=[DeterminedCheckpointIO()])
     resumed = TrialModule(SmallTrial)
@@ -60,7 +60,7 @@ def test_a_run_resumed_from_it_ends_bit_equal(folder: str) -> None:
     assert torch.equal(weights_of(resumed.trial), straight(4))
 
 
-def test_the_state_of_lightnings_callbacks_comes_back(folder: str) -> None:
+def test_states_of_callbacks_come_back(folder: str) -> None:
     first = pl.callbacks.ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=1)
     fit(TrialModule(SmallTrial), first, max_epochs=2, plugins=[DeterminedCheckpointIO()])
     second = pl.callbacks.ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=1)
@@ -76,7 +76,7 @@ def test_a_trial_is_built_from_it(folder: str) -> None:
     assert torch.equal(weights_of(trial), weights_of(module.trial))
 
 
-def test_the_code_is_that_of_the_given_directory(tmp_path: Path) -> None:
+def test_code_comes_from_code_dir(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project/model_def.py").write_text("")
     saver = pl.callbacks.ModelCheckpoint(tmp_path / "checkpoints", "only")
@@ -84,7 +84,7 @@ def test_the_code_is_that_of_the_given_directory(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints/only.ckpt/code").iterdir()] == ["model_def.py"]
 
 
-def test_a_link_is_replaced_or_removed_and_the_checkpoint_that_it_leads_to_stays(tmp_path: Path) -> None:
+def test_links_go_and_checkpoints_stay(tmp_path: Path) -> None:
     def save(name: str) -> None:
         saver = pl.callbacks.ModelCheckpoint(tmp_path, name, enable_version_counter=False)
         fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO(tmp_path / "no code")])
@@ -102,7 +102,7 @@ def test_a_link_is_replaced_or_removed_and_the_checkpoint_that_it_leads_to_stays
     load_checkpoint(tmp_path / "saved.ckpt")
 
 
-def test_a_directory_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
+def test_other_directories_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "data.ckpt").mkdir()
     (tmp_path / "data.ckpt/precious").write_text("precious")
     saver = pl.callbacks.ModelCheckpoint(tmp_path, "data", enable_version_counter=False)
@@ -111,7 +111,7 @@ def test_a_directory_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> No
     assert (tmp_path / "data.ckpt/precious").exists()
 
 
-def test_another_module_is_refused_by_name(tmp_path: Path) -> None:
+def test_other_modules_are_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidCheckpointException, match="no entry 'det_lightning'"):
         trainer(
             pl.callbacks.ModelCheckpoint(tmp_path),
@@ -121,7 +121,7 @@ def test_another_module_is_refused_by_name(tmp_path: Path) -> None:
         ).fit(BoringModel())
 
 
-def test_ckpt_path_takes_a_url_of_any_storage() -> None:
+def test_ckpt_path_takes_a_url() -> None:
     url = f"memory://{uuid.uuid4()}"
     writer = DeterminedCheckpoint(url, policy="none", period=Batch(10))
     fit(TrialModule(SmallTrial), writer, max_steps=20, max_epochs=-1)
@@ -133,7 +133,7 @@ def test_ckpt_path_takes_a_url_of_any_storage() -> None:
 
 
 @pytest.mark.parametrize("name", ["memory://nowhere/of/this/id", "/nowhere/of/this/id"])
-def test_a_ckpt_path_that_is_not_there_is_named(name: str) -> None:
+def test_a_missing_ckpt_path_is_named(name: str) -> None:
     with pytest.raises((errors.CheckpointNotFound, FileNotFoundError), match="nowhere/of/this/id"):
         trainer(max_epochs=1).fit(TrialModule(SmallTrial), ckpt_path=name)
 
@@ -150,9 +150,7 @@ class Payload:
 
 @pytest.mark.parametrize("plugins", [[], [pl.plugins.AsyncCheckpointIO()]], ids=["plain", "async"])
 @pytest.mark.parametrize("what", ["fit", "validate"])
-def test_a_file_that_carries_code_is_refused_by_every_release_of_lightning(
-    what: str, plugins: list[Any], folder: str, tmp_path: Path
-) -> None:
+def test_files_with_code_are_refused(what: str, plugins: list[Any], folder: str, tmp_path: Path) -> None:
     made = tmp_path / "made"
     with fsspec.open(f"{folder}/last.ckpt", "wb", auto_mkdir=True) as file:
         torch.save({"pytorch-lightning_version": lightning_version, "state_dict": {}, "item": Payload(made)}, file)

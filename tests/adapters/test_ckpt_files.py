@@ -69,7 +69,7 @@ class NumpyTrial(SmallTrial):
         return {**super().build_callbacks(), "numpy": self.numpy_state}
 
 
-def test_a_ckpt_file_has_no_objects_of_numpy(tmp_path: Path) -> None:
+def test_ckpt_files_have_no_numpy_objects(tmp_path: Path) -> None:
     file = tmp_path / "new.ckpt"
     fit(TrialModule(NumpyTrial, {"lr": np.float64(0.1)}), max_epochs=1, limit_train_batches=3).save_checkpoint(file)
     assert torch.serialization.get_unsafe_globals_in_checkpoint(file) == []
@@ -83,9 +83,7 @@ def test_a_ckpt_file_has_no_objects_of_numpy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("saved_at", [4, 10])
-def test_a_run_that_goes_on_from_a_ckpt_file_with_own_typess_generators_ends_bit_equal(
-    saved_at: int, tmp_path: Path
-) -> None:
+def test_resume_with_own_generators(saved_at: int, tmp_path: Path) -> None:
     fit(TrialModule(NumpyTrial), max_steps=2 * saved_at, max_epochs=-1).save_checkpoint(tmp_path / "saved.ckpt")
     resumed = TrialModule(NumpyTrial)
     trainer(max_epochs=2).fit(resumed, ckpt_path=tmp_path / "saved.ckpt")
@@ -101,7 +99,7 @@ def older_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_run_goes_on_from_an_older_file_with_objects_of_numpy(older_file: Path) -> None:
+def test_resume_from_a_file_with_numpy_objects(older_file: Path) -> None:
     assert "numpy.ndarray" in torch.serialization.get_unsafe_globals_in_checkpoint(older_file)
     resumed = TrialModule(SmallTrial)
     trainer(max_epochs=2).fit(resumed, ckpt_path=older_file)
@@ -129,14 +127,14 @@ def test_a_run_goes_on_from_an_older_file_with_objects_of_numpy(older_file: Path
         {"state": np.random.default_rng(3).bit_generator.state},
     ],
 )
-def test_values_of_numpy_come_back_with_their_types(value: Any) -> None:
+def test_numpy_types_come_back(value: Any) -> None:
     plain = with_plain_values(value)
     assert "ndarray" not in repr(plain)
     np.testing.assert_equal(with_own_types(plain), value)
     assert type(with_own_types(plain)) is type(value)
 
 
-def test_containers_without_values_of_numpy_stay_the_same_objects() -> None:
+def test_containers_without_numpy_stay() -> None:
     weights = torch.nn.Linear(1, 1).state_dict()
     nested: dict[str, Any] = {"weights": weights, "array": np.zeros(2)}
     nested["itself"] = nested
@@ -164,7 +162,7 @@ def test_a_damaged_description_of_an_array_is_named(damage: dict[str, Any]) -> N
         with_own_types({**with_plain_values(np.zeros(2)), **damage})
 
 
-def test_arrays_with_the_same_content_are_refused_because_copies_could_fill_the_memory() -> None:
+def test_repeated_arrays_are_refused() -> None:
     description = with_plain_values(np.zeros(2))
     with pytest.raises(errors.InvalidCheckpointException, match="another array has the same content"):
         with_own_types([description, dict(description)])
@@ -172,7 +170,7 @@ def test_arrays_with_the_same_content_are_refused_because_copies_could_fill_the_
     assert len(with_own_types(with_plain_values([array, array, np.zeros(0), np.zeros(0)]))) == 4
 
 
-def test_a_file_that_is_saved_after_a_validation_has_the_position_of_the_training(tmp_path: Path) -> None:
+def test_a_file_after_a_validation(tmp_path: Path) -> None:
     module = TrialModule(SmallTrial)
     first = fit(module, max_epochs=2)
     first.validate(module, verbose=False)
@@ -186,7 +184,7 @@ def test_a_file_that_is_saved_after_a_validation_has_the_position_of_the_trainin
     assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
 
 
-def test_a_file_of_a_run_that_never_began_hides_no_error(tmp_path: Path) -> None:
+def test_a_file_of_a_run_that_never_began(tmp_path: Path) -> None:
     class Failing(SmallTrial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             raise ValueError("of the trial")

@@ -35,7 +35,7 @@ def trainer(**flags: Any) -> pl.Trainer:
         lambda module: module.hparams.pop("layers"),
     ],
 )
-def test_hyperparameters_that_were_changed_on_the_module_are_refused(change: Callable[[Any], Any]) -> None:
+def test_changed_hparams_are_refused(change: Callable[[Any], Any]) -> None:
     module = TrialModule(SmallTrial, {"learning_rate": 0.1, "layers": [1, 2], "nothing": float("nan")})
     trainer().fit(module)
     change(module)
@@ -43,7 +43,7 @@ def test_hyperparameters_that_were_changed_on_the_module_are_refused(change: Cal
         trainer().fit(module)
 
 
-def test_a_file_has_the_hyperparameters_of_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_has_the_trained_hparams(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Module(TrialModule):
         def on_train_start(self) -> None:
             self.hparams["learning_rate"] = 0.5
@@ -65,7 +65,7 @@ def test_a_file_has_the_hyperparameters_of_the_training(tmp_path: Path, caplog: 
         lambda module: module.state_dict(),
     ],
 )
-def test_parameters_that_are_not_there_yet_are_warned_of(use: Callable[[Any], Any], caplog: Any) -> None:
+def test_missing_parameters_are_warned_of(use: Callable[[Any], Any], caplog: Any) -> None:
     module = TrialModule(SmallTrial)
     use(module)
     assert "has no parameters of its trial before fit()" in caplog.text
@@ -76,7 +76,7 @@ def test_parameters_that_are_not_there_yet_are_warned_of(use: Callable[[Any], An
     assert "has no parameters" not in caplog.text
 
 
-def test_parameters_that_are_frozen_in_on_fit_start_stay_as_they_are() -> None:
+def test_freezing_in_on_fit_start() -> None:
     class Module(TrialModule):
         def on_fit_start(self) -> None:
             for name, parameter in self.named_parameters():
@@ -100,9 +100,7 @@ def test_parameters_that_are_frozen_in_on_fit_start_stay_as_they_are() -> None:
         (lambda module: module.double(), "cast to torch.float64 before"),
     ],
 )
-def test_changes_of_a_loaded_module_that_a_training_would_lose_are_refused(
-    change: Callable[[Any], Any], named: str, tmp_path: Path
-) -> None:
+def test_lost_changes_are_refused(change: Callable[[Any], Any], named: str, tmp_path: Path) -> None:
     first = trainer()
     first.fit(TrialModule(SmallTrial))
     first.save_checkpoint(tmp_path / "saved.ckpt")
@@ -112,7 +110,7 @@ def test_changes_of_a_loaded_module_that_a_training_would_lose_are_refused(
         trainer().fit(module)
 
 
-def test_a_module_that_is_cast_before_its_trial_is_built_is_refused() -> None:
+def test_an_early_cast_is_refused() -> None:
     casts: list[Callable[[Any], Any]] = [
         lambda module: module.double(),
         lambda module: module.half(),
@@ -125,7 +123,7 @@ def test_a_module_that_is_cast_before_its_trial_is_built_is_refused() -> None:
             trainer().fit(module)
 
 
-def test_a_clipping_of_the_trial_beside_that_of_the_trainer_is_warned_of_once(caplog: Any) -> None:
+def test_two_clippings_are_warned_of_once(caplog: Any) -> None:
     trainer(gradient_clip_val=0.1).fit(TrialModule(Clipless))
     warnings = [record.getMessage() for record in caplog.records if "gradient_clip_val" in record.getMessage()]
     assert len(warnings) == 1
@@ -135,7 +133,7 @@ def test_a_clipping_of_the_trial_beside_that_of_the_trainer_is_warned_of_once(ca
     assert "clips" not in caplog.text
 
 
-def test_watching_the_module_in_on_fit_start_sees_every_gradient() -> None:
+def test_watching_in_on_fit_start() -> None:
     class Module(TrialModule):
         def on_fit_start(self) -> None:
             next(self.parameters()).register_hook(lambda gradient: seen.append(1))
@@ -145,7 +143,7 @@ def test_watching_the_module_in_on_fit_start_sees_every_gradient() -> None:
     assert len(seen) == EPOCH_LEN
 
 
-def test_a_module_in_evaluation_mode_is_warned_of(caplog: Any) -> None:
+def test_evaluation_mode_is_warned_of(caplog: Any) -> None:
     class Module(TrialModule):
         def on_train_start(self) -> None:
             self.models.eval()
@@ -161,7 +159,7 @@ def test_a_module_in_evaluation_mode_is_warned_of(caplog: Any) -> None:
     assert "in evaluation mode" in caplog.text
 
 
-def test_models_are_in_their_modes_again_after_a_validation() -> None:
+def test_modes_come_back_after_a_validation() -> None:
     class Module(TrialModule):
         def on_validation_end(self) -> None:
             modes.append(self.models[0].training)
@@ -175,7 +173,7 @@ def test_models_are_in_their_modes_again_after_a_validation() -> None:
     assert [*modes, module.models[0].training] == [False, True, False, True]
 
 
-def test_the_parts_of_a_subclass_are_in_evaluation_mode_in_a_validation() -> None:
+def test_parts_of_a_subclass_are_evaluated() -> None:
     class Module(TrialModule):
         def __init__(self) -> None:
             super().__init__(SmallTrial)
@@ -192,7 +190,7 @@ def test_the_parts_of_a_subclass_are_in_evaluation_mode_in_a_validation() -> Non
     assert modes == [(True, True), (False, False)] * 2
 
 
-def test_an_epoch_that_a_hook_cuts_short_is_warned_of(caplog: Any) -> None:
+def test_a_cut_epoch_is_warned_of(caplog: Any) -> None:
     class Module(TrialModule):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
             return -1 if batch_idx == 3 else None
@@ -201,14 +199,14 @@ def test_an_epoch_that_a_hook_cuts_short_is_warned_of(caplog: Any) -> None:
     assert "on_train_batch_start() returned -1, which ends an epoch of Lightning" in caplog.text
 
 
-def test_automatic_optimization_is_refused() -> None:
+def test_no_automatic_optimization() -> None:
     module = TrialModule(SmallTrial)
     module.automatic_optimization = True
     with pytest.raises(errors.InvalidExperimentException, match="automatic_optimization was set to True"):
         trainer().fit(module)
 
 
-def test_a_second_fit_of_a_trainer_that_is_not_done_is_warned_of(caplog: Any) -> None:
+def test_a_second_fit_is_warned_of(caplog: Any) -> None:
     module, fitting = TrialModule(SmallTrial), trainer()
     fitting.fit(module)
     fitting.fit(module)
@@ -220,7 +218,7 @@ def test_a_second_fit_of_a_trainer_that_is_not_done_is_warned_of(caplog: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lightning.py", "lightning/__init__.py", "lightning/notes.txt"])
-def test_a_file_or_directory_of_the_users_of_that_name_is_not_lightning(name: str, tmp_path: Path) -> None:
+def test_users_files_are_not_lightning(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
     script = tmp_path / "script.py"

@@ -42,9 +42,7 @@ def fit(module: TrialModule, *callbacks: pl.Callback, ckpt_path: Path | str | No
         ({"validation_period": Batch(3)}, {}),
     ],
 )
-def test_a_resume_at_any_batch_ends_as_the_run_that_was_not_interrupted(
-    arguments: dict[str, Any], flags: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_resume_at_any_batch(arguments: dict[str, Any], flags: dict[str, Any], tmp_path: Path) -> None:
     straight, validations = TrialModule(SmallTrial, **arguments), Validations()
     each_batch = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)  # a batch makes two steps
     fit(straight, validations, each_batch, **flags)
@@ -58,7 +56,7 @@ def test_a_resume_at_any_batch_ends_as_the_run_that_was_not_interrupted(
         assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
 
 
-def test_a_validation_that_failed_is_repeated(tmp_path: Path) -> None:
+def test_failed_validations_are_repeated(tmp_path: Path) -> None:
     class Failing(SmallTrial):
         fails = True
 

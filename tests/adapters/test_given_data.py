@@ -66,7 +66,7 @@ def loaders() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("flags", [{}, {"val_check_interval": 3}, {"limit_train_batches": 4}, {"overfit_batches": 2}])
-def test_a_loader_of_torch_trains_like_the_same_loader_of_the_trial(flags: dict[str, Any]) -> None:
+def test_torchs_loaders_train_equally(flags: dict[str, Any]) -> None:
     expected = weights_of(fit(SmallTrial, flags).trial)
     assert torch.equal(weights_of(fit(WithoutData, flags, datamodule=OwnData()).trial), expected)
     assert torch.equal(weights_of(fit(WithoutData, flags, **loaders()).trial), expected)
@@ -76,7 +76,7 @@ def test_a_loader_of_torch_trains_like_the_same_loader_of_the_trial(flags: dict[
     )
 
 
-def test_a_data_module_is_called_as_by_a_plain_module() -> None:
+def test_a_data_module_is_called() -> None:
     data = OwnData()
     fit(WithoutData, {"max_epochs": 2}, datamodule=data)
     begin, end = ["prepare_data", "setup fit"], ["teardown fit"]
@@ -88,7 +88,7 @@ def test_a_data_module_is_called_as_by_a_plain_module() -> None:
 
 @pytest.mark.parametrize("saved_by", ["file", "directory"])
 @pytest.mark.parametrize("stopped_after", [5, EPOCH_LEN])
-def test_a_run_resumes_exactly_in_a_map_style_loader(saved_by: str, stopped_after: int, tmp_path: Path) -> None:
+def test_map_style_loaders_resume_exactly(saved_by: str, stopped_after: int, tmp_path: Path) -> None:
     expected = weights_of(fit(WithoutData, datamodule=OwnData()).trial)
     directory = DeterminedCheckpoint(tmp_path / "storage", policy="none")
     seed_everything()
@@ -101,14 +101,14 @@ def test_a_run_resumes_exactly_in_a_map_style_loader(saved_by: str, stopped_afte
     assert torch.equal(weights_of(resumed.trial), expected)
 
 
-def test_only_training_data_leave_the_validation_to_the_trial() -> None:
+def test_training_data_alone() -> None:
     module = fit(SmallTrial, train_dataloaders=OwnData().train_dataloader())
     assert torch.equal(weights_of(module.trial), weights_of(fit(SmallTrial).trial))
     assert "validation_loss" in module.trainer.callback_metrics
 
 
 @pytest.mark.parametrize("none", [{"val_dataloaders": []}, {"val_dataloaders": DataLoader(NOTHING, 8)}, {}])
-def test_no_validation_data_are_no_validation(none: dict[str, Any]) -> None:
+def test_no_validation_data(none: dict[str, Any]) -> None:
     class OnlyTraining(pl.LightningDataModule):
         train_dataloader = OwnData.train_dataloader
         calls: list[str] = []  # noqa: RUF012
@@ -120,14 +120,14 @@ def test_no_validation_data_are_no_validation(none: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("given", [[], DataLoader(NOTHING, 8)])
-def test_a_data_module_may_give_no_validation_data(given: Any) -> None:
+def test_a_data_module_without_validation(given: Any) -> None:
     data = type("Data", (OwnData,), {"val_dataloader": lambda self: given})()
     module = fit(WithoutData, datamodule=data)
     assert module.trial_run.state.batches_trained == 3 * EPOCH_LEN
     assert "validation_loss" not in module.trainer.callback_metrics
 
 
-def test_a_validation_on_given_data_builds_no_data_of_the_trial() -> None:
+def test_validate_builds_no_other_data() -> None:
     class Elsewhere(WithoutData):
         def build_training_data_loader(self) -> Any:
             raise FileNotFoundError
@@ -136,8 +136,15 @@ def test_a_validation_on_given_data_builds_no_data_of_the_trial() -> None:
         assert trainer(**flags).validate(TrialModule(Elsewhere), OwnData().val_dataloader(), verbose=False)
 
 
-@pytest.mark.parametrize("data", [{"dataloaders": OwnData().val_dataloader()}, {"datamodule": OwnData()}])
-def test_a_validation_takes_the_data_that_it_is_given(data: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"dataloaders": OwnData().val_dataloader()},
+        {"dataloaders": {"a": loaders()["val_dataloaders"]}},
+        {"datamodule": OwnData()},
+    ],
+)
+def test_validate_takes_given_data(data: dict[str, Any]) -> None:
     half = torch.utils.data.Subset(make_data(), range(25))
     module = fit(WithoutData, datamodule=OwnData())
     own = trainer().validate(module, **data, verbose=False)
@@ -155,7 +162,7 @@ class Counted(Stream):
         return len(make_data())
 
 
-def test_an_iterable_is_repeated_and_an_inexact_resume_is_said(tmp_path: Path, caplog: Any) -> None:
+def test_iterables_repeat_and_resume_inexactly(tmp_path: Path, caplog: Any) -> None:
     stream = DataLoader(Counted(), batch_size=BATCH_SIZE)
     first = trainer(max_epochs=-1, max_steps=2 * 5)
     first.fit(TrialModule(WithoutData), train_dataloaders=stream, val_dataloaders=[])
@@ -168,7 +175,7 @@ def test_an_iterable_is_repeated_and_an_inexact_resume_is_said(tmp_path: Path, c
     assert resumed.trial_run.state.batches_trained == 3 * EPOCH_LEN
 
 
-def test_data_without_a_length_have_epochs_by_a_limit_or_none(caplog: Any) -> None:
+def test_data_without_a_length(caplog: Any) -> None:
     stream = DataLoader(Stream(), batch_size=BATCH_SIZE)
     limited = fit(WithoutData, {"limit_train_batches": 10}, train_dataloaders=stream, val_dataloaders=[])
     assert limited.trial_run.state.batches_trained == 30
@@ -186,7 +193,7 @@ def test_data_without_a_length_have_epochs_by_a_limit_or_none(caplog: Any) -> No
     [
         ({"train_dataloaders": [loaders()["train_dataloaders"]] * 2}, "train_dataloader: .*StackDataset or Concat"),
         ({"train_dataloaders": {"a": loaders()["train_dataloaders"]}}, "train_dataloader: a trial takes one loader"),
-        ({"val_dataloaders": {"a": loaders()["val_dataloaders"]}}, "one loader, and got a dict of them"),
+        ({"val_dataloaders": {"a": loaders()["val_dataloaders"], "b": []}}, "one loader, and got a dict of them"),
         ({"val_dataloaders": pl.utilities.CombinedLoader([[1]], "sequential")}, "got a CombinedLoader of them"),
         ({"train_dataloaders": 5}, "takes a loader or any iterable, and got 5"),
         (
@@ -195,9 +202,14 @@ def test_data_without_a_length_have_epochs_by_a_limit_or_none(caplog: Any) -> No
         ),
     ],
 )
-def test_several_loaders_are_refused(data: dict[str, Any], refusal: str) -> None:
+def test_several_loaders(data: dict[str, Any], refusal: str) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=refusal):
         fit(SmallTrial, **data)
+
+
+def test_overfit_batches_of_a_list() -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=2 needs a torch.*data are of type list"):
+        fit(WithoutData, {"overfit_batches": 2}, train_dataloaders=[[*loaders()["train_dataloaders"]]])
 
 
 class Shuffled(torch.utils.data.Sampler[int]):
@@ -216,7 +228,7 @@ class Shuffled(torch.utils.data.Sampler[int]):
 
 
 @pytest.mark.parametrize("by_batches", [False, True])
-def test_samplers_are_told_each_epoch(by_batches: bool, tmp_path: Path) -> None:
+def test_samplers_know_the_epoch(by_batches: bool, tmp_path: Path) -> None:
     orders = list[Any]()
 
     class Recording(WithoutData):
@@ -252,18 +264,18 @@ def test_batch_samplers_train_and_validate() -> None:
 
 
 @pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
-def test_a_data_module_that_changes_batches_on_their_way_is_refused(hook: str) -> None:
+def test_hooks_of_transfers_are_refused(hook: str) -> None:
     data = type("Data", (OwnData,), {hook: lambda self, batch, *rest: batch})()
     with pytest.raises(errors.UnsupportedTrainerFlags, match=rf"Data has {hook}, and a trial moves its batches itself"):
         fit(WithoutData, datamodule=data)
 
 
-def test_loaders_of_determined_are_taken_too() -> None:
+def test_loaders_of_determined() -> None:
     own = pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE, shuffle=True)
     assert torch.equal(weights_of(fit(SmallTrial, train_dataloaders=own).trial), weights_of(fit(SmallTrial).trial))
 
 
-def test_states_of_callbacks_that_are_not_in_a_checkpoint_are_warned_of(tmp_path: Path, caplog: Any) -> None:
+def test_lost_states_of_callbacks(tmp_path: Path, caplog: Any) -> None:
     def fit_from(path: Any) -> pl.Trainer:
         stopping = pl.callbacks.EarlyStopping("validation_loss")
         last = trainer(callbacks=[stopping, checkpoints], max_epochs=1 if path is None else 2)
@@ -279,7 +291,7 @@ def test_states_of_callbacks_that_are_not_in_a_checkpoint_are_warned_of(tmp_path
     assert "no states of Lightning's callbacks: EarlyStopping begin anew" in caplog.text
 
 
-def test_a_state_of_the_data_module_that_is_not_saved_is_warned_of(tmp_path: Path, caplog: Any) -> None:
+def test_a_lost_state_of_a_data_module(tmp_path: Path, caplog: Any) -> None:
     class Stateful(OwnData):
         def state_dict(self) -> dict[str, Any]:
             return {"seen": 3}

@@ -45,7 +45,7 @@ class UpdateWatcher(pl.Callback):
         self.seen.append(("on_before_zero_grad", type(optimizer).__name__, trainer.global_step))
 
 
-def test_callbacks_see_backward_passes_and_optimizer_steps() -> None:
+def test_callbacks_see_updates() -> None:
     watcher = UpdateWatcher()
     fit(TrialModule(SmallTrial), max_steps=4, callbacks=[watcher])
     of_first_batch = [
@@ -68,7 +68,7 @@ def test_callbacks_see_backward_passes_and_optimizer_steps() -> None:
 
 
 @pytest.mark.parametrize("aggregation_frequency", [2, 3])
-def test_batches_that_only_aggregate_have_a_backward_pass_and_no_step(aggregation_frequency: int) -> None:
+def test_aggregating_batches_do_not_step(aggregation_frequency: int) -> None:
     watcher = UpdateWatcher()
     fit(TrialModule(SmallTrial, aggregation_frequency=aggregation_frequency), callbacks=[watcher])
     names = [name for name, *_ in watcher.seen]
@@ -76,7 +76,7 @@ def test_batches_that_only_aggregate_have_a_backward_pass_and_no_step(aggregatio
     assert names.count("on_before_optimizer_step") == 2 * (EPOCH_LEN // aggregation_frequency)
 
 
-def test_before_a_step_the_gradients_are_averaged_and_clipped() -> None:
+def test_gradients_before_a_step() -> None:
     norms: list[float] = []
 
     class Trial(SmallTrial):
@@ -93,7 +93,7 @@ def test_before_a_step_the_gradients_are_averaged_and_clipped() -> None:
     assert norms == pytest.approx([1.0] * EPOCH_LEN, rel=1e-4)  # the trial clips those of its SGD to 1
 
 
-def test_a_subclass_of_the_module_sees_them_too() -> None:
+def test_a_subclass_sees_updates() -> None:
     names: list[str] = []
 
     class Module(TrialModule):
@@ -114,7 +114,7 @@ def test_a_subclass_of_the_module_sees_them_too() -> None:
 
 
 @pytest.mark.parametrize("hook", UPDATE_HOOKS)
-def test_a_hook_that_is_set_on_an_instance_counts(hook: str) -> None:
+def test_hooks_on_an_instance_count(hook: str) -> None:
     calls: list[str] = []
     lambdas = {hook: lambda trainer, module, *arguments: calls.append(hook)}
     fit(TrialModule(SmallTrial), callbacks=[pl.callbacks.LambdaCallback(**lambdas)])
@@ -128,7 +128,7 @@ def test_hooks_do_not_change_the_weights() -> None:
     assert torch.equal(weights_of(plain.trial), weights_of(watched.trial))
 
 
-def test_profilers_show_backward_passes_and_optimizer_steps() -> None:
+def test_profilers_show_updates() -> None:
     profiler = pl.profilers.SimpleProfiler()
     fit(TrialModule(SmallTrial), profiler=profiler)
     assert len(profiler.recorded_durations["run_training_batch"]) == EPOCH_LEN
@@ -136,14 +136,14 @@ def test_profilers_show_backward_passes_and_optimizer_steps() -> None:
     assert len(profiler.recorded_durations["optimizer_step"]) == 2 * EPOCH_LEN
 
 
-def test_a_profiler_that_lists_functions_shows_them_too(tmp_path: Path) -> None:
+def test_the_advanced_profiler_shows_updates(tmp_path: Path) -> None:
     fit(TrialModule(SmallTrial), profiler=pl.profilers.AdvancedProfiler(tmp_path, "profile"))
     report = (tmp_path / "fit-profile.txt").read_text()
     assert "Profile stats for: backward" in report
     assert "Profile stats for: optimizer_step" in report
 
 
-def test_a_context_forgets_the_hooks_of_a_run() -> None:
+def test_hooks_end_with_the_run() -> None:
     module = TrialModule(SmallTrial)
     watcher = UpdateWatcher()
     fit(module, callbacks=[watcher])
@@ -152,7 +152,7 @@ def test_a_context_forgets_the_hooks_of_a_run() -> None:
     assert len(watcher.seen) == seen
 
 
-def test_spike_detection_ends_a_run_whose_loss_jumps(tmp_path: Path) -> None:
+def test_spike_detection_ends_a_run(tmp_path: Path) -> None:
     class Trial(SmallTrial):
         def loss(self, batch: Any) -> torch.Tensor:
             return super().loss(batch) * (1e6 if self.context.current_train_batch() == 5 else 1)
@@ -163,7 +163,7 @@ def test_spike_detection_ends_a_run_whose_loss_jumps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", [0.5, None, "text"])
-def test_outputs_are_what_train_batch_returned(loss: Any) -> None:
+def test_outputs_are_those_of_train_batch(loss: Any) -> None:
     class Trial(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             return {"loss": loss, "tensor": super().train_batch(batch, epoch_idx, batch_idx)["loss"]}
@@ -178,7 +178,7 @@ def test_outputs_are_what_train_batch_returned(loss: Any) -> None:
     assert seen[0]["tensor"].requires_grad
 
 
-def test_a_single_tensor_is_the_loss_of_the_outputs() -> None:
+def test_a_single_tensor_is_the_loss() -> None:
     class Trial(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             return super().train_batch(batch, epoch_idx, batch_idx)["loss"]
@@ -192,7 +192,7 @@ def test_a_single_tensor_is_the_loss_of_the_outputs() -> None:
     assert not any(loss.requires_grad for loss in losses)
 
 
-def test_a_change_of_a_batch_in_a_hook_reaches_the_trial() -> None:
+def test_a_hook_changes_a_batch() -> None:
     class Trial(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             assert batch[0].sum() == 0
@@ -204,7 +204,7 @@ def test_a_change_of_a_batch_in_a_hook_reaches_the_trial() -> None:
     fit(TrialModule(Trial), callbacks=[watcher])
 
 
-def test_after_a_resume_hooks_get_the_batch_that_follows(tmp_path: Path) -> None:
+def test_hooks_get_the_batch_after_a_resume(tmp_path: Path) -> None:
     def watching(seen: list[Any]) -> pl.callbacks.LambdaCallback:
         return pl.callbacks.LambdaCallback(
             on_train_batch_start=lambda trainer, module, batch, index: seen.append((index, batch[1]))
@@ -224,7 +224,7 @@ def test_after_a_resume_hooks_get_the_batch_that_follows(tmp_path: Path) -> None
         assert torch.equal(targets, expected)
 
 
-def test_validation_loaders_without_a_length_have_a_hook_for_each_batch() -> None:
+def test_hooks_without_a_length() -> None:
     class Batches(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
             return iter(make_data())
@@ -254,7 +254,7 @@ def test_validation_loaders_without_a_length_have_a_hook_for_each_batch() -> Non
     ]
 
 
-def test_a_batch_that_a_hook_skips_is_the_next_one_again() -> None:
+def test_a_skipped_batch_comes_again() -> None:
     seen: list[int] = []
 
     class Module(TrialModule):
@@ -293,7 +293,7 @@ def test_a_module_logs_from_any_hook(hook: str, on_epoch: bool | None) -> None:
     assert trainer.callback_metrics["value"] == 0.25
 
 
-def test_a_mean_over_an_epoch_counts_the_samples_of_each_batch() -> None:
+def test_epoch_means_count_samples() -> None:
     class Trial(SmallTrial):
         def build_training_data_loader(self) -> pytorch.DataLoader:
             return pytorch.DataLoader(make_data(), batch_size=40)

@@ -75,7 +75,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TrialModule, 
 # Modules from checkpoints
 
 
-def test_a_module_is_made_from_a_checkpoint_without_a_trainer(saved: tuple[TrialModule, str]) -> None:
+def test_loading_without_a_trainer(saved: tuple[TrialModule, str]) -> None:
     trained, path = saved
     module = TrialModule.load_from_checkpoint(path, trial=OneModel)
     assert torch.equal(weights_of(module.trial), weights_of(trained.trial))
@@ -89,9 +89,7 @@ def test_it_reads_weights_only(saved: tuple[TrialModule, str]) -> None:
     assert torch.equal(weights_of(module.trial), weights_of(saved[0].trial))
 
 
-def test_given_hyperparameters_take_the_place_of_those_of_the_checkpoint(
-    saved: tuple[TrialModule, str], tmp_path: Path
-) -> None:
+def test_given_hparams_come_first(saved: tuple[TrialModule, str], tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidCheckpointException, match=r"does not fit the trial(.|\n)*size mismatch"):
         TrialModule.load_from_checkpoint(saved[1], trial=OneModel, hparams={"width": 4})
     (tmp_path / "hparams.yaml").write_text("width: 3\nextra: 5\n")
@@ -99,7 +97,7 @@ def test_given_hyperparameters_take_the_place_of_those_of_the_checkpoint(
     assert module.hparams == {"width": 3, "extra": 5}
 
 
-def test_a_trainer_uses_the_weights_of_a_module_that_was_loaded(saved: tuple[TrialModule, str]) -> None:
+def test_a_trainer_uses_loaded_weights(saved: tuple[TrialModule, str]) -> None:
     trained, path = saved
     (expected,) = trainer().validate(trained, verbose=False)
     module = TrialModule.load_from_checkpoint(path, trial=OneModel)
@@ -115,7 +113,7 @@ def test_a_trainer_uses_the_weights_of_a_module_that_was_loaded(saved: tuple[Tri
     assert weights_of(finetuned.trial).any()
 
 
-def test_the_experiment_configuration_comes_from_the_checkpoint(tmp_path: Path) -> None:
+def test_exp_conf_comes_from_the_checkpoint(tmp_path: Path) -> None:
     class Trial(OneModel):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)
@@ -126,7 +124,7 @@ def test_the_experiment_configuration_comes_from_the_checkpoint(tmp_path: Path) 
     assert TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=Trial).trial.name == "first"
 
 
-def test_a_subclass_with_arguments_of_its_own_is_loaded(tmp_path: Path) -> None:
+def test_a_subclass_with_own_arguments(tmp_path: Path) -> None:
     class Module(TrialModule):
         def __init__(self, width: int) -> None:
             super().__init__(OneModel, {"width": width})
@@ -137,7 +135,7 @@ def test_a_subclass_with_arguments_of_its_own_is_loaded(tmp_path: Path) -> None:
     assert torch.equal(weights_of(loaded.trial), weights_of(module.trial))
 
 
-def test_a_module_is_made_from_an_older_file_with_objects_of_numpy(older_file: Path) -> None:
+def test_loading_a_file_with_numpy_objects(older_file: Path) -> None:
     module = TrialModule.load_from_checkpoint(older_file, trial=SmallTrial)
     assert module.hparams == {"lr": 0.1}
     with older_file.open("rb") as file:
@@ -145,7 +143,7 @@ def test_a_module_is_made_from_an_older_file_with_objects_of_numpy(older_file: P
     assert torch.equal(weights_of(again.trial), weights_of(module.trial))
 
 
-def test_a_subclass_is_loaded_with_the_arguments_that_it_has_saved(tmp_path: Path) -> None:
+def test_a_subclass_with_saved_arguments(tmp_path: Path) -> None:
     class Module(TrialModule):
         def __init__(self, size: int = 1, name: str = "default") -> None:
             super().__init__(OneModel, {"width": size})
@@ -169,7 +167,7 @@ class Adjustable(TrialModule):
 
 
 @pytest.mark.parametrize(("keeps", "expected"), [(False, 1), (True, 7)])
-def test_a_file_supplies_only_what_a_subclass_has_added_and_saved(keeps: bool, expected: int, tmp_path: Path) -> None:
+def test_a_file_supplies_only_added_arguments(keeps: bool, expected: int, tmp_path: Path) -> None:
     fit(Adjustable(7, trusted=True, keeps=keeps), max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
     assert Adjustable.load_from_checkpoint(tmp_path / "saved.ckpt").given == (expected, False)
     (tmp_path / "hparams.yaml").write_text("{width: 9, trusted: true}")
@@ -186,7 +184,7 @@ class WithScale(TrialModule):
 
 
 @pytest.mark.parametrize("plugins", [[], [DeterminedCheckpointIO(code_dir=Path(__file__).parent / "files")]])
-def test_parameters_of_a_subclass_come_back(plugins: list[Any], tmp_path: Path) -> None:
+def test_own_parameters_come_back(plugins: list[Any], tmp_path: Path) -> None:
     fit(WithScale(2.0), max_epochs=1, plugins=plugins).save_checkpoint(tmp_path / "saved.ckpt")
     resumed, validated = WithScale(), WithScale()
     trainer(max_epochs=2).fit(resumed, ckpt_path=tmp_path / "saved.ckpt")
@@ -195,7 +193,7 @@ def test_parameters_of_a_subclass_come_back(plugins: list[Any], tmp_path: Path) 
     assert [module.scale.item() for module in (resumed, validated, loaded)] == [2.0, 2.0, 2.0]
 
 
-def test_parameters_of_a_subclass_are_exported() -> None:
+def test_own_parameters_are_exported() -> None:
     module = WithScale(2.0)
     content = from_lightning(fit(module, max_epochs=1)._checkpoint_connector.dump_checkpoint())
     assert {name: value.tolist() for name, value in to_lightning(content)["state_dict"].items()} == {
@@ -203,10 +201,10 @@ def test_parameters_of_a_subclass_are_exported() -> None:
     }
 
 
-def test_parameters_that_a_module_does_not_have_are_refused_unless_it_is_not_strict(tmp_path: Path) -> None:
+def test_unknown_parameters_need_strict_false(tmp_path: Path) -> None:
     fit(WithScale(2.0), max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
     module = TrialModule(OneModel, {"width": 3})
-    refusal = r'Unexpected key\(s\) in state_dict: "scale"[\s\S]*strict=False, or with strict_loading = False'
+    refusal = r'Unexpected key\(s\) in state_dict: "scale"[\s\S]*strict=False, or strict_loading = False'
     with pytest.raises(errors.InvalidCheckpointException, match=refusal):
         TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=OneModel)
     with pytest.raises(errors.InvalidCheckpointException, match=refusal):
@@ -216,7 +214,7 @@ def test_parameters_that_a_module_does_not_have_are_refused_unless_it_is_not_str
     trainer(max_epochs=2).fit(module, ckpt_path=tmp_path / "saved.ckpt")
 
 
-def test_weights_of_distributed_training_are_checked_and_assigned() -> None:
+def test_weights_of_distributed_training() -> None:
     module = WithScale(2.0)
     fit(module, max_epochs=1)
     weights = {name.replace("models.0.", "models.0.module."): value for name, value in module.state_dict().items()}
@@ -230,7 +228,7 @@ def test_weights_of_distributed_training_are_checked_and_assigned() -> None:
     assert other.trial.model[0].weight.data_ptr() == weights[first].data_ptr()
 
 
-def test_a_module_whose_trial_is_not_built_takes_weights() -> None:
+def test_weights_build_the_trial() -> None:
     trained = TrialModule(OneModel, {"width": 3})
     fit(trained, max_epochs=1)
     weights = {name.replace("models.0.", "models.0.module."): value for name, value in trained.state_dict().items()}
@@ -243,9 +241,7 @@ def test_a_module_whose_trial_is_not_built_takes_weights() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_spawn")
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
-def test_processes_that_are_not_scripts_return_the_weights(
-    start_method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spawned_processes_return_weights(start_method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     module = TrialModule(SmallTrial, {"global_batch_size": 16})
     strategy = PerModelDDPStrategy(start_method=start_method)
@@ -257,7 +253,7 @@ def test_processes_that_are_not_scripts_return_the_weights(
     assert torch.equal(weights_of(module.trial), weights_of(loaded.trial))
 
 
-def test_parts_that_only_one_side_has_are_left_out_unless_strict(saved: tuple[TrialModule, str]) -> None:
+def test_parts_of_one_side_need_strict_false(saved: tuple[TrialModule, str]) -> None:
     class Larger(OneModel):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)
@@ -270,7 +266,7 @@ def test_parts_that_only_one_side_has_are_left_out_unless_strict(saved: tuple[Tr
     assert torch.equal(weights_of(module.trial)[:count], weights_of(saved[0].trial))
 
 
-def test_what_cannot_be_loaded_is_explained(saved: tuple[TrialModule, str], tmp_path: Path) -> None:
+def test_loading_failures_are_explained(saved: tuple[TrialModule, str], tmp_path: Path) -> None:
     with pytest.raises(
         TypeError, match=r"load_from_checkpoint\(path, trial=...\) needs the class .* by tests.*OneModel"
     ):
@@ -309,7 +305,7 @@ def loader(*tensors: torch.Tensor) -> Any:
         pytorch.DataLoader(make_data(), batch_size=20),
     ],
 )
-def test_a_trial_with_one_model_predicts_with_it(data: Any) -> None:
+def test_one_model_predicts(data: Any) -> None:
     module = TrialModule(OneModel, {"width": 3})
     predictions = predict(module, data)
     model = module.eval().trial.model
@@ -319,7 +315,7 @@ def test_a_trial_with_one_model_predicts_with_it(data: Any) -> None:
     assert torch.equal(module(INPUTS), model(INPUTS))
 
 
-def test_a_trial_predicts_with_its_predict_batch(tmp_path: Path) -> None:
+def test_predict_batch_predicts(tmp_path: Path) -> None:
     module = TrialModule(Predicting)
     fit(module, max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
     trial = module.eval().trial
@@ -331,7 +327,7 @@ def test_a_trial_predicts_with_its_predict_batch(tmp_path: Path) -> None:
     assert torch.equal(loaded([INPUTS]), trial.head(trial.body(INPUTS)))
 
 
-def test_a_predict_batch_gets_the_index_of_the_batch_if_it_wants_it() -> None:
+def test_predict_batch_may_take_the_index() -> None:
     class Trial(SmallTrial):
         def predict_batch(self, batch: Any, batch_idx: int) -> int:
             return batch_idx
@@ -339,7 +335,7 @@ def test_a_predict_batch_gets_the_index_of_the_batch_if_it_wants_it() -> None:
     assert trainer().predict(TrialModule(Trial), loader(INPUTS)) == [0, 1, 2]
 
 
-def test_predictions_and_tests_between_two_fits_change_nothing() -> None:
+def test_calls_between_two_fits() -> None:
     module = TrialModule(Predicting)
     fit(module, max_epochs=1)
     trainer().predict(module, loader(INPUTS))
@@ -351,7 +347,7 @@ def test_predictions_and_tests_between_two_fits_change_nothing() -> None:
     assert torch.equal(weights_of(module.trial), weights_of(straight.trial))
 
 
-def test_a_trial_with_several_models_and_no_predict_batch_is_refused() -> None:
+def test_several_models_need_predict_batch() -> None:
     module = TrialModule(SmallTrial)
     refusal = r"SmallTrial wraps 2 models.*define predict_batch\(self, batch\)"
     with pytest.raises(errors.InvalidExperimentException, match=refusal):
@@ -365,7 +361,7 @@ def test_a_trial_with_several_models_and_no_predict_batch_is_refused() -> None:
 # Evaluation of given data
 
 
-def test_given_data_are_evaluated_as_a_validation_would() -> None:
+def test_given_data_are_evaluated() -> None:
     module = TrialModule(SmallTrial)
     fit(module, max_epochs=1)
     (expected,) = trainer().validate(module, verbose=False)
@@ -375,7 +371,7 @@ def test_given_data_are_evaluated_as_a_validation_would() -> None:
     assert other != expected
 
 
-def test_reducers_of_the_trial_work_on_given_data() -> None:
+def test_reducers_work_in_a_test() -> None:
     class Trial(OneModel):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)
@@ -392,7 +388,7 @@ def test_reducers_of_the_trial_work_on_given_data() -> None:
     assert metrics == {"largest": INPUTS.max().item(), "smallest": INPUTS.min().item(), "samples": len(INPUTS)}
 
 
-def test_a_trial_evaluates_a_full_given_dataset() -> None:
+def test_a_full_given_dataset() -> None:
     class Trial(OneModel):
         evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
 
@@ -403,7 +399,7 @@ def test_a_trial_evaluates_a_full_given_dataset() -> None:
     assert metrics["sum"] == pytest.approx(INPUTS.sum().item(), rel=1e-4)
 
 
-def test_a_data_module_has_data_for_tests_and_predictions() -> None:
+def test_a_data_module_for_tests() -> None:
     class Data(pl.LightningDataModule):
         def test_dataloader(self) -> Any:
             return loader(INPUTS, TARGETS)
@@ -415,7 +411,7 @@ def test_a_data_module_has_data_for_tests_and_predictions() -> None:
     assert len(trainer().predict(module, datamodule=Data()) or []) == 3
 
 
-def test_a_call_without_data_or_with_several_loaders_is_refused() -> None:
+def test_calls_need_one_loader() -> None:
     module = TrialModule(Predicting)
     with pytest.raises(
         errors.UnsupportedTrainerFlags, match=r"test\(\) without data: pass dataloaders=, or use validate"
@@ -423,5 +419,5 @@ def test_a_call_without_data_or_with_several_loaders_is_refused() -> None:
         trainer().test(module)
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"predict\(\) without data: pass dataloaders="):
         trainer().predict(module)
-    with pytest.raises(errors.UnsupportedTrainerFlags, match="on one loader, and got 2"):
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"got a list of them: call test\(\) once for each"):
         trainer().test(module, [loader(INPUTS, TARGETS), loader(INPUTS, TARGETS)])

@@ -16,7 +16,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from packaging.version import Version
 
-from det_lightning.adapters import lightning_data, lightning_internals, lightning_loops, lightning_strategies
+from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
 from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.checkpoint.format.content import TrialState
 from tests.lightning import BoringModel, lightning_version, pl
@@ -58,16 +58,6 @@ def make_trainer(**flags: Any) -> pl.Trainer:
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     defaults = {"accelerator": "cpu", "max_epochs": 1, "limit_train_batches": 6, "limit_val_batches": 1}
     return pl.Trainer(**{**defaults, **dict.fromkeys(off, False), **flags})
-
-
-def test_skip_sanity_check() -> None:
-    class Module(Watched):
-        def setup(self, stage: str) -> None:
-            lightning_internals.skip_sanity_check(self.trainer)
-
-    module = Module()
-    make_trainer().fit(module)
-    assert module.validations == [6]
 
 
 def test_allow_validation() -> None:
@@ -190,12 +180,12 @@ def test_show_batch_index_and_move_to() -> None:
 
 
 @pytest.mark.parametrize(("flag", "limit"), [(3, 3), (1, 1), (0.5, 32), (1.0, None)])  # of 64 batches
-def test_validation_limit(flag: float, limit: int | None) -> None:
+def test_read_validation_limit(flag: float, limit: int | None) -> None:
     limits: list[int | None] = []
 
     class Module(Watched):
         def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
-            limits.append(lightning_loops.validation_limit(self.trainer, dataloader_iter))
+            limits.append(lightning_loops.read_validation_limit(self.trainer, dataloader_iter))
             next(dataloader_iter)
             lightning_internals.end_epoch(dataloader_iter)
 
@@ -284,7 +274,7 @@ def test_takes_dataloader_iter() -> None:
     assert not lightning_internals.takes_dataloader_iter(BoringModel().training_step)
 
 
-def test_call_afterwards() -> None:
+def test_use_calls_afterwards() -> None:
     """After the hooks at the end of a step and of a validation, of callbacks and of the module."""
     order: list[str] = []
 
@@ -298,15 +288,15 @@ def test_call_afterwards() -> None:
     trainer = make_trainer(num_sanity_val_steps=0, limit_train_batches=1)
     lightning_loops.use_trial_loops(trainer)
     calls = [lambda name=name: order.append(f"after {name}") for name in ("step", "batch", "validation")]
-    lightning_loops.call_afterwards(trainer, *calls)
+    lightning_loops.use_calls(trainer, lightning_loops.TrialCalls(None, None, *calls))
     trainer.fit(Module())
     assert order == ["step", "after step", "after batch", "validation", "after validation"]
-    lightning_loops.call_afterwards(trainer, None, None, None)
+    lightning_loops.use_calls(trainer, lightning_loops.TrialCalls())
     trainer.validate(Module(), verbose=False)
     assert order[5:] == ["validation"]
 
 
-def test_a_trainer_with_trial_loops_adds_a_trial_to_files_and_takes_it_from_them(tmp_path: Path) -> None:
+def test_trial_loops_add_and_take_a_trial(tmp_path: Path) -> None:
     class Module(Watched):
         def add_trial(self, checkpoint: dict[str, Any]) -> None:
             checkpoint["trial"] = 5
@@ -385,7 +375,7 @@ class HookWatcher(pl.Callback):
         self.seen.append(("validated", tuple(batch.shape), batch_idx, outputs))
 
 
-def test_show_batches_and_shown_batch() -> None:
+def test_use_calls_that_show_batches_and_get_shown_batch() -> None:
     """The hooks at the start of a step get its batch, and those at its end what the step returned, also no tensor."""
     batches = [(torch.ones(1, 32), 3), (torch.zeros(1, 32), 4)]
 
@@ -399,7 +389,7 @@ def test_show_batches_and_shown_batch() -> None:
             return {"loss": None, "sum": float(batch.sum())}
 
         def validation_step(self, dataloader_iter: Iterator[Any]) -> Any:
-            return {"shown": tuple(lightning_loops.shown_batch(dataloader_iter).shape)}
+            return {"shown": tuple(lightning_loops.get_shown_batch(dataloader_iter).shape)}
 
         def on_validation_epoch_end(self) -> None:
             """There is nothing to average."""
@@ -407,7 +397,8 @@ def test_show_batches_and_shown_batch() -> None:
     watcher = HookWatcher()
     trainer = make_trainer(num_sanity_val_steps=0, limit_val_batches=2, callbacks=[watcher])
     lightning_loops.use_trial_loops(trainer)
-    lightning_loops.show_batches(trainer, iter(batches).__next__, lambda batch: batch[:, :5])
+    calls = lightning_loops.TrialCalls(iter(batches).__next__, lambda batch: batch[:, :5])
+    lightning_loops.use_calls(trainer, calls)
     loop: Any = trainer.fit_loop.epoch_loop
     trainer.fit(Module())
     assert loop.shown is None
@@ -439,13 +430,13 @@ class OnlyTraining(pl.LightningDataModule):
         ({"datamodule": OnlyTraining()}, {"train_dataloader": [7], "val_dataloader": ()}),
     ],
 )
-def test_take_given_data_and_datamodule_of(arguments: dict[str, Any], given: dict[str, Any]) -> None:
+def test_take_given_data_and_find_datamodule(arguments: dict[str, Any], given: dict[str, Any]) -> None:
     """A data module is asked, and Lightning asks the module for what there is."""
 
     class Module(Watched):
         def configure_callbacks(self) -> Any:
-            assert lightning_data.datamodule_of(self.trainer) is arguments.get("datamodule")
-            taken = lightning_data.take_given_data(self.trainer)
+            assert lightning_internals.find_datamodule(self.trainer) is arguments.get("datamodule")
+            taken = lightning_internals.take_given_data(self.trainer)
             assert {name: give() for name, give in taken.items()} == given
             source: Any = self.trainer.fit_loop._data_source
             assert source.instance is self
@@ -458,7 +449,7 @@ def test_take_given_data_and_datamodule_of(arguments: dict[str, Any], given: dic
 def test_take_given_data_of_a_validation() -> None:
     class Module(Watched):
         def configure_callbacks(self) -> Any:
-            taken = lightning_data.take_given_data(self.trainer)
+            taken = lightning_internals.take_given_data(self.trainer)
             assert {name: give() for name, give in taken.items()} == {"val_dataloader": [1]}
             raise NotImplementedError
 
@@ -473,7 +464,7 @@ def test_has_data(arguments: dict[str, Any], found: bool) -> None:
         predict_dataloader = pl.LightningModule.predict_dataloader
 
         def configure_callbacks(self) -> Any:
-            assert lightning_data.has_data(self.trainer) == found
+            assert lightning_internals.has_data(self.trainer) == found
             raise NotImplementedError
 
     for call in (make_trainer().test, make_trainer().predict):
@@ -482,7 +473,7 @@ def test_has_data(arguments: dict[str, Any], found: bool) -> None:
 
 
 @pytest.mark.parametrize("start_method", ["popen", "spawn"])
-def test_checking_launcher(start_method: Any) -> None:
+def test_make_launcher(start_method: Any) -> None:
     class Module(Watched):
         def check_before_launch(self, trainer: pl.Trainer) -> None:
             assert trainer.lightning_module is self
@@ -495,11 +486,13 @@ def test_checking_launcher(start_method: Any) -> None:
     assert getattr(strategy.launcher, "procs", None) == []
 
 
-def test_ddp_options() -> None:
-    options, others = lightning_strategies.ddp_options(pl.strategies.DDPStrategy(static_graph=True, ddp_comm_state=3))
+def test_read_ddp_options() -> None:
+    options, others = lightning_strategies.read_ddp_options(
+        pl.strategies.DDPStrategy(static_graph=True, ddp_comm_state=3)
+    )
     hooks = {"ddp_comm_hook": None, "ddp_comm_state": 3, "ddp_comm_wrapper": None}
     assert (options, others) == ({"static_graph": True, **hooks}, [])
-    assert lightning_strategies.ddp_options(pl.strategies.DDPStrategy(model_averaging_period=3))[1] == [
+    assert lightning_strategies.read_ddp_options(pl.strategies.DDPStrategy(model_averaging_period=3))[1] == [
         "model_averaging_period"
     ]
 
@@ -515,12 +508,14 @@ def test_ddp_options() -> None:
         ({"timeout": datetime.timedelta(seconds=5), "process_group_backend": "gloo"}, []),
     ],
 )
-def test_fsdp_options(arguments: dict[str, Any], others: list[str]) -> None:
-    assert lightning_strategies.fsdp_options(pl.strategies.FSDPStrategy(**arguments)) == ({}, others)
+def test_read_fsdp_options(arguments: dict[str, Any], others: list[str]) -> None:
+    assert lightning_strategies.read_fsdp_options(pl.strategies.FSDPStrategy(**arguments)) == ({}, others)
 
 
-def test_fsdp_options_with_a_policy_of_classes() -> None:
-    options, others = lightning_strategies.fsdp_options(pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear}))
+def test_read_fsdp_options_with_a_policy_of_classes() -> None:
+    options, others = lightning_strategies.read_fsdp_options(
+        pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})
+    )
     assert [options["policy"](module) for module in (torch.nn.Linear(1, 1), torch.nn.ReLU())] == [True, False]
     assert others == []
 
@@ -547,7 +542,7 @@ def test_replace_strategy() -> None:
     assert other.process_group_backend == "gloo"
     assert vars(other)["_timeout"] == processes["timeout"]
     assert lightning_internals.converts_batch_norms(other)
-    assert lightning_strategies.ddp_options(other)[0]["static_graph"]
+    assert lightning_strategies.read_ddp_options(other)[0]["static_graph"]
     assert trainer.strategy is other
 
 
@@ -562,29 +557,29 @@ def test_restricted_classmethod() -> None:
         Module().name()
 
 
-def test_batch_size_of_step() -> None:
+def test_find_batch_size() -> None:
     sizes: list[int | None] = []
 
     class Module(Watched):
         def on_before_backward(self, loss: torch.Tensor) -> None:
-            sizes.append(lightning_internals.batch_size_of_step(self, counts=True))
-            sizes.append(lightning_internals.batch_size_of_step(self, counts=False))
+            sizes.append(lightning_internals.find_batch_size(self, counts=True))
+            sizes.append(lightning_internals.find_batch_size(self, counts=False))
 
         def on_train_epoch_start(self) -> None:
-            sizes.append(lightning_internals.batch_size_of_step(self, counts=True))
+            sizes.append(lightning_internals.find_batch_size(self, counts=True))
 
         def on_validation_epoch_start(self) -> None:
-            sizes.append(lightning_internals.batch_size_of_step(self, counts=True))
+            sizes.append(lightning_internals.find_batch_size(self, counts=True))
 
         def training_step(self, dataloader_iter: Iterator[Any]) -> None:
             loop: Any = self.trainer.fit_loop.epoch_loop
             self.train_one(loop.shown)
 
     module = Module()
-    assert lightning_internals.batch_size_of_step(module, counts=True) is None
+    assert lightning_internals.find_batch_size(module, counts=True) is None
     trainer = make_trainer(num_sanity_val_steps=0, limit_train_batches=1)
     lightning_loops.use_trial_loops(trainer)
-    lightning_loops.show_batches(trainer, lambda: (torch.ones(5, 32), 0), None)
+    lightning_loops.use_calls(trainer, lightning_loops.TrialCalls(lambda: (torch.ones(5, 32), 0)))
     trainer.fit(module)
     # In training Lightning refuses to find it out, elsewhere it does.
     assert sizes[:3] == [1, 5, 1]
@@ -629,14 +624,14 @@ def test_save_by_time_waits_for_a_metric(monitor: str, tmp_path: Path) -> None:
     assert bool(checkpoint.best_model_path) == (monitor == "loss")
 
 
-def test_quiet_hints_and_hint_logger(caplog: pytest.LogCaptureFixture) -> None:
+def test_quiet_hints_and_get_hint_logger(caplog: pytest.LogCaptureFixture) -> None:
     make_trainer()
     assert "GPU available" in caplog.text
     caplog.clear()
     with lightning_internals.quiet_hints():
         make_trainer()
     assert "GPU available" not in caplog.text
-    assert lightning_internals.hint_logger().level != logging.WARNING
+    assert lightning_internals.get_hint_logger().level != logging.WARNING
 
 
 def test_set_printing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,8 +642,8 @@ def test_set_printing_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not printed
 
 
-def test_exit_code_of_a_single_process() -> None:
-    assert lightning_internals.exit_code_of(make_trainer(), 75) == 75
+def test_choose_exit_code_of_a_single_process() -> None:
+    assert lightning_internals.choose_exit_code(make_trainer(), 75) == 75
 
 
 def test_interrupts_come_through() -> None:
@@ -671,15 +666,15 @@ def test_converts_batch_norms() -> None:
     assert not lightning_internals.converts_batch_norms(plain)
 
 
-def test_unwrapped_optimizer() -> None:
+def test_unwrap_optimizer() -> None:
     class Module(Watched):
         def on_train_start(self) -> None:
             wrapped = self.optimizers()
-            assert isinstance(lightning_internals.unwrapped_optimizer(wrapped), torch.optim.SGD)  # type: ignore[arg-type]
+            assert isinstance(lightning_internals.unwrap_optimizer(wrapped), torch.optim.SGD)  # type: ignore[arg-type]
 
     make_trainer().fit(Module())
     plain = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
-    assert lightning_internals.unwrapped_optimizer(plain) is plain
+    assert lightning_internals.unwrap_optimizer(plain) is plain
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(-1, 14), (2, 12)])
@@ -697,7 +692,7 @@ def test_limit_epochs(epochs: int, steps: int) -> None:
     assert module.steps == steps
 
 
-def test_a_trainer_without_a_length_does_not_speak_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:
+def test_no_word_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:
     make_trainer(max_epochs=None)
     assert not [str(warning.message) for warning in recwarn if "1000 epochs" in str(warning.message)]
 
@@ -706,7 +701,7 @@ def test_every_reach_has_a_test() -> None:
     tested = "\n".join(name for name in globals() if name.startswith("test_"))
     own = [
         name
-        for module in (lightning_data, lightning_internals, lightning_loops, lightning_strategies)
+        for module in (lightning_internals, lightning_loops, lightning_strategies)
         for name, value in inspect.getmembers(module, inspect.isfunction)
         if value.__module__ == module.__name__ and not name.startswith("_")
     ]

@@ -53,11 +53,11 @@ print(TrialModule.__mro__[3].__module__, *sorted({'lightning', 'pytorch_lightnin
     ],
     ids=["none", "lightning"],
 )
-def test_the_package_that_is_already_imported_is_chosen(before: str, expected: str, tmp_path: Path) -> None:
+def test_an_imported_package_is_chosen(before: str, expected: str, tmp_path: Path) -> None:
     assert run(f"{before}\nfrom det_lightning.adapters import TrialModule{SHOW}", tmp_path).strip() == expected
 
 
-def test_a_program_that_imports_lightning_after_determineds_api_trains_with_it(tmp_path: Path) -> None:
+def test_a_later_import_of_lightning_counts(tmp_path: Path) -> None:
     code = """
 from det_lightning.pytorch import Epoch, Trainer, init
 import lightning as L
@@ -73,7 +73,7 @@ print(stopping.stopped_epoch, "pytorch_lightning" in sys.modules)
     assert run(code, tmp_path).strip() == "1 False"
 
 
-def test_a_mixture_of_both_is_refused_with_the_line_to_change(tmp_path: Path) -> None:
+def test_mixtures_are_refused(tmp_path: Path) -> None:
     code = """
 import pytorch_lightning as pl
 from det_lightning.adapters import TrialModule
@@ -107,7 +107,7 @@ fit(profiler=L.pytorch.profilers.SimpleProfiler())
         assert wrong in printed
 
 
-def test_a_module_that_a_trainer_of_the_other_package_would_refuse_says_so_when_it_is_made(
+def test_a_module_warns_of_a_mixture(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     importlib.import_module(OTHER)
@@ -115,7 +115,7 @@ def test_a_module_that_a_trainer_of_the_other_package_would_refuse_says_so_when_
     assert f"a trainer of {OTHER} refuses it. Import Lightning as" in caplog.text
 
 
-def test_checkpoints_are_the_same_and_runs_go_on_in_the_other_package(tmp_path: Path) -> None:
+def test_packages_share_checkpoints(tmp_path: Path) -> None:
     other_releases.write(tmp_path / "own")
     code = """
 from pathlib import Path

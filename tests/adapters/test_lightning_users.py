@@ -14,8 +14,7 @@ import torch
 from packaging.version import Version
 
 from det_lightning import errors
-from det_lightning.adapters.strategies.processes import TRIAL_STRATEGIES
-from det_lightning.adapters.strategies.replaced import REPLACED_STRATEGIES, counterpart_of
+from det_lightning.adapters.strategies.processes import REPLACED_STRATEGIES, TRIAL_STRATEGIES, find_counterpart
 from tests.adapters.plain_module import Use, fit, loader, outcome
 from tests.lightning import lightning_version, pl
 
@@ -48,7 +47,7 @@ def methods_of_modules() -> set[str]:
     return {name for name in own if not name.startswith("_")} | {"forward", "state_dict", "load_state_dict"}
 
 
-def test_every_flag_callback_logger_and_method_has_a_row() -> None:
+def test_every_name_has_a_row() -> None:
     require_rows(FLAGS, {*inspect.signature(pl.Trainer.__init__).parameters} - {"self"})
     classes = {name for name in dir(pl.callbacks) if inspect.isclass(getattr(pl.callbacks, name))}
     require_rows(CALLBACKS, {name for name in classes if issubclass(getattr(pl.callbacks, name), pl.Callback)})
@@ -56,7 +55,7 @@ def test_every_flag_callback_logger_and_method_has_a_row() -> None:
     require_rows(METHODS, methods_of_modules())
 
 
-def test_every_strategy_and_precision_has_a_row() -> None:
+def test_strategies_and_precisions_have_rows() -> None:
     trials = [known.strategy_name for known in TRIAL_STRATEGIES]
     names = [name for name in pl.strategies.StrategyRegistry if not name.startswith(tuple(trials))]
     assert not [name for name in names if not name.startswith(tuple(STRATEGIES))]
@@ -207,7 +206,7 @@ def test_a_logger_or_profiler(name: str) -> None:
     require_result(OUTPUTS[name], USES_OF_OUTPUTS[name])
 
 
-def test_the_loggers_that_no_test_uses_say_so() -> None:
+def test_untested_loggers_say_so() -> None:
     said = dict(re.findall(r"^\| `(\w+)` \| works \| (not tested.*) \|$", PAGE.read_text(), re.MULTILINE))
     assert OUTPUTS.keys() - USES_OF_OUTPUTS.keys() == said.keys()
 
@@ -222,14 +221,14 @@ def test_a_strategy(name: str) -> None:
         assert STRATEGIES[name] == "refused"
         return
     try:
-        counterpart_of(known["strategy"](**known["init_params"]))
+        find_counterpart(known["strategy"](**known["init_params"]))
     except errors.UnsupportedTrainerFlags:
         assert STRATEGIES[name] == "refused"
     else:
         assert STRATEGIES[name] == "works"
 
 
-def test_a_strategy_that_derives_from_that_of_ddp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subclasses_of_ddp_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK"):  # which Lightning sets
         monkeypatch.setenv(name, "0")
 

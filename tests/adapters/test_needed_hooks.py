@@ -15,7 +15,7 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
-ANSWERS = TrialModule.marked_methods()
+ANSWERS = TrialModule.list_marked_methods()
 HOOKS = [
     *("configure_callbacks", "setup", "configure_model", "teardown", "on_save_checkpoint", "on_load_checkpoint"),
     *("on_fit_start", "on_train_start", "on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
@@ -63,9 +63,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 @pytest.mark.parametrize("inherits", [False, True])
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_is_overridden_without_super_as_in_any_module(
-    hook: str, inherits: bool, expected: list[Any], tmp_path: Path
-) -> None:
+def test_hooks_need_no_super(hook: str, inherits: bool, expected: list[Any], tmp_path: Path) -> None:
     calls: list[Any] = []
 
     def override(self: TrialModule, *arguments: Any, **keywords: Any) -> list[Any]:
@@ -80,7 +78,7 @@ def test_a_hook_is_overridden_without_super_as_in_any_module(
 
 
 @pytest.mark.parametrize("hook", sorted(ANSWERS))
-def test_a_hook_that_would_replace_the_trials_work_is_refused(hook: str) -> None:
+def test_replaced_answers_are_refused(hook: str) -> None:
     def override(self: TrialModule, dataloader_iter: Any = None) -> Any:
         return [[make_data()[:]]] if "dataloader" in hook else None
 
@@ -93,7 +91,7 @@ def test_a_hook_that_would_replace_the_trials_work_is_refused(hook: str) -> None
 
 
 @pytest.mark.parametrize("hook", ["training_step", "validation_step", "configure_optimizers"])
-def test_an_override_that_calls_super_only_at_times_ends_the_run_where_it_does_not(hook: str) -> None:
+def test_a_missing_super_ends_the_run(hook: str) -> None:
     def override(self: TrialModule, dataloader_iter: Any = None) -> Any:
         return getattr(super(TrialModule, self), hook)() if self is None else None
 
@@ -101,7 +99,7 @@ def test_an_override_that_calls_super_only_at_times_ends_the_run_where_it_does_n
         trainer(enable_checkpointing=False).fit(type("Module", (TrialModule,), {hook: override})(SmallTrial))
 
 
-def test_a_hook_follows_what_the_trial_does_in_it_whether_it_calls_super_or_not() -> None:
+def test_a_hook_follows_the_trial() -> None:
     begun: list[str] = []
 
     class Watcher(pytorch.PyTorchCallback):
@@ -131,7 +129,7 @@ def test_a_hook_follows_what_the_trial_does_in_it_whether_it_calls_super_or_not(
     assert begun == ["training", "after training", "validation", "after validation"]
 
 
-def test_a_checkpoint_holds_what_the_hooks_at_the_end_of_a_step_did(tmp_path: Path) -> None:
+def test_checkpoints_follow_hooks(tmp_path: Path) -> None:
     class Module(TrialModule):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             with torch.no_grad():
@@ -162,7 +160,7 @@ def test_a_checkpoint_holds_what_the_hooks_at_the_end_of_a_step_did(tmp_path: Pa
         ("configure_optimizers", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)),
     ],
 )
-def test_another_answer_than_that_of_super_is_refused(hook: str, other: Any) -> None:
+def test_other_answers_are_refused(hook: str, other: Any) -> None:
     def override(self: TrialModule) -> Any:
         getattr(super(type(self), self), hook)()
         return other
@@ -172,7 +170,7 @@ def test_another_answer_than_that_of_super_is_refused(hook: str, other: Any) -> 
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_module_configures_callbacks_of_its_own(several: bool) -> None:
+def test_a_module_configures_callbacks(several: bool) -> None:
     class Module(TrialModule):
         def configure_callbacks(self) -> Any:
             stopping = pl.callbacks.EarlyStopping("validation_loss", patience=0, mode="max")
@@ -184,7 +182,7 @@ def test_a_module_configures_callbacks_of_its_own(several: bool) -> None:
 
 
 @pytest.mark.parametrize("calls_super", [False, True])
-def test_a_module_that_configures_no_callbacks_is_ended_after_an_exception(calls_super: bool) -> None:
+def test_no_callbacks_and_an_exception(calls_super: bool) -> None:
     class Failing(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             raise ZeroDivisionError
@@ -202,7 +200,7 @@ def test_a_module_that_configures_no_callbacks_is_ended_after_an_exception(calls
 
 
 @pytest.mark.parametrize("stage", ["training", "validation"])
-def test_a_step_with_a_decorator_is_called(stage: str) -> None:
+def test_decorated_steps_are_called(stage: str) -> None:
     calls: list[Any] = []
 
     def counted(step: Any) -> Any:
@@ -223,7 +221,7 @@ def test_a_step_with_a_decorator_is_called(stage: str) -> None:
     assert calls
 
 
-def test_a_hook_may_be_a_callable_that_is_no_method() -> None:
+def test_a_hook_may_be_any_callable() -> None:
     calls: list[str] = []
 
     class Module(TrialModule):
@@ -236,7 +234,7 @@ def test_a_hook_may_be_a_callable_that_is_no_method() -> None:
 
 
 @pytest.mark.parametrize("stage", ["training", "validation"])
-def test_a_step_that_takes_a_batch_is_refused(stage: str) -> None:
+def test_steps_with_a_batch_are_refused(stage: str) -> None:
     class Module(TrialModule):
         def step(self, batch: Any, batch_idx: int) -> None:
             """Never called."""
@@ -259,7 +257,7 @@ def test_a_step_that_takes_a_batch_is_refused(stage: str) -> None:
         ("lr_scheduler_step", r"wrap_lr_scheduler\(\)"),
     ],
 )
-def test_an_override_that_would_never_be_called_is_refused(method: str, way_out: str) -> None:
+def test_unused_overrides_are_refused(method: str, way_out: str) -> None:
     def override(self: TrialModule, batch: Any, *arguments: Any) -> Any:
         return batch
 
@@ -270,7 +268,7 @@ def test_an_override_that_would_never_be_called_is_refused(method: str, way_out:
     assert trainer().predict(module, torch.utils.data.DataLoader(make_data(), batch_size=25))  # which calls it
 
 
-def test_an_answer_on_an_instance_is_refused() -> None:
+def test_answers_on_an_instance_are_refused() -> None:
     module = TrialModule(SmallTrial)
     module.configure_optimizers = lambda: None  # type: ignore[method-assign]  # as LightningCLI --optimizer does
     way_out = r"configure_optimizers\(\): make the optimizers and schedulers in the trial"
@@ -287,7 +285,7 @@ def test_a_hook_on_an_instance_is_called() -> None:
     assert module.trial_run.state.batches_trained == EPOCH_LEN
 
 
-def test_a_subclass_predicts_and_tests_in_its_own_way() -> None:
+def test_own_predictions_and_tests() -> None:
     class Module(TrialModule):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             prediction: torch.Tensor = self.trial.head(self.trial.body(inputs))
@@ -302,7 +300,7 @@ def test_a_subclass_predicts_and_tests_in_its_own_way() -> None:
     assert trainer().test(module, data, verbose=False) == [{"samples": 50.0}]
 
 
-def test_a_trial_with_a_predict_batch_predicts_with_it_whatever_the_module_computes() -> None:
+def test_predict_batch_comes_before_forward() -> None:
     class Module(TrialModule):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return -inputs
@@ -313,7 +311,7 @@ def test_a_trial_with_a_predict_batch_predicts_with_it_whatever_the_module_compu
     assert module(torch.ones(1)) == -1
 
 
-def test_a_full_dataset_that_a_subclass_evaluates_is_not_evaluated_by_the_trial() -> None:
+def test_a_subclass_evaluates_a_full_dataset() -> None:
     class Trial(SmallTrial):
         evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
 
@@ -329,9 +327,9 @@ def test_a_full_dataset_that_a_subclass_evaluates_is_not_evaluated_by_the_trial(
 
 
 @pytest.mark.parametrize(
-    "name", ["build_trial", "add_trial", "start_trial_run", "trial_run", "marked_methods", "_attach"]
+    "name", ["build_trial", "add_trial", "start_trial_run", "trial_run", "list_marked_methods", "_attach"]
 )
-def test_a_name_that_drives_the_trial_is_not_free_for_a_subclass(name: str) -> None:
+def test_names_of_the_driver_are_taken(name: str) -> None:
     with pytest.raises(
         errors.InvalidExperimentException, match=rf"{name}\(\): .* drives the trial: rename that of yours"
     ):
@@ -341,7 +339,7 @@ def test_a_name_that_drives_the_trial_is_not_free_for_a_subclass(name: str) -> N
         type("Module", (mixin, TrialModule), {})
 
 
-def test_common_names_are_free_for_a_subclass() -> None:
+def test_common_names_are_free() -> None:
     class Module(TrialModule):
         def __init__(self) -> None:
             super().__init__(SmallTrial)

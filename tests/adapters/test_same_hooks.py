@@ -181,7 +181,7 @@ def events_of(module: pl.LightningModule, recorder: Recorder, directory: Path, *
         (1, 1, {"fast_dev_run": True}),
     ],
 )
-def test_every_hook_is_that_of_a_plain_module(
+def test_hooks_are_those_of_a_plain_module(
     optimizer_count: int, aggregation: int, flags: dict[str, Any], tmp_path: Path
 ) -> None:
     recorder = Recorder()

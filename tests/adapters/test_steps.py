@@ -50,7 +50,7 @@ def fit(module: TrialModule, **flags: Any) -> None:
         ([pl.callbacks.TQDMProgressBar], 4),  # up to batches 5, 7, 10 and 14
     ],
 )
-def test_slow_batches_take_as_many_steps_as_fast_ones(seconds: float, bars: list[Any], steps: int) -> None:
+def test_slow_batches_take_equal_steps(seconds: float, bars: list[Any], steps: int) -> None:
     class Trial(SlowTrial):
         pass
 
@@ -62,7 +62,7 @@ def test_slow_batches_take_as_many_steps_as_fast_ones(seconds: float, bars: list
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bar_class", [pl.callbacks.TQDMProgressBar, pl.callbacks.RichProgressBar])
-def test_a_progress_bar_moves_within_a_step(bar_class: Any) -> None:
+def test_a_bar_moves_within_a_step(bar_class: Any) -> None:
     shown: list[int] = []
 
     class Bar(bar_class):
@@ -78,7 +78,7 @@ def test_a_progress_bar_moves_within_a_step(bar_class: Any) -> None:
     assert shown[-1] == EPOCH_LEN - 1
 
 
-def test_sigterm_is_noticed_at_the_next_batch(tmp_path: Any) -> None:
+def test_sigterm_ends_at_the_next_batch(tmp_path: Any) -> None:
     class Trial(SlowTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             if batch_idx == 2:

@@ -9,7 +9,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
-from det_lightning.adapters.strategies.replaced import counterpart_of
+from det_lightning.adapters.strategies.processes import find_counterpart
 from tests.lightning import pl
 from tests.versions import SHARDS, needs_shards
 from tests.warm_python import start_warm_python
@@ -47,13 +47,13 @@ def run(code: str, *arguments: str, directory: Path) -> str:
 @pytest.mark.parametrize(
     "imported", ["det_lightning.adapters", "det_lightning.adapters.module", "det_lightning.adapters.strategies.ddp"]
 )
-def test_any_import_below_adapters_registers_the_strategies(imported: str, tmp_path: Path) -> None:
+def test_imports_register_strategies(imported: str, tmp_path: Path) -> None:
     code = f"import {imported}\nfrom {pl.__name__}.strategies import StrategyRegistry\nprint(*StrategyRegistry)"
     assert set(NAMES) <= set(run(code, directory=tmp_path).split())
 
 
 @pytest.mark.slow
-def test_the_command_line_of_lightning_takes_a_strategy_of_trials(tmp_path: Path) -> None:
+def test_lightning_cli_takes_a_strategy(tmp_path: Path) -> None:
     pytest.importorskip("jsonargparse", reason="LightningCLI needs it")
     flags = ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.logger=false"]
     flags += ["--trainer.enable_checkpointing=false", "--model.learning_rate=0.5"]
@@ -63,24 +63,26 @@ def test_the_command_line_of_lightning_takes_a_strategy_of_trials(tmp_path: Path
 
 
 @needs_shards
-def test_options_that_models_cannot_be_trained_with_are_refused_by_name() -> None:
+def test_unusable_options_are_named() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"FSDPStrategy: cpu_offload\. Use PerModelFSDPStrategy"):
-        counterpart_of(pl.strategies.FSDPStrategy(cpu_offload=True))
+        find_counterpart(pl.strategies.FSDPStrategy(cpu_offload=True))
     with pytest.raises(errors.UnsupportedTrainerFlags, match="DDPStrategy: model_averaging_period"):
-        counterpart_of(pl.strategies.DDPStrategy(model_averaging_period=2))
+        find_counterpart(pl.strategies.DDPStrategy(model_averaging_period=2))
     with pytest.raises(errors.UnsupportedTrainerFlags, match="PerModelDDPStrategy does not take delay_all_reduce"):
-        counterpart_of(pl.strategies.DDPStrategy(delay_all_reduce_named_params=[]))
+        find_counterpart(pl.strategies.DDPStrategy(delay_all_reduce_named_params=[]))
     with pytest.raises(TypeError, match="PerModelFSDPStrategy does not take cpu_offload"):
         PerModelFSDPStrategy(cpu_offload=True)
 
 
 @needs_shards
-def test_the_strategies_of_lightning_have_counterparts_for_trials() -> None:
-    assert counterpart_of(pl.strategies.DDPStrategy(find_unused_parameters=True)).strategy_name == "trial_ddp"
-    assert counterpart_of(pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})).strategy_name == "trial_fsdp"
+def test_strategies_have_counterparts() -> None:
+    assert find_counterpart(pl.strategies.DDPStrategy(find_unused_parameters=True)).strategy_name == "trial_ddp"
+    assert (
+        find_counterpart(pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})).strategy_name == "trial_fsdp"
+    )
 
 
 @pytest.mark.skipif(SHARDS, reason="this torch shards")
-def test_sharding_by_a_torch_that_would_sum_wrong_gradients_is_refused() -> None:
+def test_sharding_by_an_old_torch_is_refused() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"needs torch 2\.13.*trial_ddp"):
         pl.Trainer(strategy=PerModelFSDPStrategy.strategy_name, accelerator="cpu", devices=2)

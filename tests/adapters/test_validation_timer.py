@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from det_lightning import pytorch
-from det_lightning.adapters import TrialModule, validation_timer
+from det_lightning.adapters import TrialModule, trial_schedule
 from tests.lightning import pl
 from tests.trials import EPOCH_LEN, SmallTrial, seed_everything
 from tests.versions import before_lightning_2_6, from_lightning_2_6
@@ -52,7 +52,7 @@ class SlowTrial(SmallTrial):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(validation_timer, "clock", made)
+    monkeypatch.setattr(trial_schedule, "clock", made)
     return made
 
 
@@ -87,15 +87,13 @@ def validated_after(clock: Clock, ckpt_path: Path | None = None, **flags: Any) -
         ({"val_check_interval": THREE_SECONDS, "fast_dev_run": True}, [1]),
     ],
 )
-def test_the_next_batch_after_the_time_is_followed_by_a_validation(
-    clock: Clock, flags: dict[str, Any], validated: list[int]
-) -> None:
+def test_a_validation_follows_the_time(clock: Clock, flags: dict[str, Any], validated: list[int]) -> None:
     assert EPOCH_LEN == 7
     assert validated_after(clock, **{"max_epochs": 2, **flags}) == validated
 
 
 @from_lightning_2_6
-def test_a_resumed_run_measures_from_its_beginning(clock: Clock, tmp_path: Path) -> None:
+def test_a_resumed_run_measures_anew(clock: Clock, tmp_path: Path) -> None:
     every_epoch = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_on_train_epoch_end=True)
     flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS, "enable_checkpointing": True}
     assert validated_after(clock, max_epochs=1, callbacks=[every_epoch], **flags) == [3, 6]
@@ -105,7 +103,7 @@ def test_a_resumed_run_measures_from_its_beginning(clock: Clock, tmp_path: Path)
 
 
 @from_lightning_2_6
-def test_callbacks_look_after_each_validation(clock: Clock, tmp_path: Path) -> None:
+def test_callbacks_look_after_validations(clock: Clock, tmp_path: Path) -> None:
     best = pl.callbacks.ModelCheckpoint(tmp_path, monitor="validation_loss", save_top_k=-1)
     patience = pl.callbacks.EarlyStopping("validation_loss", patience=1, min_delta=1e6)
     flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS, "enable_checkpointing": True}
@@ -125,17 +123,17 @@ def test_a_trainer_keeps_its_time(clock: Clock) -> None:
 
 
 @before_lightning_2_6
-def test_an_older_lightning_takes_no_time() -> None:
+def test_older_lightnings_take_no_time() -> None:
     with pytest.raises(TypeError, match="not supported between instances"):
         trainer(val_check_interval=THREE_SECONDS)
 
 
 RANKS = """
 import datetime
-from det_lightning.adapters import TrialModule, validation_timer
+from det_lightning.adapters import TrialModule, trial_schedule
 from tests.adapters.test_validation_timer import Clock, SlowTrial, trainer
 
-validation_timer.clock = clock = Clock()
+trial_schedule.clock = clock = Clock()
 
 class RankTrial(SlowTrial):
     def train_batch(self, batch, epoch_idx, batch_idx):
@@ -152,7 +150,7 @@ print(f"rank {module.context.distributed.rank} validated {module.trial.validated
 
 @pytest.mark.slow
 @from_lightning_2_6
-def test_the_clock_of_the_chief_decides_for_all_ranks(warm_python: WarmPython, tmp_path: Path) -> None:
+def test_the_chiefs_clock_decides(warm_python: WarmPython, tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
     done = warm_python.run(tmp_path / "ranks.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

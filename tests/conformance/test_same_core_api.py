@@ -43,7 +43,7 @@ def shown(default: Any) -> Any:
     return default.value if isinstance(default, enum.Enum) else "a function" if callable(default) else default
 
 
-def parameters_of(function: Any) -> list[tuple[str, Any, Any]]:
+def list_parameters(function: Any) -> list[tuple[str, Any, Any]]:
     signature = inspect.signature(function)
     return [(one.name, one.kind, shown(one.default)) for one in signature.parameters.values() if one.name != "_"]
 
@@ -55,13 +55,13 @@ def test_every_public_method_takes_the_same_arguments(name: str) -> None:
     for method, member in theirs.items():
         if not callable(member):
             continue
-        expected, found = parameters_of(member), parameters_of(ours[method])
+        expected, found = list_parameters(member), list_parameters(ours[method])
         # Ours may take more.
         assert found[: len(expected)] == expected or set(expected) <= set(found), method
 
 
 def test_init_takes_the_same_arguments() -> None:
-    theirs, ours = (parameters_of(core_of(side).init) for side in SIDES)
+    theirs, ours = (list_parameters(core_of(side).init) for side in SIDES)
     assert ours == theirs
 
 

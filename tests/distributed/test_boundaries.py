@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from det_lightning import pytorch
-from det_lightning.adapters.inference import GivenEvaluation
+from det_lightning.adapters.evaluation import GivenEvaluation
 from det_lightning.core import DistributedContext
 from tests.distributed.group_ranks import in_processes
 from tests.trials import SmallTrial, make_data, seed_everything

@@ -155,7 +155,7 @@ class ClipsByNumber(SmallTrial):
         (ClipsByNumber, TypeError, r"clip_grads=\.\.\.\) takes a function of the parameters; got 1.0.*clip_grad_norm_"),
     ],
 )
-def test_a_trial_that_cannot_be_trained_is_refused(
+def test_untrainable_trials_are_refused(
     trial_class: type[SmallTrial], error: type[BaseException], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -168,7 +168,7 @@ class SeesEachBatch(pl.Callback):
         """Make a Lightning step hold a single batch."""
 
 
-def test_a_loader_that_runs_dry_is_refused_where_a_callback_sees_each_batch() -> None:
+def test_a_dry_loader_is_refused_batch_by_batch() -> None:
     with (
         pytorch.init(enable_tensorboard_logging=False) as context,
         pytest.raises(RuntimeError, match="ran dry after 7 batches"),
@@ -192,9 +192,7 @@ def test_a_loader_that_runs_dry_is_refused_where_a_callback_sees_each_batch() ->
         ({"checkpoint_storage": "nowhere://x"}, errors.StorageError, "'nowhere://x' cannot be opened.*s3://bucket"),
     ],
 )
-def test_an_unusable_argument_of_fit_is_refused(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_unusable_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         fit(SmallTrial, **arguments)
 
@@ -209,11 +207,11 @@ class SpecialSignatures(SmallTrial):
         return super().evaluate_batch(batch)
 
 
-def test_methods_may_be_wrapped_and_take_more_than_they_are_given() -> None:
+def test_methods_may_be_wrapped() -> None:
     assert fit(SpecialSignatures).context.optimizer_steps == 8
 
 
-def test_clip_grads_is_looked_at_before_the_first_update() -> None:
+def test_clip_grads_is_checked_at_once() -> None:
     with (
         pytorch.init(aggregation_frequency=100, enable_tensorboard_logging=False) as context,
         pytest.raises(TypeError, match="clip_grads"),
@@ -236,9 +234,7 @@ class NeverBegins(SmallTrial):
         ("/proc/checkpoints", "trying to write to /proc/checkpoints"),
     ],
 )
-def test_a_storage_that_cannot_be_written_to_is_refused_before_the_data_are_built(
-    storage: str, message: str, api: str
-) -> None:
+def test_a_storage_is_checked_before_the_data(storage: str, message: str, api: str) -> None:
     Path("a_file").touch()
     with pytest.raises(errors.StorageError, match=message):
         if api == "determined":
@@ -249,7 +245,7 @@ def test_a_storage_that_cannot_be_written_to_is_refused_before_the_data_are_buil
             pl.Trainer(callbacks=[checkpoints], max_steps=2, **quiet).fit(TrialModule(NeverBegins))
 
 
-def test_best_needs_the_metric_that_it_compares() -> None:
+def test_best_needs_its_metric() -> None:
     with (
         pytorch.init(exp_conf={"searcher": {"metric": "accuracy"}}) as context,
         pytest.raises(ValueError, match=r"'best' compares the validation metric 'accuracy'.*\['batches', 'epochs', 'v"),
@@ -258,7 +254,7 @@ def test_best_needs_the_metric_that_it_compares() -> None:
 
 
 @pytest.mark.parametrize("async_write", [False, True])
-def test_what_was_trained_before_a_validation_without_that_metric_is_saved(async_write: bool, tmp_path: Path) -> None:
+def test_without_that_metric_training_is_saved(async_write: bool, tmp_path: Path) -> None:
     with (
         pytorch.init(enable_tensorboard_logging=False) as context,
         pytest.raises(ValueError, match=r"What was trained is saved in checkpoint [0-9a-f-]{36}\.") as raised,
@@ -274,7 +270,7 @@ def test_what_was_trained_before_a_validation_without_that_metric_is_saved(async
     assert CheckpointStorage(tmp_path).read_metadata(checkpoint)["steps_completed"] == 5
 
 
-def test_a_run_does_not_end_well_when_it_resumes_after_such_a_validation(tmp_path: Path) -> None:
+def test_a_resume_without_that_metric_fails_too(tmp_path: Path) -> None:
     for latest in (None, "last"):
         with (
             pytorch.init(exp_conf={"searcher": {"metric": "accuracy"}}, enable_tensorboard_logging=False) as context,
@@ -284,7 +280,7 @@ def test_a_run_does_not_end_well_when_it_resumes_after_such_a_validation(tmp_pat
             trainer.fit(max_length=pytorch.Batch(5), checkpoint_storage=tmp_path, latest_checkpoint=latest)
 
 
-def test_flags_that_fit_decides_on_are_not_taken() -> None:
+def test_flags_of_fit_are_not_taken() -> None:
     with (
         pytorch.init(enable_tensorboard_logging=False) as context,
         pytest.raises(errors.UnsupportedTrainerFlags, match="was given max_epochs, which"),
@@ -292,7 +288,7 @@ def test_flags_that_fit_decides_on_are_not_taken() -> None:
         pytorch.Trainer(SmallTrial(context), context, max_epochs=3).fit(max_length=pytorch.Batch(2))
 
 
-def test_a_torn_checkpoint_is_not_taken(tmp_path: Path) -> None:
+def test_torn_checkpoints_are_not_taken(tmp_path: Path) -> None:
     fit(SmallTrial, tmp_path)
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
     state = tmp_path / checkpoint / "state_dict.pth"
@@ -304,7 +300,7 @@ def test_a_torn_checkpoint_is_not_taken(tmp_path: Path) -> None:
         fit(SmallTrial, tmp_path, latest_checkpoint=str(tmp_path / checkpoint))
 
 
-def test_a_failing_callback_leaves_earlier_checkpoints_and_no_half_written_one(tmp_path: Path) -> None:
+def test_a_failing_callback_leaves_no_half_checkpoint(tmp_path: Path) -> None:
     class DiskFull(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             class Fails(pytorch.PyTorchCallback):
@@ -324,9 +320,7 @@ def test_a_failing_callback_leaves_earlier_checkpoints_and_no_half_written_one(t
     ("exception", "raised", "checkpoints"),
     [(InvalidHP("lr"), True, 1), (ShouldExit(), False, 1), (ShouldExit(skip_exit_checkpoint=True), False, 0)],
 )
-def test_an_exception_of_the_trial_is_raised_or_ends_the_run(
-    exception: Exception, raised: bool, checkpoints: int, tmp_path: Path
-) -> None:
+def test_exceptions_of_the_trial(exception: Exception, raised: bool, checkpoints: int, tmp_path: Path) -> None:
     class GivesUp(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if batch_idx == 3:
@@ -343,7 +337,7 @@ def test_an_exception_of_the_trial_is_raised_or_ends_the_run(
 
 
 @pytest.mark.parametrize("method", ["train_batch", "evaluate_batch", "evaluation_reducer"])
-def test_an_iterator_of_the_trials_own_that_ends_is_no_end_of_the_data(method: str) -> None:
+def test_stop_iteration_of_a_trial_is_an_error(method: str) -> None:
     exhausted: Any = type("Exhausted", (SmallTrial,), {method: lambda self, *args, **kwargs: next(iter(()))})
     if method == "evaluate_batch":
         exhausted.evaluate_batch = lambda self, batch: next(iter(()))
@@ -351,7 +345,7 @@ def test_an_iterator_of_the_trials_own_that_ends_is_no_end_of_the_data(method: s
         fit(exhausted)
 
 
-def test_validation_batches_of_unknown_types_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_validation_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Numbers(SmallTrial):
         def build_validation_data_loader(self) -> pytorch.DataLoader:
             return pytorch.DataLoader(make_data(), batch_size=8, collate_fn=len)

@@ -115,26 +115,26 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, st
     return calls
 
 
-def test_a_plain_batch_goes_through_few_calls_and_files(batches: list[list[tuple[str, str]]]) -> None:
+def test_a_batch_makes_few_calls(batches: list[list[tuple[str, str]]]) -> None:
     fewest = min(batches, key=len)
     assert len(fewest) <= 8, fewest
     assert len({file for file, _ in fewest}) <= 6, fewest
 
 
-def test_a_report_is_made_within_a_step(batches: list[list[tuple[str, str]]]) -> None:
+def test_reports_are_made_within_a_step(batches: list[list[tuple[str, str]]]) -> None:
     first, *others = batches
     assert ("module.py", "training_step") in first
     assert not [calls for calls in others if ("module.py", "training_step") in calls]
     assert [calls for calls in others if ("run.py", "end_workload") in calls]
 
 
-def test_a_validation_batch_is_moved_and_its_metrics_are_kept_and_that_is_all(tmp_path: Path) -> None:
+def test_a_validation_batch_makes_few_calls(tmp_path: Path) -> None:
     first, _, third, *_ = calls_of_each_batch(ValidatedTrial, tmp_path, batches=1)
     assert len(first) > len(third)
     assert third == [("metrics.py", "add"), ("_data.py", "move")]
 
 
-def test_tensorboard_files_take_one_call_for_a_metric_of_a_batch(tmp_path: Path) -> None:
+def test_tensorboard_takes_one_call_a_metric(tmp_path: Path) -> None:
     recorder = CallRecorder()
     output = TensorBoardOutput(enabled=True, locate=lambda: tmp_path)
     batch = {"loss": np.array(0.5, np.float32)}
@@ -144,7 +144,7 @@ def test_tensorboard_files_take_one_call_for_a_metric_of_a_batch(tmp_path: Path)
 
 
 @pytest.mark.parametrize("aggregation_frequency", [1, 2])
-def test_a_backward_pass_and_a_step_in_float32_have_no_layer_between_context_and_device(
+def test_float32_has_no_layer_below_the_context(
     aggregation_frequency: int,
 ) -> None:
     recorder = CallRecorder()
@@ -179,7 +179,7 @@ def fewest_calls_of_a_batch(train: Callable[[Callable[[], None]], None]) -> int:
     return min(counts[2:-1])
 
 
-def test_a_batch_makes_fewer_calls_than_in_a_plain_loop_those_of_torch_included(tmp_path: Path) -> None:
+def test_fewer_calls_than_a_plain_loop(tmp_path: Path) -> None:
     def train_plainly(mark: Callable[[], None]) -> None:
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -24,7 +24,7 @@ from det_lightning.checkpoint import CheckpointPolicy, CheckpointStorage
         (True, [math.nan, 5.0, math.nan, 4.0], [True, True, False, True]),
     ],
 )
-def test_a_value_improves_on_the_best(smaller_is_better: bool, values: list[float], improved: list[bool]) -> None:
+def test_values_improve_on_the_best(smaller_is_better: bool, values: list[float], improved: list[bool]) -> None:
     policy = CheckpointPolicy(metric="loss", smaller_is_better=smaller_is_better)
     best = None
     for value, expected in zip(values, improved, strict=True):
@@ -76,7 +76,7 @@ def validate_once(storage: Path, policy: str, metric: str | None, metrics: dict[
         ("none", "loss", {"loss": "low"}, [2]),
     ],
 )
-def test_only_the_policy_best_needs_the_metric(
+def test_only_best_needs_the_metric(
     tmp_path: Path, policy: str, metric: str | None, metrics: dict[str, Any], saved: list[int]
 ) -> None:
     assert validate_once(tmp_path, policy, metric, metrics) == saved
@@ -89,7 +89,7 @@ def test_only_the_policy_best_needs_the_metric(
         ({"loss": "low"}, r"the validation returned \[.*'loss'\], and 'loss' is 'low'\."),
     ],
 )
-def test_best_refuses_a_validation_without_the_metric(tmp_path: Path, metrics: dict[str, Any], message: str) -> None:
+def test_best_refuses_a_missing_metric(tmp_path: Path, metrics: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message + r" What was trained is saved in checkpoint"):
         validate_once(tmp_path, "best", "loss", metrics)
 
@@ -101,12 +101,12 @@ def test_best_refuses_a_validation_without_the_metric(tmp_path: Path, metrics: d
         ("best", None, "'best' needs to know the metric"),
     ],
 )
-def test_a_policy_that_cannot_work_is_refused(validations: str, metric: str | None, message: str) -> None:
+def test_impossible_policies_are_refused(validations: str, metric: str | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CheckpointPolicy(validations, metric=metric)
 
 
-def test_the_callback_configures_checkpoints_and_does_not_call_the_run() -> None:
+def test_the_callback_does_not_call_the_run() -> None:
     tree = ast.parse(Path(callback_module.__file__).read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {module for module in imported if module and ".engine." in module} == {"det_lightning.engine.checkpointing"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from det_lightning import pytorch
-from det_lightning.engine.data_stream import SideStream, copy_aside
+from det_lightning.engine.device_copies import SideStream, copy_aside
 from det_lightning.pytorch._random_state import PassJournal
 
 COPY, WORK = 4, 10
@@ -42,7 +42,7 @@ class Timeline(SideStream):
         return begin, self.work_end
 
 
-def test_a_batch_is_copied_while_the_device_works_on_the_one_before() -> None:
+def test_a_batch_is_copied_during_work() -> None:
     device = Timeline()
     works = [device.work() for _ in copy_aside(iter(range(5)), lambda batch: batch, device)]
     assert device.work_end == COPY + 5 * WORK  # in turn it would be 5 * (COPY + WORK)
@@ -51,7 +51,7 @@ def test_a_batch_is_copied_while_the_device_works_on_the_one_before() -> None:
         assert copy_begin <= work_begin
 
 
-def test_the_memory_of_a_batch_in_use_is_not_copied_into() -> None:
+def test_memory_in_use_is_not_written() -> None:
     """A copy begins when the work on the batch before the last is done, whose memory it may get."""
     device = Timeline()
     works = [device.work() for _ in copy_aside(iter(range(5)), lambda batch: batch, device)]
@@ -59,7 +59,7 @@ def test_the_memory_of_a_batch_in_use_is_not_copied_into() -> None:
         assert copy_begin >= work_end
 
 
-def test_no_batch_is_taken_before_it_is_asked_for() -> None:
+def test_batches_are_taken_on_demand() -> None:
     taken: list[int] = []
 
     def source() -> Iterator[int]:
@@ -84,7 +84,7 @@ def test_no_batch_is_taken_before_it_is_asked_for() -> None:
         ({"num_workers": 2}, "cpu", False),
     ],
 )
-def test_only_what_workers_load_is_copied_aside_and_pinned(arguments: dict[str, Any], device: str, aside: bool) -> None:
+def test_only_workers_batches_are_copied_aside(arguments: dict[str, Any], device: str, aside: bool) -> None:
     loader = pytorch.DataLoader(torch.utils.data.TensorDataset(torch.arange(6.0)), **arguments)
     assert loader.copies_aside(torch.device(device)) is aside
     assert loader.get_resumable_loader(PassJournal(), pins=aside).pin_memory is aside

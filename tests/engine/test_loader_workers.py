@@ -93,7 +93,7 @@ def test_they_end_with_fit(make_loader: Any, persistent: bool) -> None:
 
 
 @pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of a pass"])
-def test_they_end_after_an_error_whose_traceback_is_kept(persistent: bool) -> None:
+def test_they_end_despite_a_kept_traceback(persistent: bool) -> None:
     class Fails(WithWorkers):
         fails = True
 
@@ -104,7 +104,7 @@ def test_they_end_after_an_error_whose_traceback_is_kept(persistent: bool) -> No
     del kept
 
 
-def test_they_end_with_each_fit_and_validation_of_lightning() -> None:
+def test_they_end_with_each_call_of_lightning() -> None:
     trainer = pl.Trainer(
         max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
     )
@@ -115,7 +115,7 @@ def test_they_end_with_each_fit_and_validation_of_lightning() -> None:
         assert multiprocessing.active_children() == []
 
 
-def test_a_loader_that_the_trial_keeps_can_be_iterated_after_each_fit() -> None:
+def test_a_kept_loader_can_be_iterated_again() -> None:
     kept = torchs(num_workers=1, persistent_workers=True)
 
     class Keeps(WithWorkers):
@@ -129,7 +129,7 @@ def test_a_loader_that_the_trial_keeps_can_be_iterated_after_each_fit() -> None:
     kept._iterator = None
 
 
-def test_workers_that_were_there_before_live_on() -> None:
+def test_earlier_workers_live_on() -> None:
     kept = torchs(num_workers=1, persistent_workers=True)
 
     class Keeps(WithWorkers):

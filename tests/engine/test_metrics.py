@@ -46,7 +46,7 @@ class Threads(DistributedContext):
     "dtype", [torch.float32, torch.float16, torch.float64, torch.int64, torch.int8, torch.bfloat16]
 )
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
-def test_a_tensor_keeps_the_value_that_it_had(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_a_tensor_keeps_its_value(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     window = MetricWindow()
     live = torch.full(shape, 2, dtype=dtype)
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_a_tensor_keeps_the_value_that_it_had(dtype: torch.dtype, shape: tuple[i
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_the_means_of_an_open_window_are_those_up_to_now(dtype: torch.dtype) -> None:
+def test_means_of_an_open_window(dtype: torch.dtype) -> None:
     window = MetricWindow()
     for batch, expected in [(2, 2.0), (4, 3.0), (9, 5.0)]:
         value = torch.full((), batch, dtype=dtype)
@@ -73,7 +73,7 @@ def test_the_means_of_an_open_window_are_those_up_to_now(dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("shape", [(), (2,)])
-def test_metrics_of_a_closed_window_share_no_memory(shape: tuple[int, ...]) -> None:
+def test_closed_windows_share_no_memory(shape: tuple[int, ...]) -> None:
     window = MetricWindow()
     live = torch.zeros(shape)
     window.add({"a": live, "b": live})
@@ -97,11 +97,11 @@ def test_metrics_of_a_closed_window_share_no_memory(shape: tuple[int, ...]) -> N
     ],
 )
 @pytest.mark.parametrize("shape", [(), (2,)])
-def test_types_are_numpys_of_the_same_name(dtype: torch.dtype, converted: type, shape: tuple[int, ...]) -> None:
+def test_types_are_numpys(dtype: torch.dtype, converted: type, shape: tuple[int, ...]) -> None:
     assert to_numpy({"m": torch.ones(shape, dtype=dtype)})["m"].dtype == converted
 
 
-def test_metrics_of_all_types_and_shapes_come_over_together() -> None:
+def test_all_types_and_shapes_come_together() -> None:
     """Types that are not converted at once on a CPU stand for tensors on a GPU."""
     shapes: list[tuple[int, ...]] = [(), (3,), (2, 2), (0,)]
     dtypes = [torch.bfloat16, torch.int8, torch.complex64, torch.int16, torch.complex128, torch.uint8]
@@ -131,7 +131,7 @@ def test_gradients_are_left_behind() -> None:
     assert metrics["vector"].tolist() == [3, 3]
 
 
-def test_what_is_no_tensor_stays_what_it_is() -> None:
+def test_other_values_stay_unchanged() -> None:
     metrics = {"none": None, "word": "fine", "number": 1.5, "list": [1, 2], "array": np.ones(2)}
     window = MetricWindow()
     window.add(metrics)
@@ -174,15 +174,15 @@ def test_averages_are_exactly_numpys(values: list[float], dtype: torch.dtype) ->
         ([np.ones(2), np.ones(3)], None),
     ],
 )
-def test_what_has_a_mean_is_averaged(values: list[Any], mean: float | None) -> None:
+def test_values_with_a_mean(values: list[Any], mean: float | None) -> None:
     assert average_metrics([{"m": value} for value in values]) == {"m": mean}
 
 
-def test_an_empty_window_has_no_averages() -> None:
+def test_an_empty_window() -> None:
     assert average_metrics([]) == {}
 
 
-def test_batches_with_other_metrics_are_named() -> None:
+def test_other_metrics_are_named() -> None:
     with pytest.raises(ValueError, match=r"batch 1 of the workload.*\['a'\].*\['a', 'b'\]"):
         average_metrics([{"a": 1, "b": 2}, {"a": 1}])
 
@@ -200,7 +200,7 @@ def reduce_over(shards: list[list[dict[str, Any]]], reducer: Any) -> list[dict[s
 
 
 @given(st.lists(floats, min_size=1, max_size=30), st.integers(1, 3))
-def test_every_way_of_reducing_gives_the_same_over_any_number_of_ranks(values: list[float], ranks: int) -> None:
+def test_ranks_do_not_change_a_reduction(values: list[float], ranks: int) -> None:
     ways = {"avg": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
     batches = [dict.fromkeys(ways, np.float64(value)) for value in values]
     shards = [batches[rank::ranks] for rank in range(min(ranks, len(batches)))]
@@ -212,12 +212,12 @@ def test_every_way_of_reducing_gives_the_same_over_any_number_of_ranks(values: l
     assert results[0]["avg"] == pytest.approx(np.mean(values), abs=1e-3)
 
 
-def test_ranks_with_more_batches_weigh_more() -> None:
+def test_ranks_weigh_by_batches() -> None:
     results = reduce_over([[{"m": 1.0}, {"m": 1.0}], [{"m": 4.0}]], Reducer.AVG)
     assert results == [{"m": 2.0}] * 2
 
 
-def test_vectors_are_reduced_over_all_of_their_elements() -> None:
+def test_vectors_are_reduced_as_a_whole() -> None:
     batches = [{"m": np.array([1.0, 2.0])}, {"m": np.array([3.0, 6.0])}]
     alone = RankExchange(DistributedContext())
     assert reduce_validation_metrics(batches, Reducer.AVG, alone) == ({"m": 3.0}, 0)
@@ -239,7 +239,7 @@ def test_vectors_are_reduced_over_all_of_their_elements() -> None:
     ],
 )
 @pytest.mark.parametrize("reducer", Reducer)
-def test_values_of_any_types_are_reduced_as_numpy_stacks_them(values: list[Any], reducer: Reducer) -> None:
+def test_mixed_types_reduce_like_numpys_stack(values: list[Any], reducer: Reducer) -> None:
     batches = [{"m": value} for value in values]
     stacked: dict[Reducer, Any] = {Reducer.AVG: np.average, Reducer.SUM: np.sum, Reducer.MAX: np.max}
     expected = stacked.get(reducer, np.min)(np.stack(values))
@@ -258,6 +258,6 @@ def test_values_of_any_types_are_reduced_as_numpy_stacks_them(values: list[Any],
         (None, Reducer.SUM, TypeError, "Validation metric 'm' cannot be reduced by Reducer.SUM"),
     ],
 )
-def test_what_can_not_be_reduced_is_named(metric: Any, reducer: Any, error: type[BaseException], message: str) -> None:
+def test_irreducible_metrics_are_named(metric: Any, reducer: Any, error: type[BaseException], message: str) -> None:
     with pytest.raises(error, match=message):
         reduce_validation_metrics([{"m": metric}] * 2, reducer, RankExchange(DistributedContext()))

@@ -71,7 +71,7 @@ def assert_same_state(one: SmallTrial, other: SmallTrial) -> None:
 
 
 @pytest.mark.parametrize("stop_after", range(1, LENGTH, 2))
-def test_a_run_stopped_by_request_after_any_batch_resumes_bit_equal(stop_after: int, tmp_path: Path) -> None:
+def test_resume_after_a_request_at_any_batch(stop_after: int, tmp_path: Path) -> None:
     straight = train(tmp_path / "straight")
     train(tmp_path / "parts", stop_after=stop_after)
     resumed = train(tmp_path / "parts", latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
@@ -79,7 +79,7 @@ def test_a_run_stopped_by_request_after_any_batch_resumes_bit_equal(stop_after: 
 
 
 @pytest.mark.parametrize("stop_after", [3, 5, 7, 16])
-def test_a_run_stopped_by_a_shorter_length_resumes_bit_equal(stop_after: int, tmp_path: Path) -> None:
+def test_resume_after_a_shorter_length(stop_after: int, tmp_path: Path) -> None:
     straight = train(tmp_path / "straight")
     train(tmp_path / "parts", max_length=stop_after)
     resumed = train(tmp_path / "parts", latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
@@ -87,7 +87,7 @@ def test_a_run_stopped_by_a_shorter_length_resumes_bit_equal(stop_after: int, tm
 
 
 @pytest.mark.parametrize("stop_after", [2, 7, 13])
-def test_a_run_with_loader_workers_resumes_bit_equal(stop_after: int, tmp_path: Path) -> None:
+def test_resume_with_loader_workers(stop_after: int, tmp_path: Path) -> None:
     class WithWorkers(SmallTrial):
         num_workers = 2
 
@@ -98,7 +98,7 @@ def test_a_run_with_loader_workers_resumes_bit_equal(stop_after: int, tmp_path: 
 
 
 @pytest.mark.parametrize("part", [{"stop_after": 7}, {"max_length": 3}, {"max_length": 7}], ids=str)
-def test_a_run_whose_validation_workers_live_on_resumes_bit_equal(part: dict[str, int], tmp_path: Path) -> None:
+def test_resume_with_persistent_workers(part: dict[str, int], tmp_path: Path) -> None:
     """They draw their seed from the random state of the training at the first validation only."""
 
     class LivingOn(SmallTrial):
@@ -113,7 +113,7 @@ def test_a_run_whose_validation_workers_live_on_resumes_bit_equal(part: dict[str
 
 
 @pytest.mark.parametrize("stop_after", [3, 16])
-def test_a_run_whose_loader_comes_from_super_resumes_bit_equal(stop_after: int, tmp_path: Path) -> None:
+def test_resume_with_a_loader_from_super(stop_after: int, tmp_path: Path) -> None:
     class Later(pytorch.DataLoader):
         def get_data_loader(self, repeat: bool = False, skip: int = 0, **shares: Any) -> Any:
             return super().get_data_loader(repeat, skip + 1, **shares)
@@ -130,9 +130,7 @@ def test_a_run_whose_loader_comes_from_super_resumes_bit_equal(stop_after: int, 
 
 @pytest.mark.parametrize("aggregation_frequency", [2, 5])
 @pytest.mark.parametrize("stop_after", [3, 6, 13, 14])
-def test_a_run_stopped_within_an_aggregation_resumes_bit_equal(
-    stop_after: int, aggregation_frequency: int, tmp_path: Path
-) -> None:
+def test_resume_within_an_aggregation(stop_after: int, aggregation_frequency: int, tmp_path: Path) -> None:
     straight = train(tmp_path / "straight", aggregation_frequency=aggregation_frequency)
     train(tmp_path / "parts", stop_after=stop_after, aggregation_frequency=aggregation_frequency)
     checkpoint = only_checkpoint(tmp_path / "parts")
@@ -142,7 +140,7 @@ def test_a_run_stopped_within_an_aggregation_resumes_bit_equal(
     assert_same_state(resumed, straight)
 
 
-def test_a_run_resumed_several_times_ends_bit_equal(tmp_path: Path) -> None:
+def test_several_resumes(tmp_path: Path) -> None:
     straight = train(tmp_path / "straight")
     checkpoint = None
     for leg, stop_after in enumerate((4, 9, 10, 18, LENGTH)):
@@ -152,7 +150,7 @@ def test_a_run_resumed_several_times_ends_bit_equal(tmp_path: Path) -> None:
     assert_same_state(resumed, straight)
 
 
-def test_a_run_that_resumes_with_another_batch_size_has_it(tmp_path: Path) -> None:
+def test_resume_with_another_batch_size(tmp_path: Path) -> None:
     """As in Determined, which skips as many batches of the new size as were trained."""
 
     class OfBatchSize(SmallTrial):
@@ -243,9 +241,7 @@ class TellingTheEpoch(Noting):
 
 @pytest.mark.parametrize("part", [{"stop_after": 7}, {"max_length": 8}, {"max_length": 10}], ids=str)
 @pytest.mark.parametrize("trial_class", [ValidatingAtRandom, SharingGenerator, TellingTheEpoch])
-def test_a_run_whose_samplers_change_between_passes_resumes_bit_equal(
-    trial_class: type[Noting], part: dict[str, int], tmp_path: Path
-) -> None:
+def test_resume_with_changing_samplers(trial_class: type[Noting], part: dict[str, int], tmp_path: Path) -> None:
     straight: Any = train(tmp_path / "straight", trial_class)
     train(tmp_path / "parts", trial_class, **part)
     checkpoint = only_checkpoint(tmp_path / "parts")
@@ -254,7 +250,7 @@ def test_a_run_whose_samplers_change_between_passes_resumes_bit_equal(
     assert resumed.sums == straight.sums[-len(resumed.sums) :]
 
 
-def test_a_run_resumes_after_the_samplers_of_its_validation_were_changed(tmp_path: Path) -> None:
+def test_resume_with_other_validation_samplers(tmp_path: Path) -> None:
     class InOrder(ValidatingAtRandom):
         build_validation_data_loader = SmallTrial.build_validation_data_loader
 
@@ -262,7 +258,7 @@ def test_a_run_resumes_after_the_samplers_of_its_validation_were_changed(tmp_pat
     train(tmp_path, InOrder, latest_checkpoint=only_checkpoint(tmp_path))
 
 
-def test_the_trial_sees_the_batch_and_the_checkpoint_that_it_resumes_from(tmp_path: Path) -> None:
+def test_the_trial_sees_where_it_resumes(tmp_path: Path) -> None:
     class Recording(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             self.seen: list[Any] = []
@@ -284,14 +280,14 @@ def test_the_trial_sees_the_batch_and_the_checkpoint_that_it_resumes_from(tmp_pa
     assert resumed.seen == [9, checkpoint, 9]
 
 
-def test_a_complete_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+def test_a_complete_run_does_nothing(tmp_path: Path) -> None:
     done = train(tmp_path)
     again = train(tmp_path, latest_checkpoint=only_checkpoint(tmp_path), seed=99)
     assert_same_state(again, done)
     assert len(CheckpointStorage(tmp_path).list_ids()) == 1
 
 
-def test_best_is_compared_over_the_whole_run(tmp_path: Path) -> None:
+def test_best_spans_resumes(tmp_path: Path) -> None:
     class Falling(SmallTrial):
         values = iter([5.0, 3.0, 4.0, 2.0])
 
@@ -315,7 +311,7 @@ def test_best_is_compared_over_the_whole_run(tmp_path: Path) -> None:
     assert len(storage.list_ids()) == 3
 
 
-def test_a_checkpoint_of_another_trial_names_what_does_not_fit(tmp_path: Path) -> None:
+def test_other_trials_checkpoints_are_explained(tmp_path: Path) -> None:
     class Wider(SmallTrial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)
@@ -326,9 +322,7 @@ def test_a_checkpoint_of_another_trial_names_what_does_not_fit(tmp_path: Path) -
         train(tmp_path, Wider, latest_checkpoint=only_checkpoint(tmp_path))
 
 
-def test_what_a_trial_does_not_wrap_any_more_is_left_out_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwrapped_parts_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class OnlyBody(SmallTrial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             self.context = context
@@ -346,7 +340,7 @@ def test_what_a_trial_does_not_wrap_any_more_is_left_out_with_a_warning(
     assert "has 2 learning rate scheduler(s), and the trial wraps 0: only the first 0 are loaded" in caplog.text
 
 
-def test_a_callback_can_make_an_older_checkpoint_fit(tmp_path: Path) -> None:
+def test_a_callback_adapts_a_checkpoint(tmp_path: Path) -> None:
     class Renamed(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             class Renames(pytorch.PyTorchCallback):
@@ -368,7 +362,7 @@ def test_a_callback_can_make_an_older_checkpoint_fit(tmp_path: Path) -> None:
     assert torch.equal(resumed.head.weight, straight.head.weight)
 
 
-def test_state_of_callbacks_that_is_missing_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_callback_state_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Renamed(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             return {"renamed": self.counter}

@@ -35,7 +35,7 @@ def fit(storage: Path, trial_class: type[SmallTrial] = SmallTrial, **kwargs: Any
     return trial
 
 
-def test_the_facts_of_a_run_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_facts_of_a_run_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="det_lightning")
     trial = fit(tmp_path, max_length=pytorch.Batch(4))
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
@@ -58,9 +58,7 @@ def test_the_facts_of_a_run_are_logged(tmp_path: Path, caplog: pytest.LogCapture
     assert f"1 process, from batch 4, resumed from checkpoint {checkpoint}." in caplog.text
 
 
-def test_a_batch_whose_records_cannot_be_counted_is_trained_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_uncountable_batches_are_trained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Wrapped:
         def __init__(self, batch: Any) -> None:
             self.batch = batch
@@ -91,7 +89,7 @@ print("printed by the script")
 
 
 @pytest.mark.slow
-def test_piped_output_has_no_progress_bar(warm_python: WarmPython) -> None:
+def test_no_progress_bar_in_a_pipe(warm_python: WarmPython) -> None:
     command = [warm_python.executable, "-c", SCRIPT]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.stdout == "printed by the script\n"
@@ -99,7 +97,7 @@ def test_piped_output_has_no_progress_bar(warm_python: WarmPython) -> None:
 
 
 @pytest.mark.slow
-def test_at_a_terminal_the_progress_bar_goes_to_stderr(warm_python: WarmPython) -> None:
+def test_the_progress_bar_goes_to_stderr(warm_python: WarmPython) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # of no width it would show nothing
     with subprocess.Popen(

@@ -36,7 +36,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture, pattern: str = "") -> list[str
     return [message for message in found if re.search(pattern, message)]
 
 
-def test_an_ordinary_run_and_its_resume_warn_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_ordinary_runs_warn_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     hparams = {"lr": 0.1, "layers": [1, 2], "api_token": "secret-1", "nested": {"a": (1, 2), "nan": math.nan}}
     fit(hparams=hparams, aggregation_frequency=3)
     fit(hparams=hparams, aggregation_frequency=3, latest_checkpoint="last", max_length=pytorch.Batch(8))
@@ -112,9 +112,7 @@ class Average(InItsOwnWay):
 
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before:UserWarning")
 @pytest.mark.parametrize("trial_class", [Directly, Sam, ThroughItsScaler, Closure, ByHand, Average])
-def test_weights_may_be_updated_in_ways_of_the_trials_own(
-    trial_class: type[InItsOwnWay], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_own_updates_are_allowed(trial_class: type[InItsOwnWay], caplog: pytest.LogCaptureFixture) -> None:
     fit(trial_class)
     assert warnings_in(caplog) == []
 
@@ -139,7 +137,7 @@ class Scaled(Directly):
         (Scaled, 1, "undo the scaling of the loss in the gradients, and skip steps whose gradients overflow"),
     ],
 )
-def test_what_such_updates_leave_out_is_said(
+def test_own_updates_leave_things_out(
     trial_class: type[InItsOwnWay], aggregation_frequency: int, left_out: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fit(trial_class, aggregation_frequency=aggregation_frequency)
@@ -153,9 +151,7 @@ class NeverSteps(SmallTrial):
 
 
 @pytest.mark.parametrize(("aggregation_frequency", "batches"), [(1, 2), (3, 4)])
-def test_a_first_workload_without_an_optimizer_step(
-    aggregation_frequency: int, batches: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_workload_without_a_step(aggregation_frequency: int, batches: int, caplog: pytest.LogCaptureFixture) -> None:
     """The first one in which there is something to update."""
     fit(NeverSteps, aggregation_frequency=aggregation_frequency)
     (message,) = warnings_in(caplog)
@@ -177,7 +173,7 @@ class NotWrapped(SmallTrial):
         torch.optim.lr_scheduler.StepLR(self.last, 1)
 
 
-def test_a_part_that_is_trained_and_not_wrapped(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trained_part_without_wrapper(caplog: pytest.LogCaptureFixture) -> None:
     fit(NotWrapped)
     parameters, kept, lost = warnings_in(caplog)
     assert parameters == (
@@ -222,9 +218,7 @@ class Apex(SmallTrial):
 
 
 @pytest.mark.parametrize("trial_class", [Nested, Apex])
-def test_what_belongs_to_wrapped_parts_is_wrapped(
-    trial_class: type[SmallTrial], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_inner_parts_count_as_wrapped(trial_class: type[SmallTrial], caplog: pytest.LogCaptureFixture) -> None:
     fit(trial_class)
     assert warnings_in(caplog, "wrap") == []
 
@@ -260,7 +254,7 @@ class Misspelled(pytorch.PyTorchCallback, OtherLibrary):
         """A helper."""
 
 
-def test_a_method_of_a_callback_that_nearly_has_the_name_of_a_hook(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_method_named_almost_like_a_hook(caplog: pytest.LogCaptureFixture) -> None:
     class WithCallback(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             return {"mine": Misspelled()}
@@ -307,10 +301,10 @@ def test_a_period_below_one(period: str, value: int, caplog: pytest.LogCaptureFi
     periods: dict[str, Any] = {period: pytorch.Batch(value)}
     fit(**periods)
     (message,) = warnings_in(caplog)
-    assert message.startswith(f"{period}=Batch({value}) is below 1, which means after every one")
+    assert message.startswith(f"{period}=Batch({value}) is below 1, and so due after every one")
 
 
-def test_a_finished_run_that_is_resumed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resumed_finished_run(caplog: pytest.LogCaptureFixture) -> None:
     fit()
     (checkpoint,) = CheckpointStorage("storage").list_ids()
     fit(latest_checkpoint="last")
@@ -318,7 +312,7 @@ def test_a_finished_run_that_is_resumed(caplog: pytest.LogCaptureFixture) -> Non
     assert f"max_length=Batch(6) is reached after 6 batches and 0 epochs (checkpoint {checkpoint})" in message
 
 
-def test_a_resume_with_other_hyperparameters_says_what_differs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resume_names_other_hparams(caplog: pytest.LogCaptureFixture) -> None:
     fit(hparams={"lr": 0.1, "depth": 3, "optimizer": {"name": "adam", "beta": 0.9}, "api_token": "secret-1"})
     (checkpoint,) = CheckpointStorage("storage").list_ids()
     fit(
@@ -332,7 +326,7 @@ def test_a_resume_with_other_hyperparameters_says_what_differs(caplog: pytest.Lo
     ]
 
 
-def test_best_without_a_metric_falls_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_best_without_a_metric(caplog: pytest.LogCaptureFixture) -> None:
     fit(checkpoint_policy="best", validation_period=pytorch.Batch(2))
     (message,) = warnings_in(caplog)
     assert "every validation is followed by a checkpoint" in message
@@ -352,7 +346,7 @@ def wrap_lr_scheduler(trial: SmallTrial) -> None:
 
 
 @pytest.mark.parametrize("wrap", [wrap_model, wrap_optimizer, wrap_lr_scheduler], ids=lambda wrap: wrap.__name__)
-def test_wrapping_in_train_batch_is_an_error(wrap: Callable[[SmallTrial], None], tmp_path: Path) -> None:
+def test_wrapping_in_train_batch_fails(wrap: Callable[[SmallTrial], None], tmp_path: Path) -> None:
     class Wraps(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             wrap(self)
@@ -362,7 +356,7 @@ def test_wrapping_in_train_batch_is_an_error(wrap: Callable[[SmallTrial], None],
     assert CheckpointStorage(tmp_path).list_ids() == []
 
 
-def test_between_two_runs_a_trial_may_wrap_more() -> None:
+def test_wrapping_between_two_runs() -> None:
     with pytorch.init(enable_tensorboard_logging=False) as context:
         trial = SmallTrial(context)
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)

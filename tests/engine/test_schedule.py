@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.checkpoint.format.content import TrialState
-from det_lightning.engine.schedule import Action, BoundaryActions, Due, Phase, Schedule
+from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 TRAIN, VALIDATE, CHECKPOINT, REPORT = Due
@@ -35,7 +35,7 @@ def lies_after(unit: TrainUnit | None, batch_idx: int, epoch_len: int) -> bool:
 
 
 @given(lengths, periods, periods, periods, st.integers(0, 60), st.integers(1, 9))
-def test_due_is_what_the_documentation_says(
+def test_due_at_boundaries(
     length: TrainUnit | None,
     validation: TrainUnit | None,
     checkpoint: TrainUnit | None,
@@ -49,7 +49,7 @@ def test_due_is_what_the_documentation_says(
 
 
 @given(schedules, st.integers(0, 60), st.integers(1, 9))
-def test_no_boundary_lies_before_the_next_batch_to_look(schedule: Schedule, trained: int, epoch_len: int) -> None:
+def test_no_boundary_is_overlooked(schedule: Schedule, trained: int, epoch_len: int) -> None:
     look = schedule.next_batch_to_look(trained, epoch_len)
     assert look > trained
     for batches in range(trained + 1, min(look, trained + 100)):
@@ -57,19 +57,19 @@ def test_no_boundary_lies_before_the_next_batch_to_look(schedule: Schedule, trai
 
 
 @given(lengths, st.integers(1, 9))
-def test_plain_periods_are_looked_at_only_where_they_end(length: TrainUnit | None, epoch_len: int) -> None:
+def test_plain_periods_are_looked_at_rarely(length: TrainUnit | None, epoch_len: int) -> None:
     schedule = Schedule(length, Batch(4), Epoch(2))
     look = schedule.next_batch_to_look(0, epoch_len)
     assert schedule.due(look, epoch_len)
 
 
-def test_epochs_without_an_end_never_bring_a_boundary() -> None:
+def test_endless_epochs_have_no_boundary() -> None:
     schedule = Schedule(Batch(10), validation_period=Epoch(1))
     assert [n for n in range(1, 25) if schedule.due(n, sys.maxsize)] == [10, 20]
     assert schedule.next_batch_to_look(0, sys.maxsize) == 10
 
 
-def test_without_any_period_there_is_nothing_to_look_for() -> None:
+def test_no_period_has_no_boundary() -> None:
     assert Schedule().next_batch_to_look(7, 10) == sys.maxsize
     assert Schedule().due(10, 10) == []
 
@@ -85,7 +85,7 @@ def test_without_any_period_there_is_nothing_to_look_for() -> None:
         (None, TrialState(batches_trained=10**9, epochs_trained=10**9), False),
     ],
 )
-def test_complete_once_the_length_is_reached(length: TrainUnit | None, trained: TrialState, complete: bool) -> None:
+def test_complete_at_the_length(length: TrainUnit | None, trained: TrialState, complete: bool) -> None:
     assert Schedule(length).is_complete(trained) is complete
 
 
@@ -114,39 +114,36 @@ def carry_out(
         ([VALIDATE, CHECKPOINT, REPORT], [Action.VALIDATE, Action.CHECKPOINT]),
     ],
 )
-def test_each_boundary_acts_once_and_in_order(due: list[Due], actions: list[Action]) -> None:
+def test_boundaries_act_in_order(due: list[Due], actions: list[Action]) -> None:
     assert carry_out(Schedule(Batch(100)), due, TrialState(batches_trained=10)) == actions
 
 
 @pytest.mark.parametrize(
     "due", [[TRAIN], [TRAIN, VALIDATE], [TRAIN, CHECKPOINT, REPORT], [TRAIN, VALIDATE, CHECKPOINT]]
 )
-def test_at_the_end_is_one_validation_and_one_checkpoint(due: list[Due]) -> None:
+def test_the_end_validates_and_saves_once(due: list[Due]) -> None:
     done = carry_out(Schedule(Batch(10)), due, TrialState(batches_trained=10))
     assert sorted(done, key=list(Action).index) == [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]
     assert done[-1] is Action.STOP
 
 
-def test_what_is_current_is_not_repeated() -> None:
+def test_current_work_is_not_repeated() -> None:
     everything = [TRAIN, VALIDATE, CHECKPOINT, REPORT]
     current = TrialState(batches_trained=10, last_val=10, last_ckpt=10)
     assert carry_out(Schedule(Batch(10)), everything, current) == [Action.STOP]
 
 
-def test_a_checkpoint_made_during_the_validation_is_not_made_again() -> None:
+def test_a_checkpoint_in_a_validation_counts() -> None:
     state = TrialState(batches_trained=10)
     actions = BoundaryActions(Schedule(Batch(100)), state, lambda: False)
     actions.begin([VALIDATE, CHECKPOINT])
     assert actions.next() is Action.VALIDATE
     state.last_val = state.last_ckpt = 10  # the policy "all" checkpoints after each validation
     assert actions.next() is None
-    assert actions.phase is Phase.TRAINING
 
 
 @given(schedules, st.lists(st.sampled_from(list(Due)), unique=True).map(sorted), st.lists(st.booleans()))
-def test_every_boundary_leads_back_to_training_or_stops_the_run_once(
-    schedule: Schedule, due: list[Due], wishes: list[bool]
-) -> None:
+def test_boundaries_stop_at_most_once(schedule: Schedule, due: list[Due], wishes: list[bool]) -> None:
     answers = iter(wishes)
     done = carry_out(schedule, due, TrialState(batches_trained=10), stop_after=lambda _: next(answers, False))
     assert done.count(Action.STOP) <= 1
@@ -163,12 +160,12 @@ def test_every_boundary_leads_back_to_training_or_stops_the_run_once(
         ([REPORT], [Action.CHECKPOINT, Action.STOP]),
     ],
 )
-def test_a_stop_leaves_room_for_the_first_boundary_and_a_checkpoint(due: list[Due], actions: list[Action]) -> None:
+def test_a_stop_allows_one_more_boundary(due: list[Due], actions: list[Action]) -> None:
     state = TrialState(batches_trained=10)
     assert carry_out(Schedule(Batch(100)), due, state, stop_after=lambda done: True) == actions
 
 
-def test_a_stop_requested_by_the_validation_comes_before_the_next_boundary() -> None:
+def test_a_stop_in_the_validation_comes_first() -> None:
     def asks_in_validation(done: list[Action]) -> bool:
         return Action.VALIDATE in done
 
@@ -177,7 +174,7 @@ def test_a_stop_requested_by_the_validation_comes_before_the_next_boundary() -> 
     assert done == [Action.VALIDATE, Action.STOP]
 
 
-def test_test_mode_ends_after_one_batch() -> None:
+def test_test_mode_trains_one_batch() -> None:
     schedule = Schedule(Batch(1000), validation_period=Batch(100), test_mode=True)
     assert schedule.next_batch_to_look(0, 50) == 1
     assert schedule.due(1, 50) == [TRAIN]
@@ -185,11 +182,11 @@ def test_test_mode_ends_after_one_batch() -> None:
     assert done == [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]
 
 
-def test_test_mode_asks_once_where_the_length_is_one_batch_anyway() -> None:
+def test_test_mode_of_one_batch_asks_once() -> None:
     assert Schedule(Batch(1), test_mode=True).due(1, 50) == [TRAIN]
 
 
-def test_all_mistakes_are_named_at_once() -> None:
+def test_all_mistakes_are_named() -> None:
     with pytest.raises(TypeError) as raised:
         wrong: dict[str, Any] = {"validation_period": 5, "checkpoint_period": "daily"}
         Schedule(Batch([1, 2]), reporting_period=TrainUnit(1), **wrong)
@@ -211,9 +208,7 @@ def test_all_mistakes_are_named_at_once() -> None:
         (Batch(0), 0, 1.0),
     ],
 )
-def test_the_progress_is_the_part_of_the_length_that_is_trained(
-    length: TrainUnit | None, batches_trained: int, progress: float | None
-) -> None:
+def test_progress_is_a_fraction(length: TrainUnit | None, batches_trained: int, progress: float | None) -> None:
     assert Schedule(length).progress(TrialState(batches_trained=batches_trained), epoch_len=4) == progress
 
 
@@ -230,8 +225,6 @@ def test_the_progress_is_the_part_of_the_length_that_is_trained(
         (None, 0, 0, None),
     ],
 )
-def test_a_length_in_batches_is_known_in_epochs(
-    max_length: TrainUnit | None, trained: int, epochs_trained: int, in_all: int | None
-) -> None:
+def test_batches_as_epochs(max_length: TrainUnit | None, trained: int, epochs_trained: int, in_all: int | None) -> None:
     state = TrialState(batches_trained=trained, epochs_trained=epochs_trained)
-    assert Schedule(max_length).epochs_in_all(state, epoch_len=7) == in_all
+    assert Schedule(max_length).count_epochs(state, epoch_len=7) == in_all

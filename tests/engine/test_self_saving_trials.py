@@ -68,9 +68,7 @@ def fit(folder: pathlib.Path, batches: int, latest: str | None = None, async_wri
 
 
 @pytest.mark.parametrize("async_write", [False, True])
-def test_a_checkpoint_holds_the_files_of_the_trial_and_says_what_they_are(
-    tmp_path: pathlib.Path, async_write: bool
-) -> None:
+def test_checkpoints_hold_and_describe_files(tmp_path: pathlib.Path, async_write: bool) -> None:
     fit(tmp_path, 3, async_write=async_write)
     (checkpoint_id,) = CheckpointStorage(tmp_path / "checkpoints").newest_first()
     directory = pathlib.Path(checkpoint_id)
@@ -80,7 +78,7 @@ def test_a_checkpoint_holds_the_files_of_the_trial_and_says_what_they_are(
     assert json.loads((directory / "load_data.json").read_text())["trial_type"] == "CounterTrial"
 
 
-def test_a_resumed_run_begins_with_the_files_of_its_checkpoint(tmp_path: pathlib.Path) -> None:
+def test_a_resumed_run_gets_its_files(tmp_path: pathlib.Path) -> None:
     fit(tmp_path, 3)
     resumed = fit(tmp_path, 5, latest="last")
     assert resumed.began_with == [3, True]

@@ -112,16 +112,16 @@ def training_of(trial: Recorded) -> list[str]:
     return [entry for entry in trial.happened if not entry.startswith("validate")]
 
 
-def test_a_report_follows_its_workload() -> None:
+def test_reports_follow_workloads() -> None:
     assert training_of(train()) == AT_ONCE
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_a_gpu_gets_the_next_batch_before_its_metrics_are_waited_for() -> None:
+def test_the_next_batch_comes_before_metrics() -> None:
     assert training_of(train()) == AFTER_ONE_MORE
 
 
-def test_a_later_report_has_the_same_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_reports_have_equal_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = train()
     monkeypatch.setattr(train_and_evaluate, "MetricWindow", OnGpu)
     assert len(at_once.reported) == 3
@@ -130,16 +130,16 @@ def test_a_later_report_has_the_same_metrics(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize("trial_class", [Watched, Reduced])
-def test_code_of_the_user_runs_before_the_next_batch(trial_class: type[Recorded]) -> None:
+def test_users_code_runs_first(trial_class: type[Recorded]) -> None:
     assert training_of(train(trial_class)) == AT_ONCE
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_a_validation_follows_the_report_of_the_batches_before_it() -> None:
+def test_validations_follow_reports() -> None:
     happened = train(validation_period=pytorch.Batch(2)).happened
     assert happened[:4] == ["train 0", "train 1", "report 2", "validate 2"]
 
 
 @pytest.mark.usefixtures("on_gpu")
-def test_a_workload_is_reported_though_the_next_batch_fails() -> None:
+def test_a_failing_batch_follows_a_report() -> None:
     assert train(Failing).happened == ["train 0", "train 1", "train 2", "report 2"]

@@ -10,7 +10,7 @@ import torch
 from torch.utils import data
 
 from det_lightning import pytorch
-from det_lightning.engine.loader_workers import batches_of
+from det_lightning.engine.loader_workers import iterate_batches
 
 NUMBERS = data.TensorDataset(torch.arange(10.0), torch.arange(10) % 3)
 
@@ -97,7 +97,7 @@ def test_batches_and_draws_as_in_torch(name: str) -> None:
     expected = two_passes(iter)
     assert expected[0]
     # Equal to the bit: numbers that differ by rounding have other representations.
-    assert repr_of(two_passes(batches_of)) == repr_of(expected)
+    assert repr_of(two_passes(iterate_batches)) == repr_of(expected)
 
 
 def repr_of(passes: list[Any]) -> str:
@@ -111,12 +111,12 @@ def repr_of(passes: list[Any]) -> str:
 @pytest.mark.parametrize(("name", "is_torchs"), [("shuffled", False), ("workers", True), ("iterable", True)])
 def test_torch_iterates_other_loaders(name: str, is_torchs: bool) -> None:
     loader: Any = LOADERS[name]()
-    assert (type(batches_of(loader)) is type(iter(loader))) == is_torchs
+    assert (type(iterate_batches(loader)) is type(iter(loader))) == is_torchs
 
 
 def test_a_timeout_without_workers() -> None:
     with pytest.raises(AssertionError):  # torch 2.6 gives no message
-        batches_of(data.DataLoader(NUMBERS, timeout=5))
+        iterate_batches(data.DataLoader(NUMBERS, timeout=5))
 
 
 class CountedSGD(torch.optim.SGD):
@@ -176,7 +176,7 @@ def test_a_profiler_sees_torchs_labels() -> None:
         optimizer.zero_grad()
 
     labels = []
-    for iterate, step in ((iter, step_plainly), (batches_of, context.step_optimizer)):
+    for iterate, step in ((iter, step_plainly), (iterate_batches, context.step_optimizer)):
         batches: Any = iterate(loader)
         next(batches)  # the profiler begins in the middle
         with torch.profiler.profile() as profiler:

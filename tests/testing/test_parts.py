@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 
 from det_lightning.bypass_rules import DEVICE, PROCESSES
-from det_lightning.hyperparameters import chosen_hparams
+from det_lightning.hyperparameters import choose_hparams
 from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.source_scan import TrialCode
@@ -39,7 +39,7 @@ from det_lightning.testing.training.trial_source import ImportedTrial
     ],
 )
 def test_hyperparameter_has_one_value(entry: Any, value: Any) -> None:
-    assert chosen_hparams({"hyperparameters": {"x": entry}}) == {"x": value}
+    assert choose_hparams({"hyperparameters": {"x": entry}}) == {"x": value}
 
 
 def test_invalid_hyperparameters_are_named() -> None:
@@ -49,7 +49,7 @@ def test_invalid_hyperparameters_are_named() -> None:
         "d": {"type": "categorical", "vals": []},
     }
     with pytest.raises(ValueError, match=r"a lacks 'maxval'; b.c has the unknown type 'nothing' .*; d cannot be read"):
-        chosen_hparams({"hyperparameters": entries})
+        choose_hparams({"hyperparameters": entries})
 
 
 def test_configuration_has_defaults(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_configuration_has_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "value"), [("5e-5", 5e-5), ("-1E3", -1e3), ("'5e-5'", "5e-5"), ("0x1e4", 484)])
 def test_exponent_needs_no_point(text: str, value: Any, tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text(f"hyperparameters: {{lr: {text}}}")
-    assert chosen_hparams(read_config(tmp_path / "const.yaml").plain) == {"lr": value}
+    assert choose_hparams(read_config(tmp_path / "const.yaml").plain) == {"lr": value}
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "only text"])

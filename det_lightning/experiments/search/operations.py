@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.experiments.search.generator import Generator
 from det_lightning.experiments.search.space import draw
-from det_lightning.hyperparameters import as_passed_on
+from det_lightning.hyperparameters import convert_like_master
 
 if TYPE_CHECKING:
     from det_lightning.experiments.search.space import SearchSpace
@@ -111,7 +111,7 @@ class TrialFactory:
         for _ in range(4):
             self._generator.word()  # Determined draws 16 bytes for the id of a request
         self.created += 1
-        return CreateTrial(self.created, self._generator.below(2**31), as_passed_on(hparams), validate_at)
+        return CreateTrial(self.created, self._generator.below(2**31), convert_like_master(hparams), validate_at)
 
 
 def most_replaced(max_trials: int) -> int:

@@ -96,14 +96,14 @@ def test_unbuildable_optimizer_is_refused(backend: Backend) -> None:
 
 def test_one_process_of_horovod_trains_as_one(needs_horovod: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USE_HOROVOD", "1")
-    assert isinstance(TrainingProcesses.of_script(DistributedContext(), "trial_ddp").backend, LocalBackend)
+    assert isinstance(TrainingProcesses.from_script(DistributedContext(), "trial_ddp").backend, LocalBackend)
     with pytest.raises(ValueError, match="Horovod connects 1"):
 
         class Two(DistributedContext):
             def __init__(self) -> None:
                 self.size = 2
 
-        TrainingProcesses.of_script(Two(), "trial_ddp")
+        TrainingProcesses.from_script(Two(), "trial_ddp")
 
 
 # What follows needs no Horovod.
@@ -112,7 +112,7 @@ def test_one_process_of_horovod_trains_as_one(needs_horovod: None, monkeypatch: 
 def test_horovod_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
     with pytest.raises(ImportError, match=r"det-lightning\[horovod\].*build_horovod.sh"):
-        TrainingProcesses.of_script(None, "horovod")
+        TrainingProcesses.from_script(None, "horovod")
 
 
 @pytest.mark.parametrize("other", ["USE_TORCH_DISTRIBUTED", "TORCHELASTIC_RUN_ID"])
@@ -129,6 +129,6 @@ def test_other_strategies_are_refused(monkeypatch: pytest.MonkeyPatch, variable:
 
     monkeypatch.setenv(variable, "1")
     with pytest.raises(ValueError, match="trial_fsdp.*" + variable):
-        TrainingProcesses.of_script(None, "trial_fsdp")
+        TrainingProcesses.from_script(None, "trial_fsdp")
     with pytest.raises(ValueError, match="single_device.*" + variable):
-        TrainingProcesses.of_trainer(SingleDeviceStrategy())
+        TrainingProcesses.from_trainer(SingleDeviceStrategy())

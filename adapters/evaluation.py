@@ -1,0 +1,75 @@
+"""Evaluation of a trial on the data of ``trainer.test``, and wrappers for optimizers that Lightning saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.adapters.given_data import take_only_loader
+from det_lightning.core._metrics import select_scalars
+from det_lightning.distributed.rank_exchange import RankExchange
+from det_lightning.engine.metrics import to_numpy
+from det_lightning.engine.rank_metrics import reduce_validation_metrics
+from det_lightning.engine.train_and_evaluate import Evaluation
+from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+
+
+class GivenEvaluation:
+    """Evaluates a trial on data of a call, without the trial's callbacks."""
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, loaders: Any) -> None:
+        self._trial = trial
+        self._context = context
+        self._evaluation = Evaluation(trial, context, single_batch=False)
+        if not self._evaluation.by_batch and context.distributed.size > 1:
+            raise errors.UnsupportedTrainerFlags(
+                f"test() of {type(original_trial(trial)).__name__}, which has evaluate_full_dataset(), works in one "
+                f"process; this run has {context.distributed.size}."
+            )
+        self._loader = take_only_loader(loaders, "test_dataloader")
+        self._has_begun = False
+        context.reducers.reset_reducers()
+
+    def has_begun(self) -> bool:
+        """Return whether any rank has got a batch; all ranks must call this."""
+        return any(self._context.distributed.allgather(self._has_begun))
+
+    def evaluate(self, batch: Any) -> None:
+        """Evaluate a batch on the device, unless the trial evaluates the full dataset."""
+        self._has_begun = True
+        if self._evaluation.by_batch:
+            self._evaluation.evaluate(iter([batch]), lambda: True)
+
+    def close(self) -> dict[str, float]:
+        """Return the metrics over all batches and ranks; all ranks must call this."""
+        exchange = RankExchange(self._context.distributed)
+        if self._evaluation.by_batch:
+            reducer = self._trial.evaluation_reducer()
+            metrics, _ = reduce_validation_metrics(self._evaluation.close(), reducer, exchange)
+        else:
+            self._evaluation.evaluate_full_dataset(self._loader)
+            metrics = self._evaluation.full_metrics
+        metrics.update(
+            to_numpy(self._context.reducers.reduce_metrics(for_training=False, allgather_fn=exchange.allgather))
+        )
+        return select_scalars(metrics)
+
+
+class PlainOptimizer:
+    """An optimizer of another library, with the attributes of torch's optimizers that Lightning reads.
+
+    The trial steps the optimizer itself; Lightning only saves and loads the state.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.param_groups: list[dict[Any, Any]] = getattr(optimizer, "param_groups", [])
+        self.defaults: dict[Any, Any] = getattr(optimizer, "defaults", {})
+        self.state: Any = getattr(optimizer, "state", {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copies and pickles ask before there is an optimizer
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
