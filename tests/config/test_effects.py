@@ -26,7 +26,7 @@ def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
 
 
 def test_every_field_has_a_row_and_every_row_a_field() -> None:
-    documented = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    documented = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     for name in ExperimentConfig.model_fields:
         assert f"| `{name}` |" in documented or f"| `{name}." in documented
     fields = [rule.field for rule in FIELD_RULES]
