@@ -24,6 +24,7 @@ from det_lightning.experiments.search import CreateTrial, Outcome, Search, plann
 from det_lightning.experiments.search_settings import settings_of, space_of
 from det_lightning.experiments.state import ExperimentState
 from det_lightning.experiments.warm_start import find_source
+from det_lightning.extras import how_to_install
 from det_lightning.files.private_files import make_private, write_private
 from det_lightning.files.strict_json import to_json
 from det_lightning.startup_hook import STARTUP_HOOK
@@ -53,7 +54,7 @@ def machines_at(ray_address: str | None) -> Iterator[Machines]:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise errors.ExperimentError("Ray is not installed. Install it: pip install 'det-lightning[ray]'.") from error
+        raise errors.ExperimentError(f"Ray is not installed: {how_to_install('ray')}.") from error
     with connected(ray_address) as cluster:
         yield cluster
 

@@ -30,4 +30,4 @@ def test_what_needs_tensorflow_names_the_command_that_installs_it(name: str) -> 
     done = run(f"from det_lightning.estimator import {name}")
     assert done.returncode == 1
     assert "ModuleNotFoundError: Estimators need TensorFlow 2.15" in done.stderr
-    assert "pip install 'det-lightning[estimator]'" in done.stderr
+    assert "pip install -e '.[estimator]'" in done.stderr

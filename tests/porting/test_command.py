@@ -333,7 +333,7 @@ def test_without_its_libraries_the_command_says_what_to_install(tmp_path: Path) 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "pip install 'det-lightning[port]', or pip install -e '.[port]' in a clone" in done.stderr
+    assert "pip install -e '.[port]' in a clone" in done.stderr
 
 
 @pytest.mark.slow
