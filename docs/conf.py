@@ -39,7 +39,7 @@ html_theme = "furo"
 html_title = f"det_lightning {release}"
 html_copy_source = False
 html_static_path = ["_static"]
-html_css_files = ["diff.css"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 
 # Only `tox -e links` looks at pages elsewhere.

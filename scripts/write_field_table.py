@@ -92,7 +92,7 @@ def describe_type(schema: dict[str, Any]) -> str:
     if schema.get("type") == "array":
         inner = describe_type(schema["items"])
         return f"list of {inner}s" if inner in ("string", "mapping", "integer") else f"list, each {inner}"
-    bounds = [f"{text} {schema[bound]}" for bound, text in BOUNDS.items() if bound in schema]
+    bounds = [f"{text} {schema[bound]}" for bound, text in BOUNDS.items() if abs(schema.get(bound, 2**63)) < 2**63]
     return ", ".join([KINDS[schema.get("type", "object")], *bounds])
 
 
