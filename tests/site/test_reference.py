@@ -28,11 +28,11 @@ def shown_on(page: str, module: str) -> set[str]:
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_the_page_of_a_module_shows_exactly_its_public_names(module: str) -> None:
+def test_page_shows_public_names(module: str) -> None:
     page = (REFERENCE / f"{module}.html").read_text(encoding="utf-8")
     assert sorted(shown_on(page, module)) == sorted(PUBLIC[module].split())
 
 
-def test_there_is_a_page_for_each_public_module_and_no_other() -> None:
+def test_each_public_module_has_page() -> None:
     pages = {path.stem for path in REFERENCE.glob("det_lightning*.html")}
     assert pages == set(PUBLIC)
