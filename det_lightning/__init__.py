@@ -1,4 +1,4 @@
-"""det_lightning runs Determined AI trials on PyTorch Lightning. See https://pypi.org/project/det-lightning/."""
+"""det_lightning runs Determined AI trials on PyTorch Lightning."""
 
 import importlib
 import random

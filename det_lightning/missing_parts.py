@@ -12,6 +12,9 @@ from types import ModuleType
 from det_lightning.errors import MissingLinks, UnsupportedAttribute, UnsupportedPart
 from det_lightning.parts_of_determined import find_topic, missing_part
 
+#: Whether the package index has a release. docs/project/release.md says when to change this.
+IS_PUBLISHED = False
+
 _THEIRS = "determined"
 _OURS = "det_lightning"
 #: The packages that are symbolic links in a clone.
@@ -36,8 +39,17 @@ def attribute_error(module: str, name: str) -> AttributeError:
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra, for example ``s3``, and the command for a clone of the source."""
-    return f"pip install 'det-lightning[{extra}]', or pip install -e '.[{extra}]' in a clone of det_lightning"
+    """Return the command that installs an extra, for example ``s3``."""
+    if IS_PUBLISHED:
+        return f"pip install 'det-lightning[{extra}]'"
+    return f"pip install -e '.[{extra}]' in a clone of det_lightning"
+
+
+def explain_requirement() -> str | None:
+    """Return how to satisfy the requirement that ``port`` writes, if the package index cannot."""
+    if IS_PUBLISHED:
+        return None
+    return "det-lightning has no release yet: install it from a clone (pip install -e CLONE) before the requirements."
 
 
 def how_to_build_horovod() -> str:

@@ -16,7 +16,6 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "configuration_fields",
     "project_pages",
     "public_names",
 ]
@@ -39,6 +38,8 @@ python_maximum_signature_line_length = 100
 html_theme = "furo"
 html_title = f"det_lightning {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 
 # Only `tox -e links` looks at pages elsewhere.

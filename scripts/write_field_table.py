@@ -1,4 +1,4 @@
-"""Write the table of the configuration's fields into docs/experiments.md; with --check, only compare."""
+"""Write the table of the configuration's fields into docs/reference/configuration.md; with --check, only compare."""
 
 from __future__ import annotations
 
@@ -9,65 +9,121 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from det_lightning.config.effects import FIELD_RULES, FieldRule, rule_for
 from det_lightning.config.experiment import ExperimentConfig
-from det_lightning.config.length import Length
 from det_lightning.config.searchers import SEARCHERS
 from det_lightning.config.storage import STORAGES
 
-PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "configuration.md"
 BEGIN = "<!-- fields: written by scripts/write_field_table.py -->\n"
 END = "<!-- end of fields -->\n"
-# What the time of reading or the model's own rules give.
-UNWRITTEN = {
-    "checkpoint_storage.type": "",
-    "log_policies": "two without an action",
-    "reproducibility.experiment_seed": "the time",
-    "searcher.name": "",
+#: Sections that are a choice between several models, by the value of one of their fields.
+CHOICES: dict[str, dict[str, type[BaseModel]]] = {"searcher": {**SEARCHERS}, "checkpoint_storage": {**STORAGES}}
+# What the JSON schema does not know: a rule of its own reads the value, or the default is made when a file is read.
+TYPES = {
+    "hyperparameters": "mapping of values, ranges and groups",
+    "max_length": "`{batches: N}`, `{epochs: N}`, `{records: N}`, or `N` for a command",
+    "min_validation_period": "`{batches: N}`, `{epochs: N}` or `{records: N}`",
+    "min_checkpoint_period": "`{batches: N}`, `{epochs: N}` or `{records: N}`",
+}
+DEFAULTS = {
+    "experiment_seed": "the time in seconds",
+    "environment_variables": "",
+    "image": "",
+    "log_policies": "two that label CUDA OOM and ECC errors",
+    "min_validation_period": "`{batches: 0}`",
+    "min_checkpoint_period": "`{batches: 0}`",
+}
+KINDS = {
+    "string": "string",
+    "integer": "integer",
+    "number": "number",
+    "boolean": "true or false",
+    "array": "list",
+    "object": "mapping",
+}
+BOUNDS = {
+    "ge": "at least",
+    "minimum": "at least",
+    "gt": "greater than",
+    "exclusiveMinimum": "greater than",
+    "le": "at most",
+    "maximum": "at most",
+    "lt": "less than",
+    "exclusiveMaximum": "less than",
 }
 
 
-def models_of(section: str) -> list[type[BaseModel]]:
-    """Return the models of a section; none for a field that is not a section."""
-    unions: dict[str, list[Any]] = {"searcher": list(SEARCHERS.values()), "checkpoint_storage": list(STORAGES.values())}
+def is_section(name: str) -> bool:
+    """Say whether a field of the configuration has fields of its own."""
+    return isinstance(ExperimentConfig.model_fields[name].get_default(call_default_factory=True), BaseModel)
+
+
+def read_schemas(section: str) -> dict[str, dict[str, Any]]:
+    """Return the fields of a section's models, by the value that selects a model; '' where there is no choice."""
     default = ExperimentConfig.model_fields[section].get_default(call_default_factory=True)
-    if section in unions:
-        return unions[section]
-    return [type(default)] if isinstance(default, BaseModel) else []
+    models = CHOICES.get(section, {"": type(default)})
+    return {choice: model.model_json_schema()["properties"] for choice, model in models.items()}
 
 
-def fields() -> Iterator[tuple[str, str]]:
-    """Yield each field with its default, if it has one that says something."""
-    for name, field in ExperimentConfig.model_fields.items():
-        models = reversed(models_of(name))
-        found = {f"{name}.{inner}": info for model in models for inner, info in model.model_fields.items()}
-        for path, info in (found or {name: field}).items():
-            default = info.get_default(call_default_factory=True)
-            if path in UNWRITTEN or isinstance(default, BaseModel) or default in (None, "", PydanticUndefined):
-                yield path, UNWRITTEN.get(path, "")
-            else:
-                plain = default.as_plain() if isinstance(default, Length) else default
-                yield path, f"`{json.dumps(plain)}`".replace('"', "")
+def list_fields() -> Iterator[tuple[str, list[str], dict[str, Any]]]:
+    """Yield each field, the choices of its section that have the field (none if all have), and its JSON schema."""
+    whole = ExperimentConfig.model_json_schema()["properties"]
+    for name, schema in whole.items():
+        if not is_section(name):
+            yield name, [], schema
+            continue
+        models = read_schemas(name)
+        for inner in dict.fromkeys(field for fields in models.values() for field in fields):
+            having = {choice: fields[inner] for choice, fields in models.items() if inner in fields}
+            (found, *_) = having.values()
+            if "const" in found:
+                found = {"enum": list(having)}
+            yield f"{name}.{inner}", list(having) if len(having) < len(models) else [], found
+
+
+def describe_type(schema: dict[str, Any]) -> str:
+    """Return the type of a value, in words."""
+    if "anyOf" in schema:
+        return " or ".join(describe_type(part) for part in schema["anyOf"] if part.get("type") != "null")
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        inner = describe_type(schema["items"])
+        return f"list of {inner}s" if inner in ("string", "mapping", "integer") else f"list, each {inner}"
+    bounds = [f"{text} {schema[bound]}" for bound, text in BOUNDS.items() if abs(schema.get(bound, 2**63)) < 2**63]
+    return ", ".join([KINDS[schema.get("type", "object")], *bounds])
+
+
+def describe_default(schema: dict[str, Any]) -> str:
+    """Return the default as a configuration has it; '' for none."""
+    default = schema.get("default")
+    return "" if default in (None, "") else f"`{json.dumps(default)}`".replace('"', "")
 
 
 def rows() -> Iterator[str]:
     """Yield the lines of the table."""
-    for path, default in fields():
-        yield row(path, default, rule_for(tuple(path.split("."))))
-        yield from (row(rule.field, "", rule) for rule in FIELD_RULES if rule.field.startswith(f"{path}: "))
+    for path, choices, schema in list_fields():
+        name = path.rpartition(".")[2]
+        kind = TYPES.get(name) or describe_type(schema)
+        default = DEFAULTS[name] if name in DEFAULTS else describe_default(schema)
+        having = f"Of `{'`, `'.join(choices)}`. " if choices else ""
+        yield write_row(path, kind, default, rule_for(tuple(path.split("."))), having)
+        for rule in FIELD_RULES:
+            if rule.field.startswith(f"{path}: "):
+                yield write_row(rule.field, "", "", rule)
 
 
-def row(path: str, default: str, rule: FieldRule) -> str:
+def write_row(path: str, kind: str, default: str, rule: FieldRule, having: str = "") -> str:
     """Return a line of the table."""
     effect = rule.effect if rule.in_calls is None else f"{rule.effect}; {rule.in_calls} in calls"
-    return f"| `{path}` | {default} | {effect} | {rule.note} |\n"
+    return f"| `{path}` | {kind} | {default} | {effect} | {having}{rule.note} |\n"
 
 
 def main() -> int:
     """Return 1 if the page is not as it should be and must not be written."""
-    table = "| field | default | effect | |\n|---|---|---|---|\n" + "".join(rows())
+    table = "| field | type | default | effect | |\n|---|---|---|---|---|\n" + "".join(rows())
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
     written = f"{before}{BEGIN}{table}{END}{rest.partition(END)[2]}"

@@ -69,9 +69,7 @@ def project(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "source"), examples())
-def test_every_python_example_runs_as_written(
-    page: Path, source: str, project: Path, warm_python: WarmPython, tmp_path: Path
-) -> None:
+def test_python_examples_run(page: Path, source: str, project: Path, warm_python: WarmPython, tmp_path: Path) -> None:
     if page.name in WITH_LIBRARY:
         library, tox_environment = WITH_LIBRARY[page.name]
         pytest.importorskip(library, reason=f"{library} is not installed; run tox -e {tox_environment}")
@@ -87,7 +85,7 @@ def slug(heading: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_to_files_and_headings(page: Path) -> None:
+def test_links_lead_somewhere(page: Path) -> None:
     for link in _LINK.findall(_CODE.sub("", page.read_text())):
         if "://" in link:
             continue
@@ -99,12 +97,12 @@ def test_links_between_pages_lead_to_files_and_headings(page: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
-def test_the_files_that_the_guides_for_developers_name_exist(name: str) -> None:
+def test_named_files_exist(name: str) -> None:
     named = _FILE.findall((ROOT / name).read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_the_files_in_the_diagrams_exist() -> None:
+def test_files_in_diagrams_exist() -> None:
     labels = re.findall(r"<br>([^\"<]+)\"", (ROOT / "ARCHITECTURE.md").read_text())
     named = [path for label in labels for path in label.split(", ") if "/" in path]
     assert len(named) > 20

@@ -18,7 +18,7 @@ from det_lightning.cli.arguments import JsonFlag, output_file
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
 from det_lightning.escaping import escape
 from det_lightning.files.file_kinds import require_file
-from det_lightning.missing_parts import how_to_install
+from det_lightning.missing_parts import explain_requirement, how_to_install
 
 if TYPE_CHECKING:
     from det_lightning.porting import FilePort, ProjectPort
@@ -29,6 +29,7 @@ EXIT_CODES = (
     "usage."
 )
 _REQUIRED = ("libcst", "packaging", "ruff")
+_REQUIREMENT = "det-lightning~="
 _LIGHTNING = re.compile(r"^[ \t]*(?:import|from)[ \t]+(lightning|pytorch_lightning)\b", re.MULTILINE)
 _AGGREGATION = re.compile(r"^\s*aggregation_frequency:\s*(\w+)", re.MULTILINE)
 
@@ -142,6 +143,9 @@ def _port_project(
             print_lines(f"{'ported' if write else 'to port'}: {port.path}" for port in changed)
         print_findings(ports)
         print_summary(project, paths, len(changed), written=write)
+        hint = explain_requirement()
+        if hint and any(_REQUIREMENT in port.after and _REQUIREMENT not in port.before for port in changed):
+            warn(hint)
     left = any(finding.severity is not Severity.note for port in ports for finding in port.findings)
     left = left or any(entry.error for entry in project.entry_points)
     return project, not left and not changed

@@ -27,6 +27,7 @@ from det_lightning.experiments.state import ExperimentState
 from det_lightning.experiments.warm_start import find_source
 from det_lightning.files.local_files import make_private, write_private
 from det_lightning.files.strict_json import to_json
+from det_lightning.missing_parts import how_to_install
 from det_lightning.startup_hook import STARTUP_HOOK
 
 Show = Callable[[ExperimentState], None]
@@ -54,7 +55,7 @@ def find_machines(ray_address: str | None) -> Iterator[Machines]:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise errors.ExperimentError("Ray is not installed. Install it: pip install 'det-lightning[ray]'.") from error
+        raise errors.ExperimentError(f"Ray is not installed: {how_to_install('ray')}.") from error
     with connect(ray_address) as cluster:
         yield cluster
 

@@ -12,6 +12,7 @@ import re
 
 import det_lightning
 from det_lightning import parts_of_determined
+from det_lightning.missing_parts import how_to_install
 from det_lightning.porting.findings import Finding, Need, Severity
 
 #: Uses of the Core API without any import: a module may get the context as an argument.
@@ -66,7 +67,7 @@ _PACKAGES = {
         Severity.check,
         "{name}: model-hub is built on determined",
         "det-lightning run and pytest --trial give det_lightning.model_hub under this name, and need "
-        "pip install 'det-lightning[transformers]'; in other scripts import det_lightning.model_hub",
+        f"{how_to_install('transformers')}; in other scripts import det_lightning.model_hub",
     ),
     **dict.fromkeys(
         ("determined_cli", "determined_deploy"),

@@ -12,7 +12,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-#: The public modules. Where several offer the same thing, the first of them documents it.
+#: The public modules. If several offer the same object, the first documents the object.
 MODULES = (
     "det_lightning.errors",
     "det_lightning.core",
@@ -29,7 +29,7 @@ MODULES = (
     "det_lightning.horovod",
     "det_lightning",
 )
-#: Classes whose objects users get and do not make: what their constructors take may change.
+#: Classes of objects that users get and do not make: the arguments of these constructors may change.
 GIVEN = (
     "CheckpointContext",
     "CheckpointLoadContext",
@@ -49,29 +49,29 @@ GIVEN = (
 
 
 class PublicNames(SphinxDirective):
-    """Show each name of ``__all__``; one that another public module shows is shown there, and named here."""
+    """Show each name of ``__all__``, or refer to the public module that shows the name already."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         """Return the documentation."""
-        return self.parse_text_to_nodes("\n".join(lines_of(self.arguments[0])))
+        return self.parse_text_to_nodes("\n".join(write_module(self.arguments[0])))
 
 
-def lines_of(module_name: str) -> Iterator[str]:
+def write_module(module_name: str) -> Iterator[str]:
     """Yield the reStructuredText for a module."""
     module = importlib.import_module(module_name)
     for name in sorted(module.__all__, key=str.lower):
         yield f".. py:currentmodule:: {module_name}"
         yield ""
-        yield from lines_of_name(module_name, name, getattr(module, name))
+        yield from write_name(module_name, name, getattr(module, name))
         yield ""
 
 
-def lines_of_name(module_name: str, name: str, value: Any) -> Iterator[str]:
+def write_name(module_name: str, name: str, value: Any) -> Iterator[str]:
     """Yield the directive for one name."""
     path = f"{module_name}.{name}"
-    home = home_of(value)
+    home = find_home(value)
     if inspect.ismodule(value):
         yield f":py:mod:`{path}`" if path in MODULES else f".. automodule:: {path}"
     elif home not in (None, path):
@@ -82,7 +82,7 @@ def lines_of_name(module_name: str, name: str, value: Any) -> Iterator[str]:
         yield f".. autoclass:: {path}{'()' if name in GIVEN else ''}"
         if issubclass(value, BaseException):
             yield "   :show-inheritance:"
-        if members := members_of(value):
+        if members := list_members(value):
             yield f"   :members: {', '.join(members)}"
     elif inspect.isroutine(value):
         yield f".. autofunction:: {path}"
@@ -91,7 +91,7 @@ def lines_of_name(module_name: str, name: str, value: Any) -> Iterator[str]:
         yield "   :no-value:"
 
 
-def home_of(value: Any) -> str | None:
+def find_home(value: Any) -> str | None:
     """Return the path at which a class or a function is documented; None for any other value."""
     if not inspect.isclass(value) and not inspect.isroutine(value):
         return None
@@ -99,7 +99,7 @@ def home_of(value: Any) -> str | None:
     return next(f"{m.__name__}.{name}" for m in modules for name in m.__all__ if getattr(m, name) is value)
 
 
-def members_of(shown: type) -> list[str]:
+def list_members(shown: type) -> list[str]:
     """Return the names of the documented members that det_lightning defines; other libraries document theirs."""
     defined = {name: value for one in reversed(shown.__mro__) for name, value in vars(one).items() if is_ours(one)}
     members = {name for name, value in defined.items() if name[0] != "_" and inspect.getdoc(value)}

@@ -453,7 +453,7 @@ def test_without_safetensors_the_extra_is_named(checkpoint: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "not installed: pip install 'det-lightning[safetensors]', or pip install -e '.[safetensors]'" in done.stderr
+    assert "not installed: pip install -e '.[safetensors]'" in done.stderr
     assert not Path("out").exists()
 
 
@@ -657,7 +657,7 @@ COMMANDS = {
     ("url", "message"),
     [
         ("foo://bucket", "'foo://bucket' cannot be opened: Protocol not known: foo"),
-        ("az://container/prefix", r"pip install 'det-lightning\[azure\]'"),
+        ("az://container/prefix", r"pip install -e '\.\[azure\]'"),
         ("nowhere/at/all", "There is no "),
         ("memory://nowhere/at/all", "There is no "),
     ],

@@ -30,4 +30,4 @@ def test_missing_tensorflow_is_named(name: str) -> None:
     done = run(f"from det_lightning.estimator import {name}")
     assert done.returncode == 1
     assert "ModuleNotFoundError: Estimators need TensorFlow 2.15" in done.stderr
-    assert "pip install 'det-lightning[estimator]'" in done.stderr
+    assert "pip install -e '.[estimator]'" in done.stderr

@@ -338,7 +338,7 @@ def test_missing_ray_is_named(tmp_path: Path) -> None:
     arguments = ["run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", "--ray", "auto"]
     done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "pip install 'det-lightning[ray]'" in done.stderr
+    assert "pip install -e '.[ray]'" in done.stderr
     assert not (tmp_path / "experiments").exists()
 
 

@@ -15,18 +15,18 @@ def version() -> str:
     return found[1]
 
 
-def test_the_citation_names_the_version_of_the_package() -> None:
+def test_citation_names_version() -> None:
     assert f"\nversion: {version()}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_the_changelog_has_the_usual_form() -> None:
+def test_changelog_has_usual_form() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     sections = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert [name for name in sections if not re.fullmatch(r"\[Unreleased\]|\[\d.*\] - \d{4}-\d\d-\d\d", name)] == []
     assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= set(KINDS)
 
 
-def test_a_tag_of_another_version_is_refused_and_each_file_is_named() -> None:
+def test_other_tag_is_refused() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "check_release.py"), "v99.0.0"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
@@ -35,7 +35,7 @@ def test_a_tag_of_another_version_is_refused_and_each_file_is_named() -> None:
     assert "CHANGELOG.md has " in done.stderr
 
 
-def test_the_workflows_run_environments_that_tox_has() -> None:
+def test_workflows_run_tox_environments() -> None:
     environments = set(re.findall(r"^\[testenv:(\w+)\]$", (ROOT / "tox.ini").read_text(), re.MULTILINE))
     for name in ("ci.yml", "release.yml"):
         text = (ROOT / ".github" / "workflows" / name).read_text()

@@ -11,7 +11,7 @@ from tests.launching import ROOT
 #: The pages with commands: those of the site, and those that a visitor of the repository reads.
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
 
-#: Why commands are not run, as their pages say it.
+#: Why commands are not run, as comments of their pages say it.
 REASONS = (
     "installs packages",  # what tox installs
     "needs a cluster",
@@ -25,7 +25,7 @@ REASONS = (
 )
 
 _BLOCK = re.compile(r"(?:^(?P<before>[^\n]+)\n\n?)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
-_NOT_RUN = re.compile(r"\*Not run by the tests: (?P<reason>[^*]+)\.\*")
+_NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+) -->")
 _FILE = re.compile(r"<!-- file: (?P<name>\S+) -->")
 
 

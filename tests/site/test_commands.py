@@ -49,7 +49,7 @@ def directory(page: Path, request: pytest.FixtureRequest, tmp_path: Path) -> Pat
 
 
 @pytest.mark.parametrize("page", pages_with_commands())
-def test_the_commands_of_a_page_run_one_after_the_other(page: Path, directory: Path, variables: dict[str, str]) -> None:
+def test_commands_of_page_run(page: Path, directory: Path, variables: dict[str, str]) -> None:
     for block in blocks_of(page):
         if block.file is not None:
             (directory / block.file).write_text(block.text)
@@ -59,6 +59,6 @@ def test_the_commands_of_a_page_run_one_after_the_other(page: Path, directory: P
             assert done.returncode == 0, f"{block.page}:{block.line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
-def test_a_command_that_is_not_run_carries_a_known_reason() -> None:
+def test_left_out_commands_have_reasons() -> None:
     reasons = {(block.page, block.line, block.reason) for page in PAGES for block in blocks_of(page) if block.reason}
     assert [place for place in sorted(reasons) if not any(place[2].startswith(known) for known in REASONS)] == []

@@ -119,7 +119,7 @@ def test_markup_is_escaped(tmp_path: Path) -> None:
 
 def test_missing_jinja2_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"pip install 'det-lightning\[testing\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[testing\]'"):
         made_report("equal", tmp_path)
     assert not list(tmp_path.iterdir())
 
