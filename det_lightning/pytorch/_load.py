@@ -59,8 +59,8 @@ def load_trial_from_checkpoint_path(
 ) -> Any:
     """Build the trial of a checkpoint of any release since 0.12, and load the weights.
 
-    Without ``trial_class=``, the trial's class is imported from the code in the checkpoint, and the code runs. If you
-    do not trust the code, give ``trial_class=``; then no code of the checkpoint runs.
+    Without ``trial_class=``, this runs the code of the checkpoint to import the trial's class. If you do not trust the
+    code, give ``trial_class=``; then no code of the checkpoint runs.
 
     Code is compared with the checkpoint's manifest, if present, and unlisted files are not imported. Links are never
     followed.

@@ -111,7 +111,7 @@ def test_one_process_of_horovod_trains_as_one(needs_horovod: None, monkeypatch: 
 
 def test_horovod_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
-    with pytest.raises(ImportError, match=r"det-lightning\[horovod\].*build_horovod.sh"):
+    with pytest.raises(ImportError, match=r"\[horovod\].*build_horovod.sh"):
         TrainingProcesses.from_script(None, "horovod")
 
 
