@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Sequence
 from det_lightning.bypass_rules import get_name, parse
 from det_lightning.porting.gone_table import option_rows
 from det_lightning.porting.libraries import Libraries, find_pins, normalize
-from det_lightning.porting.notebooks import split_notebook
 
 # What takes the options of transformers; in trl everything does.
 _TAKES_OPTIONS = re.compile(r"\w*TrainingArguments|HfArgumentParser")
@@ -58,7 +57,11 @@ def survey_file(file: pathlib.Path, modules: Collection[str]) -> Libraries:
     pins = {} if is_code and file.name != "setup.py" else {normalize(pin[1]): pin[2] for pin in find_pins(text)}
     if not is_code:
         return Libraries(pins, taken=frozenset())
-    code = _read_code(split_notebook(text)[0] if file.suffix == ".ipynb" else text, file, modules)
+    if file.suffix == ".ipynb":
+        from det_lightning.porting.notebooks import split_notebook  # imports libcst
+
+        text, _ = split_notebook(text)
+    code = _read_code(text, file, modules)
     return dataclasses.replace(code, pins=pins)
 
 

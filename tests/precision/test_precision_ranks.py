@@ -99,7 +99,7 @@ def test_checkpoints_of_sharded_masters(folder: Path) -> None:
     ("kind", "parts"),
     [
         ("Normed", ["BatchNorm1d", "PerModelFSDPStrategy(policy=[BatchNorm1d])", "keep_batchnorm_fp32=False"]),
-        ("Hasty", ["ran before its weights were cast", "right after wrap_model() and wrap_optimizer()"]),
+        ("Hasty", ["ran before the weights were cast", "right after wrap_model() and wrap_optimizer()"]),
     ],
 )
 def test_uncastable_shards_are_named(folder: Path, kind: str, parts: list[str]) -> None:
