@@ -1,4 +1,4 @@
-"""Commands and checkpoints on a GPU, from one end to the other; the same on the CPU where no GPU is visible."""
+"""Commands and checkpoints on a GPU, from one end to the other; most tests run on the CPU where no GPU is visible."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.core import DistributedContext
 from tests.conformance.trials import basic
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]),
-]
+pytestmark = pytest.mark.slow
+
+ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+on_gpu = pytest.mark.parametrize("device", [ON_GPU])
+on_both = pytest.mark.parametrize("device", ["cpu", ON_GPU])
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mnist"
 
@@ -43,13 +44,15 @@ def run(project: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_an_experiment_with_one_slot(project: Path, device: str) -> None:
-    slots = ["--slots", "1"] if device == "cuda" else ["--cpu"]
-    run(project, "det_lightning.cli", "run", "const.yaml", "--config", "searcher.max_length={epochs: 1}", *slots)
+@on_gpu
+def test_an_experiment_with_one_slot(project: Path) -> None:
+    short = "searcher.max_length={epochs: 1}"
+    run(project, "det_lightning.cli", "run", "const.yaml", "--config", short, "--slots", "1")
     shown = run(project, "det_lightning.cli", "experiment", "show", "experiments/mnist-1", "--json")
     assert json.loads(shown)["state"] == "COMPLETED"
 
 
+@on_gpu
 def test_the_checks_of_a_trial_pass(project: Path) -> None:
     out = run(project, "pytest", "-q", "--trial-config", "const.yaml", "--trial-quick", "-p", "no:cacheprovider")
     assert "failed" not in out
@@ -69,6 +72,7 @@ def newest(storage: Path) -> Path:
     return max(storage.glob("*/metadata.json"), key=lambda path: path.stat().st_mtime_ns).parent
 
 
+@on_both
 @pytest.mark.parametrize("async_write", [False, True])
 def test_a_checkpoint_holds_the_weights_that_it_was_written_with(tmp_path: Path, async_write: bool) -> None:
     trial = train(tmp_path, 7, async_write=async_write)
@@ -86,6 +90,7 @@ READERS = {
 }
 
 
+@on_both
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 def test_either_system_loads_it_without_a_gpu(tmp_path: Path, reader: str) -> None:
     trial = train(tmp_path / "storage", 4)
@@ -108,6 +113,7 @@ torch.save(trial.model.state_dict(), "weights.pth")
 """
 
 
+@on_both
 def test_one_process_of_a_process_group(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = train(tmp_path / "alone", 7)
     backend = "nccl" if device == "cuda" else "gloo"
@@ -142,6 +148,7 @@ class Compiled(WithoutDropout):
         self.predict = torch.compile(self.model, **options)
 
 
+@on_both
 def test_a_compiled_model_trains_as_the_model_itself(tmp_path: Path) -> None:
     plain, compiled = (train(tmp_path, 20, kind=kind).model.state_dict() for kind in (WithoutDropout, Compiled))
     torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
