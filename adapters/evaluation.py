@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from det_lightning import errors
@@ -58,9 +59,10 @@ class GivenEvaluation:
 
 
 class PlainOptimizer:
-    """An optimizer of another library, with the attributes of torch's optimizers that Lightning reads.
+    """An optimizer of another library, with the attributes and methods of torch's optimizers that Lightning looks for.
 
-    The trial steps the optimizer itself; Lightning only saves and loads the state.
+    The trial steps the optimizer itself; Lightning only saves and loads the state. The methods stand here because
+    Lightning's check of its protocol ``Optimizable`` ignores ``__getattr__`` since Python 3.12.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -69,7 +71,19 @@ class PlainOptimizer:
         self.defaults: dict[Any, Any] = getattr(optimizer, "defaults", {})
         self.state: Any = getattr(optimizer, "state", {})
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copies and pickles ask before there is an optimizer
-            raise AttributeError(name)
-        return getattr(self._optimizer, name)
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step the optimizer, with the closure if there is a closure."""
+        return self._optimizer.step(*([] if closure is None else [closure]))
+
+    def zero_grad(self, *arguments: Any, **keywords: Any) -> None:
+        """Clear the gradients."""
+        self._optimizer.zero_grad(*arguments, **keywords)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, for a checkpoint."""
+        state: dict[str, Any] = self._optimizer.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state from a checkpoint."""
+        self._optimizer.load_state_dict(state_dict)

@@ -165,7 +165,13 @@ class Trainer:
             read = trial.config_fields if isinstance(trial, SelfSavingTrial) else ()
             context.settings.configuration.report("init()", read=read)
 
-    def configure_profiler(self, *args: Any, **kwargs: Any) -> None:
+    def configure_profiler(
+        self,
+        sync_timings: bool = True,
+        enabled: bool = False,
+        begin_on_batch: int = 0,
+        end_after_batch: int | None = None,
+    ) -> None:
         """Do nothing but log a warning that names the replacement of Determined's system profiler."""
         logger.warning("configure_profiler() has no effect; profile with context.set_profiler(...).")
 

@@ -17,6 +17,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from packaging.version import Version
 
 from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
+from det_lightning.adapters.evaluation import PlainOptimizer
 from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.checkpoint.format.content import TrialState
 from tests.lightning import BoringModel, lightning_version, pl
@@ -695,6 +696,13 @@ def test_limit_epochs(epochs: int, steps: int) -> None:
 def test_no_word_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:
     make_trainer(max_epochs=None)
     assert not [str(warning.message) for warning in recwarn if "1000 epochs" in str(warning.message)]
+
+
+def test_plain_optimizer_has_all_that_lightning_asks_for() -> None:
+    """Since Python 3.12, isinstance() of a protocol finds attributes of the object and its class only."""
+    optimizer = PlainOptimizer(object())
+    for name in ("step", "state_dict", "load_state_dict", "zero_grad", "param_groups", "defaults", "state"):
+        inspect.getattr_static(optimizer, name)
 
 
 def test_every_reach_has_a_test() -> None:

@@ -237,9 +237,6 @@ def _checksum_of_entries(entries: Mapping[str, Any]) -> str:
     return f"{extend_crc32c(content.encode('ascii')):08x}"
 
 
-_CHUNK_BYTES = 1024 * 1024
-
-
 def digest_file(path: pathlib.Path) -> str:
     """Return the SHA-256 of a file, which, unlike a checksum, nobody can forge."""
     digest = hashlib.sha256()

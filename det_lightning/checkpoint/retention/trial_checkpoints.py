@@ -36,6 +36,9 @@ from det_lightning.files.strict_json import as_number, read_every_number
 
 logger = logging.getLogger(__name__)
 
+#: The directory of the indexes of earlier releases.
+_INDEX_DIR = "index"
+
 
 def make_record(info: CheckpointInfo, trial: str, metric_name: str | None = None) -> CheckpointRecord:
     """Return a checkpoint's record for the rule; with ``metric_name``, any other metric does not count."""
@@ -194,11 +197,6 @@ def find_missing(storage: CheckpointStorage, checkpoint_ids: Sequence[str]) -> l
             if not is_there:
                 missing.append(name)
     return missing
-
-
-logger = logging.getLogger(__name__)
-
-_INDEX_DIR = "index"
 
 
 def with_metrics(root: Location, infos: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:

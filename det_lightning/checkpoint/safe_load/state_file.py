@@ -212,9 +212,6 @@ def _explain(error: Exception, source: str) -> errors.CheckpointError:
     )
 
 
-logger = logging.getLogger(__name__)
-
-
 def read_known_state(path: pathlib.Path, *, trusted: bool = False, recorded: Collection[str] = ()) -> dict[str, Any]:
     """Read a state file as ``read_state`` does; trust a refused file if ``recorded`` holds the file's SHA-256.
 

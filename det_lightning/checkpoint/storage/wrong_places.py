@@ -46,7 +46,7 @@ def find_storages(root: Location) -> dict[str, Location]:
         top: _Listing = (root, root.list_types())
         # A few requests show that a large bucket is a storage.
         few = _list_all(root, _choose_subdirectories(top, most)[:_MOST_IDS])
-        found = {child.parent.path: child for child, types in few if is_checkpoint(child, types)}
+        found = {child.parent.path: child for child, types in reversed(few) if is_checkpoint(child, types)}
         level = [top]
         for limit, most_ids in ((most // 2, most), (most // 4, _MOST_IDS), (most // 4, _MOST_IDS)):
             if root.path in found:
@@ -122,7 +122,7 @@ def _choose_subdirectories(listing: _Listing, most_ids: int) -> list[Location]:
     directory, types = listing
     names = [name for name, kind in sorted(types.items()) if kind == "directory" and name != BOOKKEEPING_DIR]
     ids = [name for name in names if is_own_id(name)]
-    return [directory / name for name in [*ids[:most_ids], *(name for name in names if name not in ids)]]
+    return [directory / name for name in [*ids[:most_ids], *(name for name in names if not is_own_id(name))]]
 
 
 def _list_all(root: Location, directories: list[Location]) -> list[_Listing]:
