@@ -44,7 +44,7 @@ _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
     r"(?is).+\.pyi": ("python_files.port_python", None),
     r"(?is).+\.ipynb": ("notebooks.port_notebook", read_notebook_facts),
     r"(?is).+\.ya?ml": ("yaml_files.port_yaml", read_yaml_facts),
-    r"(?is).+\.json": ("gone_names.port_options", None),
+    r"(?is).+\.json": ("gone_names.port_json", None),
     r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("shell_files.port_dockerfile", None),
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", None),
     r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", None),

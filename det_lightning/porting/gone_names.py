@@ -27,6 +27,8 @@ from det_lightning.porting.python_syntax import (
 #: The options of this package are renamed in every file of a project.
 _WITH_OPTIONS = "transformers"
 _GENERATOR = "<generator>"
+#: The text before an option that is a key of YAML, in blocks and in braces.
+_YAML_KEY = r"(?:^[ \t-]*|[{,][ \t]*)[\"']?(?=\w+[\"']?[ \t]*:)"
 _RUFF_READS = re.compile(r"\bnumpy\b|\bunittest\b|^[ \t]*from[ \t]+collections[ \t]+import", re.MULTILINE)
 _USE = re.compile(r"[^\n,]*")
 
@@ -273,14 +275,18 @@ def _find_gone(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.M
             return
 
 
-def port_options(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
-    """Return YAML, JSON or shell commands with options renamed, and findings for removed options."""
+def port_json(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
+    """Return JSON with the options among keys and arguments renamed, and findings for removed options."""
+    return port_options(text, libraries, r"(?<!\\)\"(?=\w+\"\s*:)")
+
+
+def port_options(text: str, libraries: Libraries, key: str = _YAML_KEY) -> tuple[str, list[Finding]]:
+    """Return YAML or shell commands with options renamed, and findings for removed options; see also ``port_json``."""
     if not libraries.takes_options:
         return text, []
     edits = Edits(text)
     findings = []
     for row in option_rows():
-        key = r"(?:^[ \t-]*|[{,][ \t]*)[\"']?(?=\w+[\"']?[ \t]*:)"
         pattern = rf"(?:(?<![\w-])--|{key})(?P<option>{row.word.pattern})\b"
         for found in re.finditer(pattern, text, re.MULTILINE) if row.holds(libraries.lack) else ():
             start, end = found.span("option")

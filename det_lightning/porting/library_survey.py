@@ -54,7 +54,8 @@ def survey_file(file: pathlib.Path, modules: Collection[str]) -> Libraries:
         return Libraries(taken=frozenset())
     text = file.read_text(encoding="utf-8", errors="replace")
     is_code = file.suffix in _CODE
-    pins = {} if is_code and file.name != "setup.py" else {normalize(pin[1]): pin[2] for pin in find_pins(text)}
+    has_pins = file.name == "setup.py" or not (is_code or file.suffix.lower() == ".json")
+    pins = {normalize(pin[1]): pin[2] for pin in find_pins(text)} if has_pins else {}
     if not is_code:
         return Libraries(pins, taken=frozenset())
     if file.suffix == ".ipynb":

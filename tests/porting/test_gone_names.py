@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from det_lightning.porting import Severity, port_project
 from det_lightning.porting.findings import Finding
-from det_lightning.porting.gone_names import port_options
+from det_lightning.porting.gone_names import port_json, port_options
 from det_lightning.porting.gone_table import read_table
 from det_lightning.porting.libraries import Libraries
 from det_lightning.porting.library_survey import read_libraries
@@ -244,6 +244,19 @@ def test_options_are_ported_in_json(tmp_path: Path) -> None:
     assert [finding.line for finding in port.findings] == [2]
     (tmp_path / "train.py").write_text("import determined, transformers\n")
     assert settings not in [port.path for port in port_project([tmp_path]).files]
+
+
+def test_only_keys_and_arguments_of_json_are_options() -> None:
+    words = r'{"a": "x, evaluation_strategy: y", "b": "\"evaluation_strategy\": 1"}'
+    assert port_json(words, WITH_TRANSFORMERS) == (words, [])
+    settings = '{"c": ["--evaluation_strategy", "no"],\n "evaluation_strategy" : "no"}'
+    assert port_json(settings, WITH_TRANSFORMERS) == (settings.replace("evaluation", "eval"), [])
+
+
+def test_json_pins_no_release(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("transformers>=5.16\n")
+    (tmp_path / "run.json").write_text('{"pip": "transformers==4.57.1"}')
+    assert read_libraries(sorted(tmp_path.iterdir())).pins == {"transformers": ">=5.16"}
 
 
 def test_unused_values_of_append_are_lists() -> None:

@@ -114,6 +114,15 @@ HARMLESS = {
         CONTEXT,
         {RETURN: f"self.body.eval()\n        self.loss(batch)\n        self.body.train()\n        {RETURN}"},
     ),
+    "evaluation mode in a batch, and modes that are put back one by one": (
+        CONTEXT,
+        {
+            LAYERS: BATCH_NORM,
+            RETURN: "modes = {m: m.training for m in self.body.modules()}\n        self.body.eval()\n"
+            "        self.loss(batch)\n        for m, mode in modes.items():\n            m.training = mode\n"
+            f"        {RETURN}",
+        },
+    ),
     "training mode at the start of each batch, and evaluation mode at its end": (
         CONTEXT,
         {**before_loss("self.body.train()"), RETURN: f"self.body.eval()\n        {RETURN}"},
@@ -134,6 +143,13 @@ HARMLESS = {
     "evaluation mode of a model without dropout": (
         CONTEXT,
         {LAYERS: "torch.nn.Linear(3, 4)", RETURN: f"self.body.eval()\n        {RETURN}"},
+    ),
+    "a layer that is frozen for the end of each batch only": (
+        PROCESSES,
+        {
+            **before_loss("self.head.requires_grad_(True)"),
+            RETURN: f"self.head.requires_grad_(False)\n        {RETURN}",
+        },
     ),
     "a wrapped teacher that is frozen": (
         SAMPLES,

@@ -113,7 +113,6 @@ class ContextBypass(TorchFunctionMode):
             yield
             if self._observer.context is not None:
                 self._find_wrapped_twice(self._observer.context)
-                self._find_frozen(self._observer.context.models)
 
     def _note(self, seen: dict[str, None], call: str) -> None:
         if (line := find_user_line(self._directory, beyond_context=True)) is not None:
@@ -140,6 +139,8 @@ class ContextBypass(TorchFunctionMode):
             self._note(self.actions, "loss.backward() should be context.backward(loss)")
             self._used = {p: used for p, used in self._used.items() if _is_unchanged(p, *used) and used[0].any()}
             original(*args, **kwargs)
+            if self._froze and self._observer.context is not None:
+                self._find_frozen(self._observer.context.models)
             line = find_user_line(self._directory)
             self._added |= {p: (p.grad, line) for p, used in self._used.items() if not _is_unchanged(p, *used)}
 
@@ -219,7 +220,10 @@ class ContextBypass(TorchFunctionMode):
             self._froze[parameter] = (f"{line}: freezes parameters of a model that context.wrap_model() got", began)
 
     def _find_frozen(self, models: Iterable[Any]) -> None:
-        """Collect the lines that froze parts of models; a model without any gradient waits for no other process."""
+        """Collect the lines that froze parts of models before a backward pass.
+
+        A model without any gradient waits for no other process.
+        """
         for model in (model for model in models if any(parameter.requires_grad for parameter in model.parameters())):
             self.frozen |= dict(self._froze[p] for p in model.parameters() if p in self._froze)
 

@@ -125,7 +125,7 @@ class ModeWatch:
         if not _is_in_batch(log) or self._entered.get(module) == log.batches or not _depends_on_mode(module):
             return
         self._entered[module] = log.batches
-        if module in self._left_on and module in self._trained:
+        if module in self._left_on and module in self._trained and not module.training:
             names = {id(part): name for name, part in _collect_modules(log.trial).items()}
             _, modules = self._findings.setdefault(self._left_on[module][0], (log.batches, []))
             if (name := names.get(id(module), type(module).__name__)) not in modules:
