@@ -175,7 +175,7 @@ def test_removed_by_hand_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureF
     for steps in range(3):
         name = write(storage, checkpoints, steps)
         storage.delete(name)
-    assert caplog.text.count("was deleted by someone else") == 2
+    assert caplog.text.count("was deleted by another process") == 2
 
 
 def test_metric_counts_for_the_latest(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_best_refuses_a_missing_metric(tmp_path: Path, metrics: dict[str, Any], 
     ("validations", "metric", "message"),
     [
         ("sometimes", "loss", "must be one of best, all, none; got 'sometimes'"),
-        ("best", None, "'best' needs to know the metric"),
+        ("best", None, "'best' needs a metric"),
     ],
 )
 def test_impossible_policies_are_refused(validations: str, metric: str | None, message: str) -> None:
