@@ -18,7 +18,7 @@ _MASTER = (
     "det-lightning checkpoint lists, shows and exports checkpoints without one",
 )
 _INTERNAL = ("it is internal to Determined's harness", "remove it or replace it with your own code")
-_ADAPTER = ("a LightningModule needs no adapter here", "give the LightningModule that it wraps to pl.Trainer")
+_ADAPTER = ("a LightningModule needs no adapter here", "pass the wrapped LightningModule to pl.Trainer")
 _NATIVE = ("Determined's Native API is gone since 0.18", "train with det_lightning.pytorch.init() and Trainer")
 _RANGE = (
     "ranges are not written in Python since 0.18",
@@ -92,7 +92,7 @@ MISSING_PARTS = {
     "determined.layers": ("it is Determined's own training loop", "remove it"),
     "determined.lightning": (
         "a LightningModule needs no adapter here",
-        "give the LightningModule itself to pl.Trainer; det_lightning.callbacks.DeterminedCheckpoint is for trials",
+        "pass the LightningModule itself to pl.Trainer; det_lightning.callbacks.DeterminedCheckpoint is for trials",
     ),
     "determined.load": ("it loads trials inside of Determined's containers", "import the trial's class"),
     "determined.profiler": (

@@ -114,7 +114,7 @@ ON_A_CONTEXT: list[tuple[Call, str]] = [
     (lambda c: fit(c, checkpoints=callbacks.PreemptionHandler()), "got an object of type PreemptionHandler"),
     (
         lambda c: api.Trainer(SmallTrial(c), c, callbacks=[checkpoints("c", policy="all")]),
-        r"of type DeterminedCheckpoint. Give the callback that writes the checkpoints to fit\(checkpoints=...\)",
+        r"of type DeterminedCheckpoint. Pass the callback that writes the checkpoints to fit\(checkpoints=...\)",
     ),
     (lambda c: trial_module(SmallTrial, context={}), r"TrialModule\(context=...\) takes the context of"),
 ]
@@ -203,7 +203,7 @@ def test_a_missing_with_statement_is_named(
     [
         (
             lambda: api.Batch(1, 5, 10),
-            r"Batch\(\) takes one value; got 3. Give several as a list: Batch\(\[1, 5, 10\]\)",
+            r"Batch\(\) takes one value; got 3. Pass several values as a list: Batch\(\[1, 5, 10\]\)",
         ),
         (lambda: api.Epoch(1, 2), r"Epoch\(\[1, 2\]\)"),
         (lambda: trial_module(SmallTrial, validation_period=api.Batch("5")), r"whole numbers .*got Batch\('5'\)"),
@@ -274,7 +274,7 @@ def test_the_core_api_names_what_it_got(call: Call, error: type[Exception], mess
 
 
 def test_a_length_is_not_negative(context: pytorch.PyTorchTrialContext) -> None:
-    with pytest.raises(ValueError, match=r"max_length must not be negative; got Batch\(-3\). Give the length of the"):
+    with pytest.raises(ValueError, match=r"max_length must not be negative; got Batch\(-3\). Pass the length of the"):
         fit(context, max_length=pytorch.Batch(-3))
 
 
@@ -285,7 +285,7 @@ def test_trial_arguments_go_into_trial_kwargs(tmp_path: Path) -> None:
         predict(NeedsASize)
     with pytest.raises(TypeError, match=r"trial_kwargs=\{'sized': 3\}: missing a required argument: 'size'"):
         predict(NeedsASize, trial_kwargs={"sized": 3})
-    with pytest.raises(TypeError, match=r"or give them defaults"):
+    with pytest.raises(TypeError, match=r"or define defaults"):
         one_batch(NeedsASize)
 
 
@@ -298,7 +298,7 @@ def predict(trial: Any, **arguments: Any) -> Any:
 def test_text_hyperparameter_is_named(build: str) -> None:
     hparams = {"lr": "0.1", "name": "small", "password": "12345"}
     with pytest.raises(
-        TypeError, match=r"'str'.*These hyperparameters are texts: lr='0.1'. Give numbers without quotes"
+        TypeError, match=r"'str'.*These hyperparameters are texts: lr='0.1'. Write numbers without quotes"
     ):
         if build == "TrialModule":
             predict(LearnsAtItsRate, hparams=hparams)

@@ -90,8 +90,8 @@ def _use_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
     size = connect_horovod().size()
     if size != distributed.size:
         raise ValueError(
-            f"init(distributed=...) has {distributed.size} process(es), and Horovod connects {size}. Leave it out, or "
-            "pass DistributedContext.from_horovod(horovod.torch)."
+            f"init(distributed=...) has {distributed.size} process(es), and Horovod connects {size}. Leave out "
+            "distributed=, or pass DistributedContext.from_horovod(horovod.torch)."
         )
     backend = LocalBackend() if size == 1 else HorovodBackend(choose_device(distributed.local_rank))
     return TrainingProcesses(distributed, backend)

@@ -51,7 +51,7 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("searcher.name: custom", "refused", "Custom search methods were removed in 0.38."),
     ("searcher.metric", "used", "The validation metric to search by. Needed."),
     ("searcher.smaller_is_better", "used", "Which way the metric is compared."),
-    ("searcher.source_trial_id", "refused", "The platform's trials are not known; name a checkpoint instead."),
+    ("searcher.source_trial_id", "refused", "The platform's trials are unknown; name a checkpoint instead."),
     (
         "searcher.source_checkpoint_uuid",
         "used",

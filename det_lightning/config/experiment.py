@@ -78,7 +78,7 @@ def _action(value: Any) -> Any:
 def compile_log_pattern(pattern: str) -> re.Pattern[str]:
     """Return a pattern for Go, compiled by Python; raise an ``re.error`` for syntax unknown to Python."""
     if (found := _NAMED_CLASS.search(pattern)) is not None:
-        raise re.error(f"{found[0]} is Go's: write the characters, such as A-Za-z for [:alpha:]")
+        raise re.error(f"{found[0]} is syntax of Go only: write the characters, such as A-Za-z for [:alpha:]")
     return re.compile(pattern)
 
 

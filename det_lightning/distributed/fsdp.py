@@ -85,9 +85,9 @@ class ShardedPlacement(ModelPlacement):
         strange = [tuple(parameter.shape) for parameter in parameters if parameter not in sharded]
         if strange:
             raise errors.InvalidExperimentException(
-                f"{len(strange)} of {len(parameters)} parameters of the {type(optimizer).__name__} are of no wrapped "
-                f"model (the first has the shape {strange[0]}). Sharding gives a model new parameters: call "
-                "wrap_model() first, and make the optimizer from the parameters of the wrapped model."
+                f"{len(strange)} of {len(parameters)} parameters of the {type(optimizer).__name__} belong to no "
+                f"wrapped model (the first has the shape {strange[0]}). Sharding gives a model new parameters: call "
+                "wrap_model() first, and build the optimizer from the parameters of the wrapped model."
             )
         clear_first(optimizer, lambda: self.whole.clear(list_parameters(optimizer)))
         self.optimizers.append(optimizer)

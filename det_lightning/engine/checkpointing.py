@@ -246,7 +246,7 @@ class RunCheckpoints:
         except errors.CheckpointError as e:
             # This failure must not hide the error at the end of the run.
             if e is not exception:
-                logger.error("The checkpoint that was under way when the run failed is lost: %s", e)
+                logger.error("The run failed while a checkpoint was being written, and this checkpoint is lost: %s", e)
 
     def close(self) -> None:
         """Release the trial's name, and let other runs delete checkpoints."""

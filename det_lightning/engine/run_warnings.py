@@ -68,7 +68,7 @@ class RunWarnings:
             origin = "" if resume is None else f" (checkpoint {resume.name})"
             length = "test_mode" if self._schedule.test_mode else f"max_length={self._schedule.max_length}"
             self._warn(
-                f"Nothing is trained: {length} is reached after {done}{origin}. To continue, give a larger max_length, "
+                f"Nothing is trained: {length} is reached after {done}{origin}. To continue, pass a larger max_length, "
                 "which counts from the first batch of the first run."
             )
 

@@ -134,7 +134,7 @@ def _require_units(units: list[tuple[str, TrainUnit | None]]) -> None:
     if mistakes:
         raise TypeError("; ".join(mistakes) + ".")
     if isinstance(length, Batch | Epoch) and isinstance(length.value, int) and length.value < 0:
-        raise ValueError(f"max_length must not be negative; got {length!r}. Give the length of the whole training.")
+        raise ValueError(f"max_length must not be negative; got {length!r}. Pass the length of the whole training.")
 
 
 class Action(enum.Enum):

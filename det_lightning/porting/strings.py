@@ -212,7 +212,7 @@ def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
     end = file.span(nodes[-1])[1]
     try:
         if "#" in file.edits.text[start:end]:
-            raise det_program.NoCounterpart("translate it by hand, since there is a comment in it")
+            raise det_program.NoCounterpart("translate the command by hand, because of the comment inside")
         new = det_program.translate(words)
     except det_program.NoCounterpart as e:
         file.findings.append(det_program.needs_a_master(words, str(e), file.line(nodes[0]), Need.script))

@@ -150,8 +150,8 @@ class ChosenPrecision:
             raise _two_precisions(chosen_by, precision)
         if self.models and precision.casts_weights and self._processes > 1:
             raise errors.InvalidExperimentException(
-                f"{precision.name} casts weights, and the trial's models are made ready for {self._processes} "
-                "processes already. Give the trial's class to a TrialModule, or cast the models in the trial."
+                f"{precision.name} casts weights, and the trial's models are wrapped for {self._processes} processes "
+                "already. Pass the trial's class to a TrialModule, or cast the models in the trial."
             )
         self.whole_models = precision
         for model in self.models:
@@ -165,8 +165,8 @@ class ChosenPrecision:
         """Let models compute in float32 again."""
         if before.casts_weights or not all(isinstance(model.forward, CastingForward) for model in self.models):
             raise errors.InvalidExperimentException(
-                f"The trial was trained with {before.name}, and cannot change to {wanted}. Build it again, with the "
-                "weights of a checkpoint."
+                f"The trial was trained with {before.name}, and cannot change to {wanted}. Build the trial again, with "
+                "the weights of a checkpoint."
             )
         for model in self.models:
             surrounding: Any = model.forward

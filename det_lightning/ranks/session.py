@@ -201,7 +201,7 @@ class Session:
             except dist.DistNetworkError:
                 # The store belonged to an earlier context, which rank 0 had not yet shut down.
                 self._shared_store = self._connect()
-        raise RuntimeError(f"Rank {self.rank} has lost the store at {self.address} again and again.")
+        raise RuntimeError(f"Rank {self.rank} has lost the store at {self.address} several times.")
 
     def _request_name(self, timeout_s: float) -> str:
         nonce = secrets.token_hex(8)

@@ -450,7 +450,7 @@ def load_trial(spec: str, directory: str) -> Any:
     """Import the trial's class from a module in ``directory``."""
     module_name, _, class_name = spec.rpartition(":")
     if not module_name:
-        raise CannotRecord(f"Give the trial as module:Class, such as model_def:MyTrial; got {spec!r}.")
+        raise CannotRecord(f"The trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
     file = pathlib.Path(directory, module_name)
     if file.suffix == ".py":
         directory = str(file.parent)
@@ -534,7 +534,9 @@ def read_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
     """Record by the options of the command line, write the record, and return the record."""
     if importlib.util.find_spec("determined") is None:
-        raise CannotRecord(f"determined is not installed for {sys.executable}; run the recorder where it is.")
+        raise CannotRecord(
+            f"determined is not installed for {sys.executable}; run the recorder where determined is installed."
+        )
     settings = read_settings(arguments)
     sys.meta_path.insert(0, _DeterminedAsDetLightning())
     trial_class = load_trial(arguments.trial, arguments.directory)

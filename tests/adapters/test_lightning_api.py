@@ -615,7 +615,7 @@ def test_wrong_arguments_are_refused() -> None:
         TrialModule(torch.nn.Linear)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="validation_period must be a Batch or an Epoch"):
         TrialModule(SmallTrial, validation_period=5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"works with a det_lightning\.adapters\.TrialModule; got a BoringModel"):
+    with pytest.raises(TypeError, match=r"needs a det_lightning\.adapters\.TrialModule; got a BoringModel"):
         trainer(max_epochs=1, callbacks=[DeterminedCheckpoint(policy="all")]).fit(BoringModel())
 
 

@@ -112,7 +112,7 @@ def test_a_module_warns_of_a_mixture(
 ) -> None:
     importlib.import_module(OTHER)
     TrialModule(other_releases.WithoutDropout)
-    assert f"a trainer of {OTHER} refuses it. Import Lightning as" in caplog.text
+    assert f"a trainer of {OTHER} refuses the module. Import Lightning as" in caplog.text
 
 
 def test_packages_share_checkpoints(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_selectors_choose_what_is_copied(storage: CheckpointStorage, tmp_path: P
     [
         ({"ckpt_dir": None}, "shard=True"),
         ({"ckpt_dir": None, "shard": True}, "at least one needs a directory"),
-        ({"ckpt_dir": None, "shard": True, "selector": str}, "no files for a selector"),
+        ({"ckpt_dir": None, "shard": True, "selector": str}, "no files to select"),
     ],
 )
 def test_an_upload_of_nothing_is_refused(arguments: dict[str, Any], named: str, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_init_context_is_for_a_with_block() -> None:
 def test_script_alone_needs_a_config() -> None:
     with pytest.raises(ValueError, match="needs config="):
         core_v2.init()
-    with pytest.raises(RuntimeError, match=r"core_v2\.init\(\) comes before"):
+    with pytest.raises(RuntimeError, match=r"Call core_v2\.init\(\) before"):
         core_v2.url_reverse_webui_exp_view()
 
 

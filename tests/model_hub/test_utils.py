@@ -80,7 +80,7 @@ def test_configured_lengths(configuration: dict[str, Any], steps: int) -> None:
     ],
 )
 def test_missing_lengths(configuration: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=rf"{reason}.*\. Give the hyperparameter num_training_steps"):
+    with pytest.raises(ValueError, match=rf"{reason}.*\. Set the hyperparameter num_training_steps"):
         utils.compute_num_training_steps(configuration, 16)
 
 

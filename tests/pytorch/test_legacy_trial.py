@@ -425,7 +425,7 @@ InvalidTrial = errors.InvalidExperimentException
         (FullValidationOfNone, TypeError, r"FullValidationOfNone.evaluate_full_dataset\(\) must return a dict"),
         (OldWithoutEvaluation, InvalidTrial, "OldWithoutEvaluation must override exactly one .*overrides neither"),
         (TwoEvaluations, InvalidTrial, "TwoEvaluations must .* overrides evaluate_batch and evaluate_full_dataset"),
-        (ModelOfNone, TypeError, r"ModelOfNone.build_model\(\) must return a torch.nn.Module; it returned None"),
+        (ModelOfNone, TypeError, r"ModelOfNone.build_model\(\) must return a torch.nn.Module; got None"),
         (OptimizerOfParameters, TypeError, r"OptimizerOfParameters.optimizer\(\) must return a torch.optim.Optimizer"),
         (BareScheduler, TypeError, r"returned a StepLR. .*LRScheduler\(scheduler, step_mode=.*STEP_EVERY_BATCH"),
         (SchedulerOfAnotherOptimizer, InvalidTrial, r"given an optimizer \(SGD\) that was not wrapped"),

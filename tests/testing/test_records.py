@@ -70,7 +70,7 @@ def test_damaged_records_are_refused(
 
 def test_other_trial_is_refused(record: TrainingRecord, tmp_path: Path) -> None:
     record.write(tmp_path / "ref.json")
-    with pytest.raises(RecordError, match=r"is a record of .*:Regression; expected one of model_def:Other"):
+    with pytest.raises(RecordError, match=r"must be a record of model_def:Other; got a record of .*:Regression"):
         read_record(tmp_path / "ref.json", "model_def:Other")
 
 

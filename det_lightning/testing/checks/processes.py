@@ -262,7 +262,7 @@ def two_train(runs: TrialRuns) -> None:
     batches = ranks[0].record.settings.batches
     if any(rank.record.batches != batches or not rank.record.select("callback") for rank in ranks):
         trained = " and ".join(str(rank.record.batches) for rank in ranks)
-        raise CheckFailed(f"Two processes trained {trained} batches, and should train {batches}.")
+        raise CheckFailed(f"Two processes must train {batches} batches; they trained {trained}.")
 
 
 def _find_different(ranks: list[ProcessResult], when: str, trained: bool) -> Iterator[tuple[str, str, str]]:

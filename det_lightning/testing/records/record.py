@@ -104,7 +104,7 @@ def read_record(path: str | os.PathLike[str], trial: str | None = None) -> Train
         raise RecordError(f"{path} is not a record of a training, or is damaged: {error}. {advice}") from None
     record = parse_record(content, str(path))
     if trial is not None and record.trial.rpartition(":")[2] != trial.rpartition(":")[2]:
-        raise RecordError(f"{path} is a record of {record.trial}; expected one of {trial}. {advice}")
+        raise RecordError(f"{path} must be a record of {trial}; got a record of {record.trial}. {advice}")
     return record
 
 

@@ -73,14 +73,14 @@ def _find_reference(options: TrialOptions, source: TrialSource, settings: RunSet
         if options.record is not None:
             raise BadTrial(
                 "--trial-record needs the real determined, which is not installed here (pip install "
-                "determined==0.38.1); or run det_lightning/testing/recorder.py where it is."
+                "determined==0.38.1); or run det_lightning/testing/recorder.py where determined is installed."
             )
         raise NotCompared(
             "the real determined is not installed here: pip install determined==0.38.1, or pass --trial-reference a "
-            "record made by det_lightning/testing/recorder.py where it is"
+            "record made by det_lightning/testing/recorder.py where determined is installed"
         )
     if not isinstance(source, ImportedTrial):
-        raise NotCompared(f"{source.name} is not given by the name of its module")
+        raise NotCompared(f"{source.name} was not given as MODULE:CLASS")
     try:
         return record_determined(source.spec, settings, directory=source.directory)
     except (RecordError, Stuck) as e:
