@@ -61,7 +61,7 @@ def _describe(part: Any) -> str | None:
             public = kind.__module__.removeprefix(start).split(".")[1:2]
             line = f"from {'.'.join([counterpart, *public])} import {kind.__name__}"
             derived = "" if kind is type(part) else f"a {kind.__name__} "
-            return f"{type(part).__name__}, {derived}of {OTHER}: the trainer is one of {PACKAGE}, so write `{line}`"
+            return f"{type(part).__name__}, {derived}of {OTHER}: the trainer is from {PACKAGE}, so write `{line}`"
     return None
 
 

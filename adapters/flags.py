@@ -61,7 +61,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         ),
         f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
             not _trains_trials(trainer),
-            "use one that trains a trial's models: strategy="
+            "use a strategy that trains a trial's models: strategy="
             + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
             + ", which pl.Trainer knows once det_lightning.adapters is imported",
         ),

@@ -10,7 +10,7 @@ REFERENCE_VERSION = "0.38.1"
 _THEIRS = "determined"
 _CORE_API = (
     "it is not in the public Core API of Determined 0.38",
-    "use det_lightning.core.init() and what it returns, which need no master",
+    "use det_lightning.core.init() and the returned context, which need no master",
 )
 _MASTER = (
     "it talks to a Determined master",
@@ -71,8 +71,8 @@ MISSING_PARTS = {
     ),
     "determined.errors": (
         "nothing here raises it",
-        "leave out the except clause; the errors that are raised are those of det_lightning.errors, and a "
-        "CheckpointError is any error of a checkpoint",
+        "leave out the except clause; det_lightning raises the errors of det_lightning.errors, and a CheckpointError "
+        "is any error of a checkpoint",
     ),
     "determined.exec": ("it runs inside of Determined's containers", "remove it"),
     "determined.gpu": ("it looks for the GPUs of an agent", "ask torch.cuda"),

@@ -48,7 +48,7 @@ class TrainingProcesses:
     ) -> TrainingProcesses:
         """Return the processes launched by a script, for arguments of ``init``."""
         is_context = distributed is None or isinstance(distributed, DistributedContext)
-        advice = "For example DistributedContext.from_torch_distributed(), or leave it out under torchrun."
+        advice = "For example DistributedContext.from_torch_distributed(), or leave distributed= out under torchrun."
         require(is_context, "init(distributed=...)", "a DistributedContext", distributed, advice)
         strategy = PerModelDDPStrategy.strategy_name if strategy is None else strategy
         if _is_horovod(strategy):

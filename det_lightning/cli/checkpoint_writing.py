@@ -181,7 +181,8 @@ def _describe_annotation(plan: Annotation, export: MasterExport) -> Iterator[str
         command = f"det experiment describe {experiment_id} --json"
         yield f"The searcher metric of experiment {experiment_id} is in none of the files; add the output of: {command}"
     for experiment_id in export.experiments_without_checkpoints():
-        yield f"No file names checkpoints of experiment {experiment_id}; add those of: det trial describe TRIAL --json"
+        command = "det trial describe TRIAL --json"
+        yield f"No file names checkpoints of experiment {experiment_id}; add the output of: {command}"
 
 
 @report_errors()

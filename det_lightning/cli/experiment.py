@@ -128,7 +128,7 @@ def run(
         ]
         more = count_most_trials(config) - len(trials)
         print_json({"trials": trials, "trials_that_may_follow": more})
-        follow = f"up to {more} follow, each when another one is stopped or fails" if more else "no others follow"
+        follow = f"up to {more} follow, each after another trial is stopped or fails" if more else "no others follow"
         warn(f"Trials listed: {len(trials)}; {follow}.")
         return
     if not code.is_dir():

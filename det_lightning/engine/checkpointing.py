@@ -181,7 +181,7 @@ class RunCheckpoints:
     def _refuse(self, metrics: dict[str, Any]) -> None:
         self._run.state.last_val = 0  # not validated: a resumed run validates again
         self.save_unless_current()
-        saved = "" if self.last_id is None else f" What was trained is saved in checkpoint {self.last_id}."
+        saved = "" if self.last_id is None else f" The training so far is saved in checkpoint {self.last_id}."
         raise ValueError(f"{self.policy.describe_missing(metrics)}{saved}")
 
     def _improve(self, value: float | None) -> bool:

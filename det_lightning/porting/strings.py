@@ -157,7 +157,7 @@ def rewrite_started_commands(file: PythonFile) -> None:
             _rewrite_line(file, node, text)
         elif det_program.port_det_commands(text) != (text, []):
             words = re.split(r"\bdet\s+", text, maxsplit=1)[-1].split()
-            advice = "translate it by hand, since it is put together"
+            advice = "translate the command by hand, because it is put together"
             file.findings.append(det_program.needs_a_master(["det", *words], advice, file.line(node), Need.script))
 
 

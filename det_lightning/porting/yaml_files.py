@@ -130,7 +130,7 @@ class _YamlPort:
             reason = f"optimizations.mixed_precision: {precision.value} was removed in Determined 0.13"
             advice = (
                 f'call context.configure_apex_amp(models, optimizers, opt_level="{precision.value}") or '
-                "context.experimental.use_amp() in the trial; for one with build_model() nothing needs to be done"
+                "context.experimental.use_amp() in the trial; a trial with build_model() needs no change"
             )
             self._note(precision, Severity.check, reason, advice)
 

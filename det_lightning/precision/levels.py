@@ -183,7 +183,7 @@ def check_parts(
     Reasons: a part is not wrapped, an optimizer has no parameters of the models, a model is in half precision already.
     """
     mistakes = [
-        f"model {index} ({type(model).__name__}) was not wrapped: pass what wrap_model() returned"
+        f"model {index} ({type(model).__name__}) was not wrapped: pass the model that wrap_model() returned"
         for index, model in enumerate(models)
         if unwrap_compiled(model) not in map(unwrap_compiled, wrapped_models)
     ]
@@ -191,7 +191,7 @@ def check_parts(
     for index, optimizer in enumerate(optimizers):
         name = f"optimizer {index} ({type(optimizer).__name__})"
         if optimizer not in wrapped_optimizers:
-            mistakes.append(f"{name} was not wrapped: pass what wrap_optimizer() returned")
+            mistakes.append(f"{name} was not wrapped: pass the optimizer that wrap_optimizer() returned")
         elif own.isdisjoint(parameter for group in optimizer.param_groups for parameter in group["params"]):
             mistakes.append(
                 f"{name} has no parameters of the given models ({len(own)} in all): pass all models of the optimizer, "

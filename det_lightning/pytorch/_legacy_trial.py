@@ -121,8 +121,8 @@ def interface_mistakes(trial: PyTorchTrial) -> list[str]:
     found = f"{name} does not define {' and '.join(missing)}" if missing else "something is wrapped already"
     return [
         f"{name}.train_batch() takes a model, as before Determined 0.12.13; such a trial defines build_model() and "
-        f"optimizer(model) and wraps nothing, but {found}. Either go back to that, or wrap in __init__ and take the "
-        "parameter away"
+        f"optimizer(model) and wraps nothing, but {found}. Either define both methods, or wrap in __init__ and remove "
+        "the parameter"
     ]
 
 

@@ -182,8 +182,8 @@ class Session:
         if absent:
             problem = (
                 f"Rank 0 has waited {self.timeout_s:g} s at the store at {self.address}, for "
-                f"{name_ranks(sorted(absent))} of {self.size}, which did not come. Were {self.size} processes started, "
-                "and can all of them reach that address?"
+                f"{name_ranks(sorted(absent))} of {self.size}, which did not come. Check that {self.size} processes "
+                "were started, and that all can reach this address."
             )
         store.set(f"{name}/met", problem.encode())
         if problem:

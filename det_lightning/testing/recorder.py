@@ -571,7 +571,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="recorder.py", description="Record a training of a trial on determined.")
     parser.add_argument("trial", help="module:Class, or path/to/file.py:Class")
     parser.add_argument("--config", help="experiment configuration, YAML or JSON")
-    parser.add_argument("--hparams", default="{}", help="hyperparameters as JSON, besides those of the configuration")
+    parser.add_argument(
+        "--hparams", default="{}", help="hyperparameters as JSON, besides the hyperparameters of the configuration"
+    )
     parser.add_argument("--arguments", default="{}", help="of the trial's constructor beyond the context, as JSON")
     parser.add_argument("--batches", type=int, default=20, help="how many to train (20)")
     parser.add_argument("--seed", type=int, default=0, help="of all random generators (0)")

@@ -42,7 +42,9 @@ TAKE_A_STORAGE: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("take", TAKE_A_STORAGE)
 @pytest.mark.parametrize("value", [7, True, b"bytes", ["a", "b"]])
 def test_wrong_storage_argument(take: Callable[[Any], Any], value: Any) -> None:
-    with pytest.raises(TypeError, match=r"checkpoint_storage is a directory, a URL such as s3://.*; got ") as raised:
+    with pytest.raises(
+        TypeError, match=r"checkpoint_storage must be a directory, a URL such as s3://.*; got "
+    ) as raised:
         take(value)
     assert repr(value) in str(raised.value)
 
@@ -73,7 +75,7 @@ def test_storage_in_place_of_a_checkpoint(take: Callable[[Any], Any]) -> None:
         errors.CheckpointNotFound, match=f"is a directory of checkpoints, not a checkpoint: .* such as {checkpoint}"
     ):
         take(str(checkpoint.parent))
-    with pytest.raises(errors.CheckpointNotFound, match=f"below it, in {checkpoint.parent} "):
+    with pytest.raises(errors.CheckpointNotFound, match=f"checkpoints below, in {checkpoint.parent} "):
         take(os.fspath(checkpoint.parent.parent))
 
 

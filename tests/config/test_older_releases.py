@@ -195,7 +195,7 @@ def test_older_spellings_are_rewritten(text: str, changed: dict[str, Any]) -> No
             "searcher:\n  name: single\n  max_length: {batches: 3}\n  max_steps: 2",
             4,
             "searcher.max_steps",
-            "is the older name of searcher.max_length, which is given, too: delete one of them",
+            "is the older name of searcher.max_length, which is also set: delete one of both",
         ),
         ("scheduling_unit: 5\nbatches_per_step: 5", 2, "batches_per_step", "is the older name of scheduling_unit"),
         ("environment:\n  image:\n    gpu: a\n    cuda: b", 3, "environment.image.gpu", "is the older name of"),

@@ -265,7 +265,7 @@ def test_best_needs_its_metric() -> None:
 def test_without_that_metric_training_is_saved(async_write: bool, tmp_path: Path) -> None:
     with (
         pytorch.init(enable_tensorboard_logging=False) as context,
-        pytest.raises(ValueError, match=r"What was trained is saved in checkpoint [0-9a-f-]{36}\.") as raised,
+        pytest.raises(ValueError, match=r"The training so far is saved in checkpoint [0-9a-f-]{36}\.") as raised,
     ):
         trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
         trainer.fit(

@@ -178,8 +178,8 @@ def test_a_trained_part_without_wrapper(caplog: pytest.LogCaptureFixture) -> Non
     parameters, kept, lost = warnings_in(caplog)
     assert parameters == (
         "Optimizer 2, a Adam, updates 4 parameters of no wrapped model: models.weight, models.bias, temperature, "
-        "one of shape (2,). They are trained, but no checkpoint contains them, and no rank exchanges them. Pass their "
-        "model through context.wrap_model() in the trial's __init__."
+        "one of shape (2,). The parameters are trained, but not saved in checkpoints and not exchanged between ranks. "
+        "Pass their model through context.wrap_model() in the trial's __init__."
     )
     assert kept.startswith("self.kept, a StepLR, sets the learning rate of optimizer 2, a Adam, and is not wrapped")
     assert lost.startswith("A scheduler sets the learning rate of optimizer 3, a RMSprop, and is not wrapped")

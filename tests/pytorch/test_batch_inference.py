@@ -147,8 +147,8 @@ def test_unusable_arguments() -> None:
         "dataloader_kwargs has sampler, and the batches are shared out in the order of the dataset: leave it out; "
         "dataloader_kwargs has batch_sampler, and the batches are shared out in the order of the dataset: leave it out"
         "; "
-        "dataloader_kwargs has shuffle=True, and a resumed run could not go on: leave it out; "
-        "batch_size is given twice, as an argument and in dataloader_kwargs: leave one out; "
+        "dataloader_kwargs has shuffle=True, and a resumed run could not continue: leave it out; "
+        "batch_size is passed twice, as an argument and in dataloader_kwargs: leave one out; "
         "batch_size must be at least 1; got 0; checkpoint_interval must be at least 1; got -1."
     )
     assert arguments == {"shuffle": True, "batch_sampler": None, "sampler": None, "batch_size": 2}

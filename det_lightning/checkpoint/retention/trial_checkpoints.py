@@ -165,9 +165,9 @@ class TrialCheckpoints:
     def _describe_vanished(self, checkpoint_ids: list[str]) -> str:
         return (
             f"{len(checkpoint_ids)} checkpoints that this run has written to {self._storage} no longer exist: "
-            f"{', '.join(checkpoint_ids)}. Was the storage removed or unmounted, or were they deleted by hand? "
-            "Retention deletes what need not be kept, and `det-lightning checkpoint prune` deletes what earlier runs "
-            "have left over."
+            f"{', '.join(checkpoint_ids)}. Was the storage removed or unmounted, or were the checkpoints deleted by "
+            "hand? Retention deletes old checkpoints of this trial, and `det-lightning checkpoint prune` those of "
+            "earlier runs."
         )
 
 

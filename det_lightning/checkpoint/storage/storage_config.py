@@ -30,7 +30,7 @@ _OPTIONS: dict[str, tuple[str, str | None]] = {
 
 
 _EXPECTED = (
-    "checkpoint_storage is a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage of a "
+    "checkpoint_storage must be a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage of a "
     "configuration, or None for the default"
 )
 

@@ -65,7 +65,7 @@ def explain_absence(root: Location, storages: Mapping[str, Location]) -> str:
     if not storages:
         return f"{escape(root)} holds no checkpoints."
     shown = [f"{escape(one.parent)} (such as {escape(one.name)})" for one in storages.values()]
-    return f"{escape(root)} holds no checkpoints itself. There are checkpoints below it, in {name_some(shown)}."
+    return f"{escape(root)} holds no checkpoints itself. There are checkpoints below, in {name_some(shown)}."
 
 
 def find_wrong_directory(root: Location) -> str | None:

@@ -110,8 +110,8 @@ def read_record(path: str | os.PathLike[str], trial: str | None = None) -> Train
 
 def _advise_recording(trial: str | None) -> str:
     return (
-        f"Make one where the trial has trained so far, with a copy of recorder.py: "
-        f"python recorder.py {shlex.quote(trial or 'model_def:MyTrial')} --config const.yaml --output ref.json"
+        "Make a record where the trial has trained so far, with a copy of recorder.py: python recorder.py "
+        f"{shlex.quote(trial or 'model_def:MyTrial')} --config const.yaml --output ref.json"
     )
 
 
