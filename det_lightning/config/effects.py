@@ -80,7 +80,7 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("min_checkpoint_period", "used", f"0 is never. {_LOOP}"),
     ("perform_initial_validation", "used", "Validate before the first batch."),
     ("checkpoint_policy", "used", "`best` is the best of the whole experiment."),
-    ("checkpoint_storage", "used", "The place of the storage, and the access."),
+    ("checkpoint_storage", "used", "The location and credentials of the storage."),
     ("checkpoint_storage.type", "used", "Without a type, `checkpoints` in the experiment's directory."),
     ("checkpoint_storage.save_experiment_best", "used", "Kept when the experiment ends."),
     ("checkpoint_storage.save_trial_best", "used", "Kept when the experiment ends."),
@@ -88,7 +88,7 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     (
         "checkpoint_storage.container_path",
         "used",
-        "The place of the storage; a relative path begins at the experiment's directory.",
+        "The location of the storage; a relative path begins at the experiment's directory.",
     ),
     ("checkpoint_storage.propagation", "ignored", _CONTAINERS),
     ("checkpoint_storage.type: hdfs", "refused", "Copy the checkpoints to another storage."),

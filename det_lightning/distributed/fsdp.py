@@ -99,9 +99,9 @@ class ShardedPlacement(ModelPlacement):
         if joint:
             kinds = ", ".join(sorted(set(joint)))
             raise errors.InvalidExperimentException(
-                f"{len(joint)} modules of a {type(model).__name__} are to stay in float32 ({kinds}), but share units "
-                "of FSDP2 with parameters to cast. Make separate units with strategy="
-                f"PerModelFSDPStrategy(policy=[{kinds}]), or use keep_batchnorm_fp32=False, or opt_level='O1'."
+                f"{len(joint)} modules of a {type(model).__name__} must stay in float32 ({kinds}), but share units of "
+                "FSDP2 with parameters to cast. Make separate units with "
+                f"strategy=PerModelFSDPStrategy(policy=[{kinds}]), or use keep_batchnorm_fp32=False, or opt_level='O1'."
             )
         if not self.whole.can_be_cast(model):
             raise errors.InvalidExperimentException(

@@ -196,7 +196,7 @@ def url_reverse_webui_exp_view() -> str:
 
 def _merge(config: Config | None, defaults: Config | None, unmanaged: Config | None) -> Config | None:
     if defaults is not None or unmanaged is not None:
-        warnings.warn("defaults= and unmanaged= are older forms of config=.", FutureWarning, stacklevel=3)
+        warnings.warn("defaults= and unmanaged= are deprecated; use config= instead.", FutureWarning, stacklevel=3)
     if config is not None or defaults is None or unmanaged is None:
         return config or defaults
     names = ("project", "workspace", "external_experiment_id", "external_trial_id")

@@ -301,7 +301,7 @@ def test_a_period_below_one(period: str, value: int, caplog: pytest.LogCaptureFi
     periods: dict[str, Any] = {period: pytorch.Batch(value)}
     fit(**periods)
     (message,) = warnings_in(caplog)
-    assert message.startswith(f"{period}=Batch({value}) is below 1, and so due after every one")
+    assert message.startswith(f"{period}=Batch({value}) is below 1, and so due every time")
 
 
 def test_a_resumed_finished_run(caplog: pytest.LogCaptureFixture) -> None:

@@ -125,7 +125,7 @@ def test_model_and_reports(caplog: pytest.LogCaptureFixture) -> None:
             context.report_task_using_model_version("b2")
             context.report_metrics("inference", 1, {"batches": 1})
             assert context.get_tensorboard_path().parent == Path("runs")
-            with pytest.raises(ValueError, match=r"There are no hyperparameters here.*det-lightning run CONFIG"):
+            with pytest.raises(ValueError, match=r"There are no hyperparameters without.*det-lightning run CONFIG"):
                 context.get_hparams()
 
     with caplog.at_level(logging.INFO, logger="det_lightning"):

@@ -428,7 +428,7 @@ InvalidTrial = errors.InvalidExperimentException
         (ModelOfNone, TypeError, r"ModelOfNone.build_model\(\) must return a torch.nn.Module; got None"),
         (OptimizerOfParameters, TypeError, r"OptimizerOfParameters.optimizer\(\) must return a torch.optim.Optimizer"),
         (BareScheduler, TypeError, r"returned a StepLR. .*LRScheduler\(scheduler, step_mode=.*STEP_EVERY_BATCH"),
-        (SchedulerOfAnotherOptimizer, InvalidTrial, r"given an optimizer \(SGD\) that was not wrapped"),
+        (SchedulerOfAnotherOptimizer, InvalidTrial, r"got an optimizer \(SGD\) that was not wrapped"),
         (NoOptimizer, InvalidTrial, r"NoOptimizer.train_batch\(\) takes a model.*does not define optimizer\(\)"),
         (
             NothingBuiltAndNoEvaluation,

@@ -31,7 +31,7 @@ def test_record_round_trips(record: TrainingRecord, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "There is no .*ref.json. Make one .* python recorder.py model_def:Regression"),
+        (None, "There is no file .*ref.json. Make a record .* python recorder.py model_def:Regression"),
         ("", "is not a record of a training, or is damaged"),
         ('{"format": "det-lightning training re', "is damaged"),
         ("[" * 100_000, "is not a record of a training, or is damaged"),

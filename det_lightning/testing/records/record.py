@@ -97,7 +97,7 @@ def read_record(path: str | os.PathLike[str], trial: str | None = None) -> Train
         require_file(path)
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RecordError(f"There is no {path}. {advice}") from None
+        raise RecordError(f"There is no file {path}. {advice}") from None
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error}.") from error
     except (ValueError, RecursionError) as error:
