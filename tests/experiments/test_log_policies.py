@@ -46,7 +46,7 @@ def test_slow_pattern_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     log = tmp_path / "log.txt"
     log.write_text("a" * 100 + "!\n")
     assert found(log, "(a+)+$", limit_s=0.5) is None
-    assert caplog.messages == [f"Searching {log} for the log policies takes over 0.5 s: (a+)+$. None is applied."]
+    assert caplog.messages == [f"Searching {log} for the log policies takes over 0.5 s: (a+)+$. No policy is applied."]
 
 
 def test_log_that_cannot_be_searched_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
