@@ -149,7 +149,7 @@ def warn_of_lost_callbacks(trainer: Any) -> None:
     if names := sorted({type(callback).__name__ for callback in trainer.callbacks if callback.state_dict()}):
         logger.warning(
             "The checkpoint has no states of Lightning's callbacks: %s start over. With "
-            "pl.Trainer(plugins=[DeterminedCheckpointIO()]) a ModelCheckpoint writes them, too.",
+            "pl.Trainer(plugins=[DeterminedCheckpointIO()]) a ModelCheckpoint also writes these states.",
             ", ".join(names),
         )
 

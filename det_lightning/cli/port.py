@@ -47,7 +47,7 @@ def port(
         list[pathlib.Path],
         typer.Argument(metavar="PATH...", help="Files, and directories with files, of a project.", show_default=False),
     ],
-    diff: Annotated[bool, typer.Option("--diff", help="Only show what would change. The default.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Only show the changes. The default.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Change the files.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; exit with 1 if there is something to change or to do.")

@@ -282,5 +282,5 @@ class ChosenPrecision:
 
 def _two_precisions(call: str, precision: WholeModelPrecision) -> errors.InvalidExperimentException:
     return errors.InvalidExperimentException(
-        f"The trial calls {call}, and {precision.name} asks for a precision too. Leave one of them out."
+        f"The trial calls {call}, and {precision.name} asks for a precision too. Leave out one of the two."
     )

@@ -55,7 +55,7 @@ class RunConfiguration:
         if hparams is None:
             hparams = choose_hparams(given.plain) or None
             if hparams is not None:
-                logger.info("The hyperparameters are those of exp_conf; of a range the middle: %s.", mask(hparams))
+                logger.info("The hyperparameters come from exp_conf, with the middle of each range: %s.", mask(hparams))
         settings = TrainingSettings(given.typed, hparams, checkpoint_storage=given.checkpoint_storage)
         return cls(given.plain, hparams, settings, given.typed)
 

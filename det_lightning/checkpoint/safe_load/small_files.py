@@ -143,7 +143,7 @@ def read_load_data(directory: pathlib.Path) -> dict[str, Any]:
         missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
         if missing:
             raise errors.IncompleteCheckpointError(
-                f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(content)):.300}."
+                f"{path} lacks {', '.join(missing)}; got {', '.join(sorted(content)):.300}."
             )
     else:
         path = directory / layout.METADATA_FILE

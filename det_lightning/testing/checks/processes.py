@@ -46,7 +46,7 @@ def share_samples(runs: TrialRuns) -> list[str]:
         raise CheckFailed(
             f"The training data have {lengths[1]} samples in each of two processes, and {lengths[0]} in one: they are "
             "sharded twice.",
-            "data that the trial shards by rank, and det_lightning.pytorch.DataLoader shards again: pass all of them",
+            "data that the trial shards by rank, and det_lightning.pytorch.DataLoader shards again: pass all data",
             details=runs.code.find(reads_rank),
         )
     draws = draws_while_training(results.one.record)

@@ -96,8 +96,8 @@ def _require_same_hparams(options: TrialOptions, reference: TrainingRecord) -> N
     if other := [name for name in names if recorded.get(name) != given.get(name)]:
         listed = ", ".join(f"{name} {recorded.get(name)!r} and {given.get(name)!r} here" for name in other)
         raise BadTrial(
-            f"--trial-reference {options.reference} was recorded with other hyperparameters: {listed}. Pass those of "
-            "the record, or record it again."
+            f"--trial-reference {options.reference} was recorded with other hyperparameters: {listed}. Pass the "
+            "hyperparameters of the record, or record again."
         )
 
 
