@@ -194,7 +194,7 @@ def test_data_without_a_length(caplog: Any) -> None:
         ({"train_dataloaders": [loaders()["train_dataloaders"]] * 2}, "train_dataloader: .*StackDataset or Concat"),
         ({"train_dataloaders": {"a": loaders()["train_dataloaders"]}}, "train_dataloader: a trial takes one loader"),
         ({"val_dataloaders": {"a": loaders()["val_dataloaders"], "b": []}}, "one loader; got a dict of loaders"),
-        ({"val_dataloaders": pl.utilities.CombinedLoader([[1]], "sequential")}, "got a CombinedLoader of them"),
+        ({"val_dataloaders": pl.utilities.CombinedLoader([[1]], "sequential")}, "got a CombinedLoader of loaders"),
         ({"train_dataloaders": 5}, "takes a loader or any iterable; got 5"),
         (
             {"val_dataloaders": [loaders()["val_dataloaders"]] * 2},

@@ -198,7 +198,7 @@ def test_another_metric_does_not_count(tmp_path: Path) -> None:
     checkpoints_of(storage, "trial", Retention(0, 2, 0)).finish()
     assert steps_of(storage) == [2]
     storage.write(files_of(4, {"experiment": "experiment", "trial": "other", "metric": accuracy}))
-    with pytest.raises(ValueError, match=r"do not agree .*: 'accuracy', smaller"):
+    with pytest.raises(ValueError, match=r"by different metrics .*: 'accuracy', smaller"):
         plan_pruning(storage, Retention())
 
 

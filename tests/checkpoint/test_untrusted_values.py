@@ -113,7 +113,7 @@ def test_wrong_resume_value_is_named(path: str, value: Any, trained: Path) -> No
         ("journals.0.0.rng", torch.zeros(3), "'rng' of each pass"),
         ("journals.0.0.rng.np_rng_state", 5, "'np_rng_state'"),
         ("journals.0.0.samplers", DELETED, "'samplers' of each pass"),
-        ("journals.0.0.color", "red", "nothing else"),
+        ("journals.0.0.color", "red", "must have only"),
         (
             "trial_state.batches_trained",
             2,

@@ -62,7 +62,9 @@ TAKE_A_CHECKPOINT: list[Callable[[Any], Any]] = [
 def test_wrong_checkpoint_argument(take: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match=r"named by its id, path or URL.*newest\(\) returns None .*; got None"):
         take(None)
-    with pytest.raises(TypeError, match=r"path or URL; got the storage .*/storage, whose newest\(\) is the newest"):
+    with pytest.raises(
+        TypeError, match=r"path or URL; got the storage .*/storage, whose newest\(\) returns a checkpoint"
+    ):
         take(CheckpointStorage("storage"))
     with pytest.raises(TypeError, match="A checkpoint must be named by its id, path or URL; got 7"):
         take(7)

@@ -149,7 +149,7 @@ class ClipsByNumber(SmallTrial):
             ValueError,
             r"got \['b'\] for validation batch 2, and \['a'\] for the batches before",
         ),
-        (ValidationOfNone, TypeError, r"evaluate_batch\(\) must return a dict .*returned None"),
+        (ValidationOfNone, TypeError, r"evaluate_batch\(\) must return a dict .*got None"),
         (ReducersOfOthers, errors.InvalidExperimentException, r"reducers for \['accuracy'\].*\['validation_loss'\]"),
         (NoCallback, TypeError, r"build_callbacks\(\) must return PyTorchCallback .*'mine'"),
         (UnwrappedOptimizer, errors.InvalidExperimentException, "got a SGD that was not wrapped"),
@@ -291,7 +291,7 @@ def test_a_resume_without_that_metric_fails_too(tmp_path: Path) -> None:
 def test_flags_of_fit_are_not_taken() -> None:
     with (
         pytorch.init(enable_tensorboard_logging=False) as context,
-        pytest.raises(errors.UnsupportedTrainerFlags, match="was given max_epochs, which"),
+        pytest.raises(errors.UnsupportedTrainerFlags, match="got max_epochs, which"),
     ):
         pytorch.Trainer(SmallTrial(context), context, max_epochs=3).fit(max_length=pytorch.Batch(2))
 

@@ -142,7 +142,10 @@ def test_own_updates_leave_things_out(
 ) -> None:
     fit(trial_class, aggregation_frequency=aggregation_frequency)
     (message,) = warnings_in(caplog)
-    assert f"updates weights without context.step_optimizer(), which alone would {left_out}. Call it" in message
+    assert (
+        f"updates weights without context.step_optimizer(), which alone would {left_out}. Call step_optimizer()"
+        in message
+    )
 
 
 class NeverSteps(SmallTrial):
