@@ -589,7 +589,7 @@ def test_prune_refuses_contradicting_trials(indexed: dict[str, Path]) -> None:
     storage = indexed["a1"].parent
     loss = {"name": "loss", "value": 0.5, "smaller_is_better": True}
     write_checkpoint(storage, notes={"experiment": "digits", "trial": "c", "metric": loss})
-    assert "do not agree" in error_of("prune", storage, "--yes")
+    assert "by different metrics" in error_of("prune", storage, "--yes")
     assert left_in(indexed) == list(indexed)
 
 

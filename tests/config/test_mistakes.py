@@ -83,7 +83,7 @@ from tests.config.configurations import mistakes_in, read, read_alone
             "checkpoint_storage: {type: azure, container: c, connection_string: s, account_url: 'https://a.b'}",
             1,
             "checkpoint_storage.account_url",
-            "cannot be given together with connection_string",
+            "cannot be set together with connection_string",
         ),
         ("checkpoint_storage: {save_trial_best: -1}", 1, "checkpoint_storage.save_trial_best", "must be at least 0"),
     ],
