@@ -89,8 +89,8 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
         unknown = sorted(kwargs.keys() - _OF_PROCESSES)
         if unknown:
             raise TypeError(
-                f"{type(self).__name__} takes its own options and DDPStrategy's options about processes, "
-                f"{', '.join(sorted(_OF_PROCESSES))}; got {', '.join(unknown)}."
+                f"{type(self).__name__} does not take {', '.join(unknown)}, but its own options and DDPStrategy's "
+                f"options about processes: {', '.join(sorted(_OF_PROCESSES))}."
             )
         super().__init__(**kwargs)
         self._starts_by = kwargs.get("start_method", "popen")

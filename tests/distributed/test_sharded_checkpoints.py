@@ -245,7 +245,9 @@ def test_repeated_bytes_are_refused(copied: Path) -> None:
     content = json.loads(index.read_text())
     part = next(iter(content["parts"].values()))
     index.write_text(json.dumps({**content, "parts": {f"state.{number}": part for number in range(10_000)}}))
-    with pytest.raises(errors.IncompleteCheckpointError, match=r"__0_0.distcp must have at least .* bytes; got"):
+    with pytest.raises(
+        errors.IncompleteCheckpointError, match=r"__0_0.distcp must be a file of at least .* bytes; got"
+    ):
         load_checkpoint(copied)
 
 

@@ -127,8 +127,8 @@ def _require_room(found: Mapping[str, list[StoredPart]], directory: pathlib.Path
         size = path.stat().st_size if path.is_file() else -1
         if size < length:
             raise errors.IncompleteCheckpointError(
-                f"{escape(path)} must have at least {length:,} bytes; got {max(size, 0):,}. The file is missing or "
-                "damaged. Use another checkpoint."
+                f"{escape(path)} must be a file of at least {length:,} bytes; got {max(size, 0):,}. The file is "
+                "missing or damaged. Use another checkpoint."
             )
 
 
