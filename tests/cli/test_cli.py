@@ -453,7 +453,7 @@ def test_without_safetensors_the_extra_is_named(checkpoint: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "not installed: pip install -e '.[safetensors]'" in done.stderr
+    assert "needs safetensors: pip install -e '.[safetensors]'" in done.stderr
     assert not Path("out").exists()
 
 
