@@ -90,7 +90,7 @@ class TrialBuilder:
         if not built and not (isinstance(trial, type) and issubclass(trial, PyTorchTrial)):
             raise TypeError(f"TrialModule takes a subclass of det_lightning.pytorch.PyTorchTrial; got {trial!r}.")
         if built and context is None:
-            raise TypeError(f"TrialModule got a {type(trial).__name__} that was built already; give its context= too.")
+            raise TypeError(f"TrialModule got a {type(trial).__name__} that was built already; pass context= too.")
         if not (trial_kwargs is None or isinstance(trial_kwargs, Mapping)):
             raise TypeError(wrong_argument("trial_kwargs=", "a dict of arguments after the context", trial_kwargs))
         self._trial = trial
@@ -121,7 +121,7 @@ class TrialBuilder:
         if exchanges and self._context is not None and self._context.distributed.size < trainer.world_size:
             raise errors.InvalidExperimentException(
                 f"The trial was built for {self._context.distributed.size} process(es), and this trainer has "
-                f"{trainer.world_size}: give it a new TrialModule, with the class of the trial."
+                f"{trainer.world_size}: pass the trainer a new TrialModule, with the class of the trial."
             )
         if self._context is None:
             processes = TrainingProcesses.from_trainer(trainer.strategy)

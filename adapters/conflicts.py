@@ -32,9 +32,9 @@ def warn_of_mixture() -> None:
     """Warn if the program has imported the other package of Lightning: trainers of the other package refuse a trial."""
     if OTHER in sys.modules:
         logger.warning(
-            "This program imports both lightning and pytorch_lightning, and TrialModule is a LightningModule of %s: "
-            "a trainer of %s refuses it. Import Lightning as %s everywhere; or, to use %s, import that before "
-            "det_lightning, or set %s=%s.",
+            "This program imports both lightning and pytorch_lightning, and TrialModule is a LightningModule of %s: a "
+            "trainer of %s refuses the module. Import Lightning as %s everywhere; or import %s before det_lightning, "
+            "or set %s=%s.",
             *(PACKAGE, OTHER, PACKAGE, OTHER, VARIABLE, OTHER),
         )
 
@@ -61,7 +61,7 @@ def _describe(part: Any) -> str | None:
             public = kind.__module__.removeprefix(start).split(".")[1:2]
             line = f"from {'.'.join([counterpart, *public])} import {kind.__name__}"
             derived = "" if kind is type(part) else f"a {kind.__name__} "
-            return f"{type(part).__name__}, {derived}of {OTHER}: the trainer is one of {PACKAGE}, so write `{line}`"
+            return f"{type(part).__name__}, {derived}of {OTHER}: the trainer is from {PACKAGE}, so write `{line}`"
     return None
 
 
@@ -93,7 +93,7 @@ def refuse_changed_hparams(module: pl.LightningModule) -> None:
     if names := find_changed_hparams(module):
         raise errors.InvalidExperimentException(
             f"module.hparams was changed ({', '.join(names)}), and the trial trains with the hyperparameters that its "
-            f"module was made with. Make a new one: {type(module).__name__}(..., hparams={{...}})."
+            f"module was made with. Create a new module: {type(module).__name__}(..., hparams={{...}})."
         )
 
 
@@ -139,7 +139,7 @@ def warn_of_second_fit(trainer: pl.Trainer) -> None:
     if done and not trainer.fit_loop.done:
         logger.warning(
             "The trainer has trained %d epochs, and this fit() begins at epoch 0 again, with the weights as they are. "
-            "To go on instead, save a checkpoint and pass ckpt_path=.",
+            "To resume instead, save a checkpoint and pass ckpt_path=.",
             done,
         )
 
@@ -148,8 +148,8 @@ def warn_of_lost_callbacks(trainer: Any) -> None:
     """Warn of Lightning callbacks without a state in the checkpoint of a resumed training."""
     if names := sorted({type(callback).__name__ for callback in trainer.callbacks if callback.state_dict()}):
         logger.warning(
-            "The checkpoint has no states of Lightning's callbacks: %s begin anew. With "
-            "pl.Trainer(plugins=[DeterminedCheckpointIO()]) a ModelCheckpoint writes them, too.",
+            "The checkpoint has no states of Lightning's callbacks: %s start over. With "
+            "pl.Trainer(plugins=[DeterminedCheckpointIO()]) a ModelCheckpoint also writes these states.",
             ", ".join(names),
         )
 
@@ -177,7 +177,7 @@ def refuse_lost_changes(loaded: list[torch.nn.Module], built: list[torch.nn.Modu
     if found := [name for name, is_found in changes.items() if is_found]:
         raise errors.InvalidExperimentException(
             f"The module that was loaded from a checkpoint has {' and '.join(found)}, and fit() builds the trial "
-            f"again, with its weights only: {_LATER}."
+            f"again, with the weights only: {_LATER}."
         )
 
 

@@ -24,7 +24,7 @@ if hasattr(pl.callbacks, "WeightAveraging"):  # from Lightning 2.6 on
 # Callbacks for changing optimizers, steps or the batch size, all of them the trial's.
 _UNSUPPORTED_CALLBACKS: dict[type[pl.Callback], str] = {
     pl.callbacks.BaseFinetuning: "freeze and unfreeze parameters in the on_training_epoch_start of a trial's callback",
-    pl.callbacks.BatchSizeFinder: "give the batch size in hparams",
+    pl.callbacks.BatchSizeFinder: "set the batch size in hparams",
     pl.callbacks.GradientAccumulationScheduler: "use TrialModule(..., aggregation_frequency=...)",
     pl.callbacks.LearningRateFinder: "try learning rates as hyperparameters",
     pl.callbacks.ModelPruning: "prune with torch.nn.utils.prune in the trial, which knows the parameters of its models",
@@ -45,7 +45,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
     wrong = {
         f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
             trainer.accumulate_grad_batches != 1 and aggregation not in (None, trainer.accumulate_grad_batches),
-            f"it means the same as aggregation_frequency, which is {aggregation}; give one of them",
+            f"it means the same as aggregation_frequency, which is {aggregation}; pass only one",
         ),
         f"reload_dataloaders_every_n_epochs={flags.reload_dataloaders_every_n_epochs}": (
             flags.reload_dataloaders_every_n_epochs > 0,
@@ -61,7 +61,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         ),
         f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices": (
             not _trains_trials(trainer),
-            "use one that trains a trial's models: strategy="
+            "use a strategy that trains a trial's models: strategy="
             + " or ".join(repr(known.strategy_name) for known in TRIAL_STRATEGIES)
             + ", which pl.Trainer knows once det_lightning.adapters is imported",
         ),

@@ -77,7 +77,7 @@ class GivenLoaders(LoaderFactory):
         self._trainer = trainer
         if sources and isinstance(trial, SelfSavingTrial):
             raise errors.UnsupportedTrainerFlags(
-                f"{type(original_trial(trial)).__name__} reads its own data; leave out the data of the call."
+                f"{type(original_trial(trial)).__name__} reads its own data; pass no data to the trainer."
             )
 
     def build_training(self, overfit_batches: float | None = None) -> Any:
@@ -92,7 +92,7 @@ class GivenLoaders(LoaderFactory):
         if overfit_batches is not None:
             raise errors.UnsupportedTrainerFlags(
                 f"overfit_batches={overfit_batches} needs a torch.utils.data.DataLoader over a map-style dataset; the "
-                f"training data are of type {type(loader).__name__}. Give a subset of the data instead."
+                f"training data are of type {type(loader).__name__}. Pass a subset of the data instead."
             )
         return Passes(loader, self.context.position)
 
@@ -122,7 +122,7 @@ def _adapt(given: Any, name: str, context: PyTorchTrialContext) -> Any:
     loader: Any = take_only_loader(given, name)
     if not _is_map_style(loader):
         if not isinstance(loader, Iterable):
-            raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes a loader or any iterable, and got {loader!r}.")
+            raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes a loader or any iterable; got {loader!r}.")
         return loader
     if loader.batch_sampler is None:
         if context.distributed.size > 1:
@@ -174,7 +174,7 @@ class Passes:
         self._skipped = first_batch if self._length is None else first_batch % self._length
         if first_batch:
             logger.warning(
-                "The training data are of type %s, whose position no checkpoint holds: the run goes on after batch %d "
+                "The training data are of type %s, whose position no checkpoint holds: the run resumes after batch %d "
                 "of a new pass. An exact resume needs a torch.utils.data.DataLoader over a map-style dataset.",
                 *(type(data).__name__, self._skipped),
             )
@@ -194,8 +194,8 @@ class Passes:
             skipped = 0
             if not count or (self._length is None and self._position.epoch_length() == sys.maxsize):
                 raise RuntimeError(
-                    f"The training data that were given, a {type(self._data).__name__} without a length, end after "
-                    f"{count} batches: give the data a __len__, or pass limit_train_batches=n, the length of an epoch."
+                    f"The training data, a {type(self._data).__name__} without a length, end after {count} batches: "
+                    "give the data a __len__, or pass limit_train_batches=n, the length of an epoch."
                 )
 
 
@@ -215,7 +215,7 @@ def take_only_loader(given: Any, name: str) -> Any:
     if isinstance(given, list | tuple | dict) and len(given) < 2 and not is_mixed:
         return next(iter(given.values() if isinstance(given, dict) else given), ())
     raise errors.UnsupportedTrainerFlags(
-        f"{name}: a trial takes one loader, and got a {type(given).__name__} of them: {_IN_PLACE_OF_SEVERAL[name]}."
+        f"{name}: a trial takes one loader; got a {type(given).__name__} of loaders: {_IN_PLACE_OF_SEVERAL[name]}."
     )
 
 

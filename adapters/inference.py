@@ -148,8 +148,9 @@ class InferenceModule(DrivenModule):
         """Return the trial, adapted if legacy, and its context; raise an InternalException before."""
         if self.runnable is None or self.context is None:
             raise errors.InternalException(
-                "The trial is not built yet: fit(), validate(), test() and predict() of pl.Trainer build it when they "
-                "have chosen the device, and TrialModule.load_from_checkpoint(path, trial=...) builds it at once."
+                "The trial is not built yet: fit(), validate(), test() and predict() of pl.Trainer build the trial "
+                "when they have chosen the device, and TrialModule.load_from_checkpoint(path, trial=...) builds the "
+                "trial at once."
             )
         return self.runnable, self.context
 

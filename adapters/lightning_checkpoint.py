@@ -184,7 +184,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
                 if before is None or not self._is_damaged(candidate, e):
                     break
                 logger.warning(
-                    "Checkpoint %s is damaged: %s The run resumes from the one before, %s.",
+                    "Checkpoint %s is damaged: %s The run resumes from the checkpoint before, %s.",
                     *(escape(mask_url(path)), e, escape(mask_url(before))),
                 )
         raise failures[0]

@@ -28,7 +28,7 @@ def _choose() -> str:
     named = os.environ.get(VARIABLE)
     if named:
         if named not in _MODULES:
-            raise ValueError(f"{VARIABLE}={named!r} must be one of {', '.join(_MODULES)}; or leave it unset.")
+            raise ValueError(f"{VARIABLE} must be one of {', '.join(_MODULES)}, or unset; got {named!r}.")
         return named
     installed = [name for name, module in _MODULES.items() if _is_installed(module)]
     if len(installed) == 1:

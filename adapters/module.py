@@ -294,6 +294,6 @@ def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> T
     """Return the module, or raise a TypeError unless the module is a :class:`TrialModule`."""
     if not isinstance(module, TrialModule):
         raise TypeError(
-            f"{type(callback).__name__} works with a det_lightning.adapters.TrialModule; got a {type(module).__name__}."
+            f"{type(callback).__name__} needs a det_lightning.adapters.TrialModule; got a {type(module).__name__}."
         )
     return module

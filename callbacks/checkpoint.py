@@ -145,8 +145,8 @@ class DeterminedCheckpoint(pl.Callback):
             wrong.append(f"checkpoint_storage=..., but the callback writes to {escape(self.storage)}")
         if wrong:
             raise ValueError(
-                f"fit(checkpoints=DeterminedCheckpoint(...)) was also given {'; and '.join(wrong)}. Say it once, "
-                "to the callback."
+                f"fit(checkpoints=DeterminedCheckpoint(...)) also got {'; and '.join(wrong)}. Pass the option once, to "
+                "the callback."
             )
 
     @property
@@ -229,7 +229,7 @@ class DeterminedCheckpoint(pl.Callback):
         self._checkpoints.queue.limit_retries_when(is_ending)
         if trainer.is_global_zero:
             if self._is_default:  # a warning, because warnings are shown even if logging is not configured
-                logger.warning("No storage of checkpoints is given: they go to %s.", escape(self.storage))
+                logger.warning("No storage of checkpoints is set: checkpoints go to %s.", escape(self.storage))
             else:
                 logger.info("Checkpoints go to %s.", escape(self.storage))
             self._checkpoints.claim(trainer.ckpt_path, resumed)

@@ -16,7 +16,7 @@ _SHOWN = (type(None), numbers.Number, str, bytes, list, tuple, dict, set, os.Pat
 def describe(value: Any) -> str:
     """Return a value and the type for a message; of an object only the type."""
     if isinstance(value, type):
-        return f"the class {value.__name__}, not an object of it"
+        return f"the class {value.__name__}, not an object of the class"
     kind = type(value).__name__
     return f"{short_text(value)} of type {kind}" if isinstance(value, _SHOWN) else f"an object of type {kind}"
 

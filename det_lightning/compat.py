@@ -58,7 +58,7 @@ class _AliasLoader(importlib.abc.Loader):
         found = importlib.util.find_spec(self._name)
         loader = None if found is None else found.loader
         if not isinstance(loader, importlib.abc.InspectLoader):
-            raise ImportError(f"{self._name} has no code that can be run in the place of {fullname}.", name=fullname)
+            raise ImportError(f"{self._name} has no code to run in place of {fullname}.", name=fullname)
         return loader.get_code(self._name)
 
 

@@ -26,7 +26,8 @@ class _Horovod:
         """
         if horovod_type != "torch":
             raise ValueError(
-                f"det_lightning trains PyTorch models, with horovod.torch; {horovod_type!r} is required here: {reason}"
+                f"horovod_type must be 'torch', because det_lightning trains PyTorch models; got {horovod_type!r}: "
+                f"{reason}"
             )
 
     def __getattr__(self, name: str) -> Any:

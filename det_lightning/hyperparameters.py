@@ -65,7 +65,7 @@ def explain_texts(error: TypeError, hparams: Mapping[str, Any] | None) -> None:
     texts = {name: value for name, value in flatten(mask(hparams or {})).items() if _is_number(value)}
     if texts and _ABOUT_TEXT.search(str(error)) and _TEXTS not in str(error):
         listed = ", ".join(f"{name}={value!r}" for name, value in texts.items())
-        error.args = (f"{error}. {_TEXTS} {listed}. Give numbers without quotes.",)
+        error.args = (f"{error}. {_TEXTS} {listed}. Write numbers without quotes.",)
 
 
 def _is_number(value: Any) -> bool:

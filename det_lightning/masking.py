@@ -206,10 +206,10 @@ class MaskedSettings(dict[Any, Any]):
         if name in self.left_out:
             return (
                 f"{self.where}[{name!r}] was left out where these settings were written: it was a "
-                f"{self.left_out[name]:.200}, which JSON cannot hold. Give the settings again (hparams=, exp_conf=)."
+                f"{self.left_out[name]:.200}, which JSON cannot hold. Pass the settings again (hparams=, exp_conf=)."
             )
         return (
-            f"{self.where}[{name!r}] is a secret, which was masked where these settings were written. Give the "
+            f"{self.where}[{name!r}] is a secret, which was masked where these settings were written. Pass the "
             "settings with their secrets (hparams=, exp_conf=), or take the secret from the environment."
         )
 

@@ -76,9 +76,9 @@ class _LastFinder(importlib.abc.MetaPathFinder):
         link = _LINKED.get(fullname)
         if link is not None and link.is_file():
             raise MissingLinks(
-                f"{link} is a text file and not a link to the package: git has written it so because core.symlinks is "
-                "false, as it is on Windows. Either install the clone with pip (pip install -e .), or run "
-                "'git config core.symlinks true' and 'git checkout -- det_lightning/adapters det_lightning/callbacks', "
+                f"{link} is a text file and not a link to the package: git wrote the text file because core.symlinks "
+                "is false, as it is on Windows. Either install the clone with pip (pip install -e .), or run 'git "
+                "config core.symlinks true' and 'git checkout -- det_lightning/adapters det_lightning/callbacks', "
                 "which on Windows needs the developer mode.",
                 name=fullname,
                 path=str(link),

@@ -10,7 +10,7 @@ REFERENCE_VERSION = "0.38.1"
 _THEIRS = "determined"
 _CORE_API = (
     "it is not in the public Core API of Determined 0.38",
-    "use det_lightning.core.init() and what it returns, which need no master",
+    "use det_lightning.core.init() and the returned context, which need no master",
 )
 _MASTER = (
     "it talks to a Determined master",
@@ -18,7 +18,7 @@ _MASTER = (
     "det-lightning checkpoint lists, shows and exports checkpoints without one",
 )
 _INTERNAL = ("it is internal to Determined's harness", "remove it or replace it with your own code")
-_ADAPTER = ("a LightningModule needs no adapter here", "give the LightningModule that it wraps to pl.Trainer")
+_ADAPTER = ("a LightningModule needs no adapter here", "pass the wrapped LightningModule to pl.Trainer")
 _NATIVE = ("Determined's Native API is gone since 0.18", "train with det_lightning.pytorch.init() and Trainer")
 _RANGE = (
     "ranges are not written in Python since 0.18",
@@ -71,8 +71,8 @@ MISSING_PARTS = {
     ),
     "determined.errors": (
         "nothing here raises it",
-        "leave out the except clause; the errors that are raised are those of det_lightning.errors, and a "
-        "CheckpointError is any error of a checkpoint",
+        "leave out the except clause; det_lightning raises the errors of det_lightning.errors, and a CheckpointError "
+        "is any error of a checkpoint",
     ),
     "determined.exec": ("it runs inside of Determined's containers", "remove it"),
     "determined.gpu": ("it looks for the GPUs of an agent", "ask torch.cuda"),
@@ -92,7 +92,7 @@ MISSING_PARTS = {
     "determined.layers": ("it is Determined's own training loop", "remove it"),
     "determined.lightning": (
         "a LightningModule needs no adapter here",
-        "give the LightningModule itself to pl.Trainer; det_lightning.callbacks.DeterminedCheckpoint is for trials",
+        "pass the LightningModule itself to pl.Trainer; det_lightning.callbacks.DeterminedCheckpoint is for trials",
     ),
     "determined.load": ("it loads trials inside of Determined's containers", "import the trial's class"),
     "determined.profiler": (

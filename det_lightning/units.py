@@ -26,7 +26,9 @@ class TrainUnit:
         if others:
             name = type(self).__name__
             steps = [value, *others]
-            raise TypeError(f"{name}() takes one value; got {len(steps)}. Give several as a list: {name}({steps!r}).")
+            raise TypeError(
+                f"{name}() takes one value; got {len(steps)}. Pass several values as a list: {name}({steps!r})."
+            )
         self.value = value
 
     def should_stop(self, step_num: int) -> bool:

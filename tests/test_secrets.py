@@ -237,7 +237,7 @@ def test_fall_back_logs_no_password(
     location = Location.parse(newest)
     location.fs.pipe_file(f"{location.path}/state_dict.pth", b"damaged")
     train(url, max_length=pytorch.Batch(3), latest_checkpoint="last")
-    assert f"The run resumes from the one before, {mask_url(before)}." in caplog.text
+    assert f"The run resumes from the checkpoint before, {mask_url(before)}." in caplog.text
     assert SECRET not in caplog.text
 
 
@@ -327,7 +327,7 @@ def test_damage_error_shows_no_secret(settings: Any, tmp_path: Path) -> None:
     forget_checksums(checkpoint)
     resume = read_state(checkpoint / "resume.pth")
     torch.save({**resume, "settings": settings}, checkpoint / "resume.pth")
-    with pytest.raises(errors.IncompleteCheckpointError, match="'settings' should be") as raised:
+    with pytest.raises(errors.IncompleteCheckpointError, match="'settings' must be") as raised:
         read_checkpoint(checkpoint)
     assert SECRET not in str(raised.value)
 
@@ -364,8 +364,8 @@ def test_exports_and_imports_have_no_secrets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "named"),
     [
-        ({"type": "s3", "bucket": "b", "secret_kye": SECRET}, ["secret_kye is not known (did you mean secret_key?)"]),
-        ({"type": "s3", "bucket": "b", "secretkey": SECRET, "x": SECRET}, ["secretkey is not known", "x is not known"]),
+        ({"type": "s3", "bucket": "b", "secret_kye": SECRET}, ["secret_kye is unknown (did you mean secret_key?)"]),
+        ({"type": "s3", "bucket": "b", "secretkey": SECRET, "x": SECRET}, ["secretkey is unknown", "x is unknown"]),
         (
             {"type": "s3", "bucket": "b", "secret_key": [SECRET]},
             ["secret_key must be a string; got a value"],
@@ -399,9 +399,7 @@ def test_masked_secret_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 def test_missing_masked_secret_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
-    with pytest.raises(
-        ValueError, match="access_key is masked: give it as the option 'key', or set AWS_ACCESS_KEY_ID"
-    ) as e:
+    with pytest.raises(ValueError, match="access_key is masked: pass the option 'key', or set AWS_ACCESS_KEY_ID") as e:
         CheckpointStorage(MASKED_S3)
     assert "secret_key is masked" in str(e.value)
 
@@ -451,7 +449,7 @@ def test_checkpoint_path_hides_its_password(
 
 
 def test_masked_url_needs_a_password() -> None:
-    with pytest.raises(errors.StorageError, match="is masked: write it into the URL, or give it as the option"):
+    with pytest.raises(errors.StorageError, match="is masked: write the password into the URL, or pass the option"):
         CheckpointStorage(f"sftp://me:{MASK}@127.0.0.1:1/x")
 
 

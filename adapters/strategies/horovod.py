@@ -101,8 +101,8 @@ class HorovodStrategy(pl.strategies.ParallelStrategy):
         module = type(self.lightning_module).__name__
         if not all(hasattr(optimizer, "skip_synchronize") for optimizer in self.optimizers):
             raise errors.UnsupportedTrainerFlags(
-                f"strategy='horovod' trains a TrialModule, whose context wraps the optimizers; those of {module} are "
-                "not Horovod's, and each rank would train by itself."
+                "strategy='horovod' trains a TrialModule, whose context wraps the optimizers; the optimizers of "
+                f"{module} are not Horovod's, and each rank would train alone."
             )
 
     # Collectives. Each call gives a name: by default Horovod names an object by type, and ranks with different types
@@ -124,7 +124,7 @@ class HorovodStrategy(pl.strategies.ParallelStrategy):
         """Reduce a tensor over the ranks. The mean of integers is a float; other objects are returned unchanged."""
         name = str(reduce_op).rpartition(".")[2].lower()
         if name not in _OPERATIONS:
-            raise ValueError(f"Horovod reduces by {', '.join(_OPERATIONS)}; got reduce_op={reduce_op!r}.")
+            raise ValueError(f"reduce_op must be one of {', '.join(_OPERATIONS)} with Horovod; got {reduce_op!r}.")
         if not isinstance(tensor, torch.Tensor) or self.world_size == 1:
             return tensor
         operation = getattr(self._hvd, _OPERATIONS[name])

@@ -89,8 +89,8 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
         unknown = sorted(kwargs.keys() - _OF_PROCESSES)
         if unknown:
             raise TypeError(
-                f"{type(self).__name__} does not take {', '.join(unknown)}; it takes its own options and those of "
-                f"DDPStrategy about processes: {', '.join(sorted(_OF_PROCESSES))}."
+                f"{type(self).__name__} does not take {', '.join(unknown)}, but its own options and DDPStrategy's "
+                f"options about processes: {', '.join(sorted(_OF_PROCESSES))}."
             )
         super().__init__(**kwargs)
         self._starts_by = kwargs.get("start_method", "popen")
@@ -119,8 +119,8 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
         module = self.lightning_module
         if self.world_size > 1 and getattr(module, "context", None) is None:
             raise errors.UnsupportedTrainerFlags(
-                f"strategy={self.strategy_name!r} trains the models of a TrialModule; those of {type(module).__name__} "
-                "would be trained by each rank for itself. Use another pl.Trainer, with Lightning's own strategy."
+                f"strategy={self.strategy_name!r} trains the models of a TrialModule; each rank would train the models "
+                f"of {type(module).__name__} alone. Use another pl.Trainer, with Lightning's own strategy."
             )
 
     def on_exception(self, exception: BaseException) -> None:

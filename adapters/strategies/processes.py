@@ -48,7 +48,7 @@ class TrainingProcesses:
     ) -> TrainingProcesses:
         """Return the processes launched by a script, for arguments of ``init``."""
         is_context = distributed is None or isinstance(distributed, DistributedContext)
-        advice = "For example DistributedContext.from_torch_distributed(), or leave it out under torchrun."
+        advice = "For example DistributedContext.from_torch_distributed(), or leave distributed= out under torchrun."
         require(is_context, "init(distributed=...)", "a DistributedContext", distributed, advice)
         strategy = PerModelDDPStrategy.strategy_name if strategy is None else strategy
         if _is_horovod(strategy):
@@ -90,8 +90,8 @@ def _use_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
     size = connect_horovod().size()
     if size != distributed.size:
         raise ValueError(
-            f"init(distributed=...) has {distributed.size} process(es), and Horovod connects {size}. Leave it out, or "
-            "pass DistributedContext.from_horovod(horovod.torch)."
+            f"init(distributed=...) has {distributed.size} process(es), and Horovod connects {size}. Leave out "
+            "distributed=, or pass DistributedContext.from_horovod(horovod.torch)."
         )
     backend = LocalBackend() if size == 1 else HorovodBackend(choose_device(distributed.local_rank))
     return TrainingProcesses(distributed, backend)

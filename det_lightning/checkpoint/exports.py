@@ -101,7 +101,7 @@ def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[s
         from safetensors.torch import save_file
     except ImportError as e:
         raise errors.CheckpointError(
-            f"Writing safetensors needs a library that is not installed: {how_to_install('safetensors')}"
+            f"The export as safetensors needs safetensors: {how_to_install('safetensors')}"
         ) from e
     weights = to_weights(content)
     metadata = {

@@ -56,8 +56,8 @@ class UnreadableValues:
         self._named.update(new)
         if new:
             logger.warning(
-                "%s: a resume needs trusted=True, since reading this may run code. Store numbers, texts, tensors and "
-                "plain containers instead.",
+                "%s: a resume needs trusted=True, because reading the values could run code. Store numbers, texts, "
+                "tensors and plain containers instead.",
                 escape("; ".join(new)),
             )
 

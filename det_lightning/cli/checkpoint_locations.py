@@ -25,7 +25,7 @@ def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
         if not storage.root.is_dir():
             raise errors.StorageError(f"There is no directory {escape(storage)}, or nothing is in it.")
         if is_checkpoint(storage.root):
-            raise errors.StorageError(f"{escape(storage)} is a checkpoint; name the directory that holds it.")
+            raise errors.StorageError(f"{escape(storage)} is a checkpoint; name the storage that holds the checkpoint.")
     if (absence := _find_absence(storage)) is not None and not storage.list_links():
         raise errors.StorageError(absence)
     return storage
@@ -37,7 +37,7 @@ def locate_checkpoint(url: str, options: Mapping[str, Any]) -> Location:
     if not ids:
         return location
     raise errors.CheckpointNotFound(
-        f"{escape(location)} is not a checkpoint but a directory of {len(ids)}: name one of them, such as "
+        f"{escape(location)} is a directory of {len(ids)} checkpoints, not a checkpoint: name a checkpoint, such as "
         f"{escape(location / ids[0])}."
     )
 

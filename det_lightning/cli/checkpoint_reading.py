@@ -229,7 +229,7 @@ def verify(
         list[str],
         typer.Argument(
             metavar="CHECKPOINT_OR_STORAGE...",
-            help="Paths or URLs; of a storage all checkpoints are verified.",
+            help="Paths or URLs of checkpoints, or of storages to verify completely.",
             show_default=False,
         ),
     ],

@@ -181,7 +181,8 @@ def _describe_annotation(plan: Annotation, export: MasterExport) -> Iterator[str
         command = f"det experiment describe {experiment_id} --json"
         yield f"The searcher metric of experiment {experiment_id} is in none of the files; add the output of: {command}"
     for experiment_id in export.experiments_without_checkpoints():
-        yield f"No file names checkpoints of experiment {experiment_id}; add those of: det trial describe TRIAL --json"
+        command = "det trial describe TRIAL --json"
+        yield f"No file names checkpoints of experiment {experiment_id}; add the output of: {command}"
 
 
 @report_errors()
@@ -228,8 +229,8 @@ def prune(
 def _confirm(count: int, storage: str) -> bool:
     if not sys.stdin.isatty():
         raise ValueError(
-            f"{count} checkpoints in {escape(storage)} would be deleted, and there is no terminal to confirm it at. "
-            "--yes deletes them, --dry-run only lists them."
+            f"The deletion of {count} checkpoints in {escape(storage)} needs confirmation, and there is no terminal. "
+            "Use --yes to delete without confirmation, or --dry-run to list the checkpoints."
         )
     return typer.confirm(f"Delete {count} checkpoints in {escape(storage)}?", err=True)
 
@@ -245,6 +246,6 @@ def _describe(plan: PrunePlan) -> list[str]:
     left_alone = {
         "in use by active runs": plan.in_use,
         "incomplete, and perhaps still being written": plan.perhaps_being_written,
-        "written by another program, of a trial that is not known": plan.unknown,
+        "written by another program, of an unknown trial": plan.unknown,
     }
     return lines + [f"{len(ids)} {why}: left alone." for why, ids in left_alone.items() if ids]

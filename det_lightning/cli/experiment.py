@@ -53,9 +53,7 @@ Slots = Annotated[
 ]
 Loggers = Annotated[
     list[str] | None,
-    typer.Option(
-        "--logger", metavar="NAME", help="Log to csv, tensorboard, mlflow or wandb, too. May be given several times."
-    ),
+    typer.Option("--logger", metavar="NAME", help="Also log to csv, tensorboard, mlflow or wandb. May be repeated."),
 ]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPUs.")]
 Ray = Annotated[
@@ -130,11 +128,11 @@ def run(
         ]
         more = count_most_trials(config) - len(trials)
         print_json({"trials": trials, "trials_that_may_follow": more})
-        follow = f"up to {more} follow, each when another one is stopped or fails" if more else "no others follow"
+        follow = f"up to {more} follow, each after another trial is stopped or fails" if more else "no others follow"
         warn(f"Trials listed: {len(trials)}; {follow}.")
         return
     if not code.is_dir():
-        raise ValueError(f"{code} is not a directory; name the one with the code of the trials.")
+        raise ValueError(f"{code} is not a directory; name the directory with the code of the trials.")
     for note in config.notes:
         warn(f"note: {note}")
     for field in field_effects(config):
@@ -163,7 +161,7 @@ def resume(
     ] = None,
     retry_failed: Annotated[
         bool,
-        typer.Option("--retry-failed", help="Let failed trials go on from their last checkpoints, with all restarts."),
+        typer.Option("--retry-failed", help="Resume failed trials from their latest checkpoints, with all restarts."),
     ] = False,
     trusted: Trusted = False,
 ) -> None:
@@ -223,7 +221,7 @@ def stop(directory: Experiment) -> None:
     found = ExperimentDirectory.existing(directory)
     runner = find_runner(found.events)
     if runner is None:
-        warn(f"No process runs the experiment in {directory}: it is {summarize_experiment(found)['state']}.")
+        warn(f"No process runs the experiment in {directory}; the state is {summarize_experiment(found)['state']}.")
         return
     process, machine = runner
     if machine != platform.node():
@@ -251,8 +249,8 @@ def _check_hook(code: Path, choice: Hook | None) -> None:
             warn(f"{script}:{install.line}: {install.text}")
         raise ValueError(
             f"{code / STARTUP_HOOK} would run these commands before each trial, here without a container: they may "
-            f"change the Python environment in {sys.prefix}. Install what you need once, and leave the hook out with "
-            "--hook skip. --hook run runs it all the same. DET_LIGHTNING_HOOK in the environment can say either, too."
+            f"change the Python environment in {sys.prefix}. Install the packages once, and use --hook skip; or use "
+            "--hook run to run the hook anyway. You can also set DET_LIGHTNING_HOOK."
         )
     warn(f"note: {STARTUP_HOOK} runs before each trial, here without a container.")
 
@@ -280,13 +278,13 @@ def _run(
     with live_view(directory) as update:
         outcome = lifecycle.run(directory, update, machines, placement, retry_failed=retry_failed)
     if outcome is None:
-        warn(f"Paused. Continue with: {_command('resume', directory.path)}")
+        warn(f"Paused. Resume with: {_command('resume', directory.path)}")
         raise typer.Exit(130)
     warn(f"Experiment {directory.experiment_id}: {outcome.value}")
     if outcome is not outcome.COMPLETED:
         for trial_id in find_failed_trials(directory)[:_MOST_SHOWN_TRIALS]:
-            warn(f"What trial {trial_id} wrote: {_command('logs', directory.path, trial_id)}")
-        warn(f"After a fix in {directory.code}: {_command('resume', directory.path, '--retry-failed')}")
+            warn(f"Log of trial {trial_id}: {_command('logs', directory.path, trial_id)}")
+        warn(f"After a fix in {directory.code}, resume with: {_command('resume', directory.path, '--retry-failed')}")
         raise typer.Exit(1)
 
 

@@ -129,8 +129,8 @@ def _find_experiments(given: str, option: list[str] | None, *, with_curves: bool
     stored = [] if is_run_here else read_stored_experiments(given, parse_options(option), with_curves=with_curves)
     if "://" in given and not stored:
         raise ValueError(
-            f"No checkpoint in {given} names its experiment. `det-lightning checkpoint annotate` adds what "
-            "Determined's master knew."
+            f"No checkpoint in {given} names its experiment. `det-lightning checkpoint annotate` adds the records of "
+            "Determined's master."
         )
     if stored:
         return stored, False
@@ -175,9 +175,7 @@ def _print_best(found: list[dict[str, Any]], storage: str | dict[str, Any] | Non
 
     if len(found) > 1:
         names = ", ".join(str(details["id"]) for details in found)
-        raise ValueError(
-            f"--best prints one path, but these are the experiments {names}. `checkpoint ls --best` lists all."
-        )
+        raise ValueError(f"--best prints one path; got the experiments {names}. `checkpoint ls --best` lists all.")
     (details,) = found
     trial = next((trial for trial in details["trials"] if trial["id"] == details["best_trial"]), None)
     if trial is None:

@@ -47,7 +47,7 @@ def port(
         list[pathlib.Path],
         typer.Argument(metavar="PATH...", help="Files, and directories with files, of a project.", show_default=False),
     ],
-    diff: Annotated[bool, typer.Option("--diff", help="Only show what would change. The default.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Only show the changes. The default.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Change the files.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; exit with 1 if there is something to change or to do.")
@@ -85,15 +85,15 @@ def port(
     if to is Target.lightning:
         if diff or write or check or json or report or try_out:
             raise ValueError(
-                "--to lightning writes a new file; --diff, --write, --check, --try, --report and --json do not go with "
-                "it."
+                "--to lightning writes a new file; --diff, --write, --check, --try, --report and --json go without "
+                "--to lightning only."
             )
         _write_lightning_module(paths, output, force)
         return
     if output is not None or force:
         raise ValueError("--output and --force go with --to lightning only; --write changes the files in place.")
     if write and (check or diff):
-        raise ValueError(f"--write changes files and --{'check' if check else 'diff'} does not: give one of them.")
+        raise ValueError(f"--write changes files and --{'check' if check else 'diff'} does not: use only one.")
     if checks and report is None:
         raise ValueError("--checks goes with --report only.")
     write_page = None if report is None else _page_writer(report, checks or [])
@@ -172,13 +172,13 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
         sys.stdout.write(written.text)
     else:
         if output.is_symlink():
-            raise ValueError(f"{output} is a link to {output.resolve()}; name that file itself.")
+            raise ValueError(f"{output} is a link to {output.resolve()}; name the target of the link.")
         output_file(str(output), force).write_text(written.text, encoding="utf-8")
     for todo in written.todos:
         warn(f"{'line ' if output is None else f'{escape(output)}:'}{todo.line}: TODO: {todo.text}")
     count = len(written.todos)
     warn(f"{count} TODO comment{'' if count == 1 else 's'} to look at." if count else "Nothing is left to do.")
-    warn("This trains, with values in place of the dots:")
+    warn("To train the module, with values in place of the dots:")
     for line in written.program("module" if output is None else output.stem).splitlines():
         typer.echo(line, err=True)
 

@@ -28,7 +28,7 @@ class FieldRule(NamedTuple):
 
 _CONTAINERS = "There are no containers."
 _SCHEDULER = "There is no cluster scheduler."
-_LOOP = "A script's own loop reads it from its configuration."
+_LOOP = "A script reads the field from its own configuration."
 
 _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("name", "used", "Names the experiment's directory."),
@@ -37,7 +37,7 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("workspace", "ignored", "There are no workspaces."),
     ("project", "ignored", "There are no projects."),
     ("entrypoint", "used", "`module:Class`, a command, or a list of its parts. Needed."),
-    ("data", "used", "Given to trials; secrets are masked where it is displayed."),
+    ("data", "used", "Passed to trials; secrets are masked on display."),
     ("hyperparameters", "used", "Drawn by the searcher. A bare value is a constant, a mapping a group."),
     (
         "searcher.name",
@@ -51,7 +51,7 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("searcher.name: custom", "refused", "Custom search methods were removed in 0.38."),
     ("searcher.metric", "used", "The validation metric to search by. Needed."),
     ("searcher.smaller_is_better", "used", "Which way the metric is compared."),
-    ("searcher.source_trial_id", "refused", "The platform's trials are not known; name a checkpoint instead."),
+    ("searcher.source_trial_id", "refused", "The platform's trials are unknown; name a checkpoint instead."),
     (
         "searcher.source_checkpoint_uuid",
         "used",
@@ -61,40 +61,40 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("searcher.max_length", "used", "How long a trial class trains; `max_time` where that is missing."),
     ("searcher.max_trials", "used", "How many trials there are.", "ignored"),
     ("searcher.max_concurrent_trials", "used", "How many run at once; 0 sets no limit.", "ignored"),
-    ("searcher.max_time", "used", "What `time_metric` is when a trial is complete."),
+    ("searcher.max_time", "used", "The value of `time_metric` at which a trial is complete."),
     ("searcher.time_metric", "used", "`batches`, `epochs` or a metric that trials report."),
-    ("searcher.divisor", "used", "One of so many trials goes on at each rung.", "ignored"),
+    ("searcher.divisor", "used", "One of so many trials continues at each rung.", "ignored"),
     ("searcher.mode", "used", "How early `adaptive_asha` stops trials.", "ignored"),
     ("searcher.max_rungs", "used", "The most rungs of a bracket of `adaptive_asha`.", "ignored"),
     ("searcher.bracket_rungs", "used", "The rungs of each bracket, in place of `mode` and `max_rungs`.", "ignored"),
     ("searcher.num_rungs", "used", "The rungs of `async_halving`.", "ignored"),
-    ("searcher.stop_once", "ignored", "A trial that was stopped never goes on, as in 0.38."),
+    ("searcher.stop_once", "ignored", "A stopped trial never continues, as in 0.38."),
     ("max_restarts", "used", "How often a trial that fails is started again.", "ignored"),
     ("scheduling_unit", "used", "Batches between two reports, and two checks for a stop."),
     (
         "records_per_epoch",
         "ignored",
-        "An epoch is one pass over the data loader, as in 0.38; an EstimatorTrial needs it.",
+        "An epoch is one pass over the data loader, as in 0.38; an EstimatorTrial needs the field.",
     ),
     ("min_validation_period", "used", f"0 is never. {_LOOP}"),
     ("min_checkpoint_period", "used", f"0 is never. {_LOOP}"),
     ("perform_initial_validation", "used", "Validate before the first batch."),
     ("checkpoint_policy", "used", "`best` is the best of the whole experiment."),
-    ("checkpoint_storage", "used", "Where the storage is, and access to it."),
-    ("checkpoint_storage.type", "used", "Without one, `checkpoints` in the experiment's directory."),
+    ("checkpoint_storage", "used", "The location and credentials of the storage."),
+    ("checkpoint_storage.type", "used", "Without a type, `checkpoints` in the experiment's directory."),
     ("checkpoint_storage.save_experiment_best", "used", "Kept when the experiment ends."),
     ("checkpoint_storage.save_trial_best", "used", "Kept when the experiment ends."),
     ("checkpoint_storage.save_trial_latest", "used", "Kept when the experiment ends."),
     (
         "checkpoint_storage.container_path",
         "used",
-        "Where the storage is; a relative path is one in the experiment's directory.",
+        "The location of the storage; a relative path begins at the experiment's directory.",
     ),
     ("checkpoint_storage.propagation", "ignored", _CONTAINERS),
     ("checkpoint_storage.type: hdfs", "refused", "Copy the checkpoints to another storage."),
     ("optimizations.aggregation_frequency", "used", "Batches for one update."),
     ("optimizations.average_aggregated_gradients", "used", "Their mean in place of their sum."),
-    ("optimizations.average_training_metrics", "ignored", "Training metrics are those of the chief."),
+    ("optimizations.average_training_metrics", "ignored", "Training metrics are the chief's."),
     ("optimizations.gradient_compression", "used", "Half precision between processes, where Horovod trains."),
     (
         "optimizations.mixed_precision",
@@ -107,7 +107,12 @@ _ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
     ("optimizations.auto_tune_tensor_fusion", "ignored", "Set Horovod's own variables."),
     ("optimizations.grad_updates_size_file", "ignored", "Unused since 0.12."),
     ("reproducibility.experiment_seed", "used", "By default the time, which is recorded."),
-    ("resources.slots_per_trial", "used", "Processes of a trial, each with a GPU; 0 is one without.", "ignored"),
+    (
+        "resources.slots_per_trial",
+        "used",
+        "Processes of a trial, each with a GPU; 0 is one process without a GPU.",
+        "ignored",
+    ),
     ("resources.max_slots", "used", "Limits how many trials run at once.", "ignored"),
     ("resources", "ignored", _SCHEDULER),
     ("resources.shm_size", "ignored", _CONTAINERS),

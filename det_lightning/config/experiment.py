@@ -78,7 +78,7 @@ def _action(value: Any) -> Any:
 def compile_log_pattern(pattern: str) -> re.Pattern[str]:
     """Return a pattern for Go, compiled by Python; raise an ``re.error`` for syntax unknown to Python."""
     if (found := _NAMED_CLASS.search(pattern)) is not None:
-        raise re.error(f"{found[0]} is Go's: write the characters, such as A-Za-z for [:alpha:]")
+        raise re.error(f"{found[0]} is syntax of Go only: write the characters, such as A-Za-z for [:alpha:]")
     return re.compile(pattern)
 
 
@@ -177,7 +177,10 @@ class ExperimentConfig(Section):
     def _doubts_about_validations(self) -> Iterator[tuple[str, str]]:
         waits = isinstance(self.searcher, HalvingSearcher) and not self.searcher.validates_at_rungs
         if waits and self.trial_class is not None and self.min_validation_period.units == 0:
-            yield "max_time", "no trial is stopped early: without min_validation_period it validates at its end only"
+            yield (
+                "max_time",
+                "no trial is stopped early: without min_validation_period a trial validates at the end only",
+            )
 
     def find_line(self, path: KeyPath) -> int | None:
         """Return the line of a key in the file, or None for a key from elsewhere."""

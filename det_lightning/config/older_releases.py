@@ -57,7 +57,7 @@ def _move(document: Document, old: KeyPath, new: KeyPath, value: Any) -> None:
         return
     parent = _parent(document, new)
     if parent.get(new[-1]) is not None:
-        message = f"is the older name of {path_text(new)}, which is given, too: delete one of them"
+        message = f"is the older name of {path_text(new)}, which is also set: delete one of the two"
         document.mistakes.append(document.lines.mistake(old, message))
         return
     parent[new[-1]] = value

@@ -60,7 +60,7 @@ def _value(text: str, name: str, mistakes: list[ConfigMistake]) -> Any:
     mistakes.extend(ConfigMistake(None, name, mistake.message) for mistake in document.mistakes)
     for path in document.without_value:
         if path:  # the whole value may be empty
-            advice = "write a space after the colon" if ":" in str(path[-1]) else "give it one, or null"
+            advice = "write a space after the colon" if ":" in str(path[-1]) else "set a value, or null"
             mistakes.append(ConfigMistake(None, name, f"the key {show_value(path[-1])} has no value: {advice}"))
     return document.data
 

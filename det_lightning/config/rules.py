@@ -26,7 +26,7 @@ def broken_rules(
         yield from _incomplete(config, unreadable)
     if not unreadable & {"workspace", "project"} and bool(config.workspace) != bool(config.project):
         missing = "project" if config.workspace else "workspace"
-        yield (missing,), "is missing: give both workspace and project, or neither"
+        yield (missing,), "is missing: set both workspace and project, or neither"
     resources = config.resources
     if resources.max_slots is not None and resources.slots_per_trial > resources.max_slots:
         message = f"must be at least slots_per_trial, {resources.slots_per_trial}; got {resources.max_slots}"

@@ -98,7 +98,7 @@ class HalvingSearcher(SearcherConfig):
 
     def doubts(self) -> Iterator[tuple[str, str]]:
         if self.stop_once:
-            yield "stop_once", "has no effect: a stopped trial never goes on"
+            yield "stop_once", "has no effect: a stopped trial never continues"
         if self.max_time is not None and self.max_length is not None:
             same_unit = self.max_length.unit in (None, self.time_metric)
             if not same_unit or self.max_length.units != self.max_time:

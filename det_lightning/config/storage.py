@@ -29,7 +29,7 @@ class StorageConfig(Section):
             storage_from_config(self.location())
             chosen = [name for name in STORAGE_TYPES[self.type].alternatives if getattr(self, name) is not None]
             if len(chosen) > 1:
-                refuse((chosen[1],), f"cannot be given together with {chosen[0]}: delete one of them")
+                refuse((chosen[1],), f"cannot be set together with {chosen[0]}: delete one of the two")
         return self
 
 

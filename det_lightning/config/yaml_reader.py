@@ -153,7 +153,7 @@ class YamlDocument(Document):
             return self._join_surrogates(node, path, text)
         if node.tag not in _NUMBERS | _CONSTANTS:
             return self._wrong(
-                node, path, f"values of the type {_show_text(node.tag, path)} cannot be used; quote it if it is text"
+                node, path, f"values of the type {_show_text(node.tag, path)} cannot be used; quote a text"
             )
         try:
             value = self._yaml.constructor.construct_object(node)

@@ -124,7 +124,7 @@ class CheckpointContext:
         if ckpt_dir is None and not shard:
             raise RuntimeError("upload(ckpt_dir=None) needs shard=True, and a directory on at least one rank.")
         if ckpt_dir is None and selector is not None:
-            raise RuntimeError("upload(ckpt_dir=None) has no files for a selector.")
+            raise RuntimeError("upload(ckpt_dir=None, selector=...) has no files to select.")
         directory = None if ckpt_dir is None else pathlib.Path(ckpt_dir)
         names = choose_share(ranks, directory, selector)
         merged = self._merge_metadata(ranks, metadata)
@@ -214,7 +214,7 @@ class CheckpointContext:
             location = run_on_local_chief(ranks, lambda: self._find(storage_id))
             if location.is_local:
                 if selector is not None:
-                    logger.warning("%s is on a disk, and is shown with all its files.", location)
+                    logger.warning("%s is on a disk, so the selector has no effect.", location)
                 directory = location.local_path
             else:
                 copy = run_on_local_chief(ranks, lambda: stack.enter_context(tempfile.TemporaryDirectory()))
@@ -267,7 +267,7 @@ class CheckpointContext:
         merged = merge_metadata(ranks.allgather(metadata or {}))
         if self._task is not None and "steps_completed" not in merged:
             raise ValueError(
-                "The metadata of a checkpoint need 'steps_completed', the number of batches trained; got "
+                "The metadata of a checkpoint must have 'steps_completed', the number of batches trained; got "
                 f"{', '.join(merged) or 'none'}."
             )
         # Raises a TypeError before anything is written.

@@ -186,7 +186,7 @@ class ClusterInfo:
     def gpu_uuids(self) -> list[str]:
         """The identifiers of the GPUs of the task; raises a ``RuntimeError`` if unknown."""
         if self._resources_info is None:
-            raise RuntimeError("The devices of this task are not known.")
+            raise RuntimeError("The devices of this task are unknown.")
         return self._resources_info.gpu_uuids
 
     @property
@@ -194,7 +194,7 @@ class ClusterInfo:
         if self.task_type != "TRIAL":  # always one container
             return RendezvousInfo(["127.0.0.1"], container_rank=0, container_slot_counts=[len(self.slot_ids)])
         if self._rendezvous_info is None:
-            raise RuntimeError("The machines of this task are not known.")
+            raise RuntimeError("The machines of this task are unknown.")
         return self._rendezvous_info
 
 

@@ -70,7 +70,7 @@ class PreemptContext:
             RuntimeError: :meth:`start` was called before.
         """
         if self._started:
-            raise RuntimeError("PreemptContext.start() was called twice; `with core.init()` calls it.")
+            raise RuntimeError("PreemptContext.start() was called twice; `with core.init()` calls start() already.")
         self._started = True
         return self
 
@@ -97,8 +97,8 @@ class PreemptContext:
             raise RuntimeError("should_preempt() was called before PreemptContext.start(); use `with core.init()`.")
         if self._mode is PreemptMode.ChiefOnly and self._distributed.rank != 0:
             raise RuntimeError(
-                f"should_preempt() was called by rank {self._distributed.rank}. In the mode ChiefOnly only rank 0 may; "
-                "WorkersAskChief is the mode for all."
+                f"should_preempt() was called by rank {self._distributed.rank}. In the mode ChiefOnly, only the chief, "
+                "rank 0, may; WorkersAskChief is the mode for all ranks."
             )
         if not self._signals.installed:
             self._signals.remember([signal.SIGTERM])

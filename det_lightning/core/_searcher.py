@@ -99,7 +99,7 @@ class SearcherOperation:
 
     def _require_chief(self, method: str) -> None:
         if not self._is_chief:
-            raise RuntimeError(f"op.{method}() is called by the chief only, the process of rank 0.")
+            raise RuntimeError(f"Only the chief, rank 0, may call op.{method}().")
 
 
 class SearcherContext:
@@ -146,8 +146,8 @@ class SearcherContext:
         if find_member("searcher_mode=", SearcherMode, searcher_mode) is SearcherMode.ChiefOnly:
             if ranks.rank != 0:
                 raise RuntimeError(
-                    f"operations(ChiefOnly) was called by rank {ranks.rank}. Only rank 0 may in this mode; "
-                    "WorkersAskChief is the mode for all."
+                    f"operations(ChiefOnly) was called by rank {ranks.rank}. In the mode ChiefOnly, only the chief, "
+                    "rank 0, may; WorkersAskChief is the mode for all ranks."
                 )
             ranks = DistributedContext()
         operation = SearcherOperation(ranks.broadcast(length), ranks.rank == 0, self._task)

@@ -159,7 +159,7 @@ class TrainContext:
         if self._task is not None:
             fraction = read_report(progress)
             if not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
-                raise ValueError(f"Progress is a number from 0 to 1; got {short_text(fraction)}.")
+                raise ValueError(f"Progress must be a number from 0 to 1; got {short_text(fraction)}.")
             self._task.report("progress", None, {"progress": fraction})
 
     def set_status(self, status: str) -> None:
@@ -261,7 +261,7 @@ class TrainContext:
 def _select_reportable(metrics: dict[str, Any]) -> dict[str, Any]:
     missing = [name for name, value in metrics.items() if value is None]
     if missing:
-        raise RuntimeError(f"Validation metrics must have values; these are None: {', '.join(missing)}.")
+        raise RuntimeError(f"Validation metrics must not be None: {', '.join(missing)}.")
     binary = [name for name, value in metrics.items() if isinstance(value, bytes | bytearray)]
     if binary:
         logger.warning("Validation metrics that are bytes are not reported: %s.", ", ".join(binary))
@@ -272,5 +272,6 @@ def _require_group_name(group: str) -> None:
     reserved = ("checkpoint", "checkpoint_deleted", "early_exit", "preempted", "progress", "startup_hook")
     if not group or "." in group or group in reserved:
         raise ValueError(
-            f"A group of metrics must have a name without '.', and none of {', '.join(reserved)}; got {group!r}."
+            f"The name of a group of metrics must not be empty, contain '.', or be one of {', '.join(reserved)}; got "
+            f"{group!r}."
         )

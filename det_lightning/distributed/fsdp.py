@@ -85,9 +85,9 @@ class ShardedPlacement(ModelPlacement):
         strange = [tuple(parameter.shape) for parameter in parameters if parameter not in sharded]
         if strange:
             raise errors.InvalidExperimentException(
-                f"{len(strange)} of {len(parameters)} parameters of the {type(optimizer).__name__} are of no wrapped "
-                f"model (the first has the shape {strange[0]}). Sharding gives a model new parameters: call "
-                "wrap_model() first, and make the optimizer from the parameters of the wrapped model."
+                f"{len(strange)} of {len(parameters)} parameters of the {type(optimizer).__name__} belong to no "
+                f"wrapped model (the first has the shape {strange[0]}). Sharding gives a model new parameters: call "
+                "wrap_model() first, and build the optimizer from the parameters of the wrapped model."
             )
         clear_first(optimizer, lambda: self.whole.clear(list_parameters(optimizer)))
         self.optimizers.append(optimizer)
@@ -99,9 +99,9 @@ class ShardedPlacement(ModelPlacement):
         if joint:
             kinds = ", ".join(sorted(set(joint)))
             raise errors.InvalidExperimentException(
-                f"{len(joint)} modules of a {type(model).__name__} are to stay in float32 ({kinds}), but share units "
-                "of FSDP2 with parameters to cast. Make separate units with strategy="
-                f"PerModelFSDPStrategy(policy=[{kinds}]), or use keep_batchnorm_fp32=False, or opt_level='O1'."
+                f"{len(joint)} modules of a {type(model).__name__} must stay in float32 ({kinds}), but share units of "
+                "FSDP2 with parameters to cast. Make separate units with "
+                f"strategy=PerModelFSDPStrategy(policy=[{kinds}]), or use keep_batchnorm_fp32=False, or opt_level='O1'."
             )
         if not self.whole.can_be_cast(model):
             raise errors.InvalidExperimentException(

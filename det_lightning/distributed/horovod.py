@@ -158,8 +158,8 @@ class HorovodBackend(Backend):
         hvd = connect_horovod()
         if device.type == "cuda" and not (hvd.cuda_built() or hvd.rocm_built()):
             raise ValueError(
-                f"This run is to train with Horovod on {device}, and Horovod was built for the CPU. Run "
-                "HOROVOD_GPU_OPERATIONS=NCCL scripts/build_horovod.sh where CUDA and NCCL can be compiled with."
+                f"This run trains with Horovod on {device}, but Horovod was built for the CPU. Run "
+                "HOROVOD_GPU_OPERATIONS=NCCL scripts/build_horovod.sh where CUDA and NCCL are installed."
             )
         placed = HorovodPlacement(device, hvd)
         super().__init__(device, placed, HorovodGradients(placed), HorovodStates(placed))

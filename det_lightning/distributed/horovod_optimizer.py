@@ -48,8 +48,8 @@ class HorovodOptimizer:
             )
         except TypeError as e:
             raise errors.InvalidExperimentException(
-                f"Horovod cannot wrap a {type(optimizer).__name__}: it makes a new one from the parameter groups "
-                f"alone ({e}). Give the other arguments of __init__ default values."
+                f"Horovod cannot wrap a {type(optimizer).__name__}: Horovod makes a new optimizer from the parameter "
+                f"groups alone ({e}). Give the other arguments of __init__ default values."
             ) from e
         finally:
             for parameter in frozen:
@@ -116,8 +116,8 @@ class HorovodOptimizer:
         """
         if sum(len(group["params"]) for group in self.optimizer.param_groups) != len(self.parameters):
             raise errors.InvalidExperimentException(
-                f"The {type(self.optimizer).__name__} was given parameters after wrap_optimizer(), unknown to Horovod. "
-                "Add all parameters before; freeze parameters that are to be trained later."
+                f"The {type(self.optimizer).__name__} got parameters after wrap_optimizer(), unknown to Horovod. Add "
+                "all parameters before wrap_optimizer(); freeze parameters that train later."
             )
         if self._hvd.size() == 1:
             return

@@ -39,7 +39,7 @@ def connect_horovod() -> Any:
     others = [f"{name}={os.environ[name]}" for name in _OF_OTHERS if os.environ.get(name)]
     if others:
         raise ValueError(
-            f"This run is to train with Horovod, and {', '.join(others)} in the environment ask for something else. "
+            f"This run trains with Horovod, but {', '.join(others)} in the environment asks for another launcher. "
             "Start the script either with horovodrun or det_lightning.launch.horovod, or with torchrun or "
             "det_lightning.launch.torch_distributed and without USE_HOROVOD."
         )
@@ -47,14 +47,14 @@ def connect_horovod() -> Any:
         import horovod.torch as hvd
     except ImportError as e:
         raise ImportError(
-            f"This run is to train with Horovod, which cannot be imported ({e}). {how_to_build_horovod()}"
+            f"This run trains with Horovod, which cannot be imported ({e}). {how_to_build_horovod()}"
         ) from e
     if not hvd.is_initialized():
         hvd.init()
         if hvd.size() == 1 and not any(name in os.environ for name in _OF_LAUNCHERS):
             logger.warning(
-                "Horovod knows of this process only, so it trains alone. For several start the script with "
-                "'horovodrun -np N python SCRIPT' or 'python -m det_lightning.launch.horovod'."
+                "Horovod knows of one process only, so this process trains alone. For several processes, start the "
+                "script with 'horovodrun -np N python SCRIPT' or 'python -m det_lightning.launch.horovod'."
             )
     return hvd
 

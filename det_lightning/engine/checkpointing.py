@@ -181,7 +181,7 @@ class RunCheckpoints:
     def _refuse(self, metrics: dict[str, Any]) -> None:
         self._run.state.last_val = 0  # not validated: a resumed run validates again
         self.save_unless_current()
-        saved = "" if self.last_id is None else f" What was trained is saved in checkpoint {self.last_id}."
+        saved = "" if self.last_id is None else f" The training so far is saved in checkpoint {self.last_id}."
         raise ValueError(f"{self.policy.describe_missing(metrics)}{saved}")
 
     def _improve(self, value: float | None) -> bool:
@@ -246,7 +246,7 @@ class RunCheckpoints:
         except errors.CheckpointError as e:
             # This failure must not hide the error at the end of the run.
             if e is not exception:
-                logger.error("The checkpoint that was under way when the run failed is lost: %s", e)
+                logger.error("The run failed while a checkpoint was being written, and this checkpoint is lost: %s", e)
 
     def close(self) -> None:
         """Release the trial's name, and let other runs delete checkpoints."""

@@ -53,7 +53,7 @@ class LoaderFactory:
             raise RuntimeError(
                 f"{method}() returned a {type(loader).__module__}.{type(loader).__name__}, which is not repeated, "
                 "sharded and resumed for you. Return a det_lightning.pytorch.DataLoader, which takes the same "
-                "arguments; or, to do all of that yourself, you can disable this check by calling "
+                "arguments; or repeat, shard and resume the data yourself, and call "
                 "context.experimental.disable_dataset_reproducibility_checks() in the trial's __init__."
             )
         return loader
@@ -189,7 +189,7 @@ def _limit(length: int, limit: float) -> int:
 
 def _less_than_one_batch(flag: str, length: int | None) -> errors.UnsupportedTrainerFlags:
     return errors.UnsupportedTrainerFlags(
-        f"{flag} of the {length} training batches is less than one batch. Give a larger share, or a number of batches."
+        f"{flag} of the {length} training batches is less than one batch. Pass a larger share, or a number of batches."
     )
 
 

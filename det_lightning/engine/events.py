@@ -88,7 +88,9 @@ class TrialEvents:
             if takes_epoch:
                 callback.on_training_epoch_start(epoch_idx)
             else:
-                logger.warning("%s.on_training_epoch_start() should take epoch_idx.", type(callback).__name__)
+                logger.warning(
+                    "%s.on_training_epoch_start() does not take epoch_idx; add the argument.", type(callback).__name__
+                )
                 callback.on_training_epoch_start()  # type: ignore[call-arg]
 
 

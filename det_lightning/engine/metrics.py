@@ -204,8 +204,8 @@ def average_metrics(batches: list[dict[str, Any]]) -> dict[str, float | None]:
     for index, batch in enumerate(batches):
         if batch.keys() != names:
             raise ValueError(
-                "train_batch() must return the same metrics for every batch; for batch "
-                f"{index} of the workload it returned {sorted(batch)}, for those before {sorted(names)}."
+                f"train_batch() must return the same metrics for every batch; got {sorted(batch)} for batch {index} of "
+                f"the workload, and {sorted(names)} for the batches before."
             )
     return {name: _mean([batch[name] for batch in batches]) for name in names}
 

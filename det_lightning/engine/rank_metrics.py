@@ -37,8 +37,8 @@ def _average_gathered(per_rank: list[list[dict[str, Any]]]) -> list[dict[str, An
         names = [list(batch) for batch in theirs]
         if [set(batch) for batch in names] != [set(batch) for batch in first]:
             raise ValueError(
-                "train_batch() must return the same metrics on every rank; the batches of the workload have "
-                f"{_summary(first)} on rank 0, and {_summary(names)} on rank {rank}."
+                f"train_batch() must return the same metrics on every rank; got {_summary(first)} for the batches of "
+                f"the workload on rank 0, and {_summary(names)} on rank {rank}."
             )
     return [
         {name: _mean_over_ranks([theirs[index][name] for theirs in per_rank]) for name in names}
@@ -95,8 +95,8 @@ def _require_same_names(names: list[list[str] | None]) -> list[str]:
     for rank, found in with_batches.items():
         if set(found) != set(expected):
             raise ValueError(
-                f"evaluate_batch() must return the same metrics on every rank; it returned {sorted(expected)} on rank "
-                f"{first}, and {sorted(found)} on rank {rank}."
+                f"evaluate_batch() must return the same metrics on every rank; got {sorted(expected)} on rank {first}, "
+                f"and {sorted(found)} on rank {rank}."
             )
     return expected
 
@@ -106,7 +106,7 @@ def _assign_reducers(names: list[str], reducer: Reducer | dict[str, Reducer]) ->
     if reducers.keys() != set(names):
         raise errors.InvalidExperimentException(
             f"evaluation_reducer() returned reducers for {sorted(reducers)}, but the validation metrics are "
-            f"{sorted(names)}. Return one Reducer for all of them, or a dict with exactly these keys."
+            f"{sorted(names)}. Return one Reducer for all metrics, or a dict with exactly these keys."
         )
     wrong = {name: value for name, value in reducers.items() if not isinstance(value, Reducer)}
     if wrong:

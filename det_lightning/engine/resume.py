@@ -40,8 +40,8 @@ def require_resumable(content: CheckpointContent) -> None:
     batches = resume.trial_state.get("batches_trained")
     if batches != content.trial_state.batches_trained:
         raise errors.InvalidCheckpointException(
-            f"{source} belongs to another checkpoint: that one was written after {batches} batches, this one after "
-            f"{content.trial_state.batches_trained}."
+            f"{source} belongs to another checkpoint, written after {batches} batches; this checkpoint was written "
+            f"after {content.trial_state.batches_trained}."
         )
     for rank, state in enumerate(resume.rng_states):
         require_rng(state, f"{source}, of rank {rank}")
@@ -73,8 +73,8 @@ def adapt_position(content: CheckpointContent, size: int) -> None:
         setattr(state, name, -(-getattr(state, name) * before // size))
     content.epochs_known = False
     logger.warning(
-        "The checkpoint was written by %d process(es) and is read by %d: the run resumes after %d batches of each, "
-        "which is approximately as many samples.",
+        "The checkpoint was written by %d process(es) and is read by %d: the run resumes after %d batches of each "
+        "process, approximately as many samples.",
         before,
         size,
         state.batches_trained,
@@ -112,6 +112,6 @@ def require_same_checkpoint(distributed: DistributedContext, content: Checkpoint
     if any(name != own for name in found):
         choices = ", ".join(f"rank {rank} from {name or 'none'}" for rank, name in enumerate(found))
         raise errors.CheckpointError(
-            f"The ranks resume from different checkpoints: {choices}. Do all see the same storage? Let one process "
-            "choose the checkpoint, before the others look for it."
+            f"The ranks resume from different checkpoints: {choices}. All ranks must see the same storage. Let one "
+            "rank choose the checkpoint before the other ranks look for checkpoints."
         )

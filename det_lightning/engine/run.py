@@ -159,7 +159,7 @@ class TrialRun:
                     break
             else:
                 raise RuntimeError(
-                    f"The training loader ran dry after {state.batches_trained} batches. A loader that is not a "
+                    f"The training loader ended after {state.batches_trained} batches. A loader that is not a "
                     "det_lightning.pytorch.DataLoader must repeat its data without end, for example through "
                     "det_lightning.pytorch.samplers.RepeatBatchSampler."
                 )

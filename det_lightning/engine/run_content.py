@@ -115,6 +115,6 @@ class RunContent:
         self._known_losses.update(new)
         if new and self._run.context.distributed.rank == 0:
             logger.warning(
-                "Checkpoints store settings as JSON, and reading a left-out value after loading is an error: %s.",
+                "Checkpoints store settings as JSON and omit other values, which cannot be read after loading: %s.",
                 mask_text(escape("; ".join(new))),
             )

@@ -56,7 +56,7 @@ class RunWarnings:
             ):
                 self._warn(message)
         for period in self._schedule.find_periods_below_one():
-            self._warn(f"{period} is below 1, and so due after every one; leave it out for never.")
+            self._warn(f"{period} is below 1, and so due every time; leave the period out for never.")
         if resume is not None:
             before = _read_hparams(resume)
             now = self._context.settings.to_plain()["hparams"] or {}
@@ -68,7 +68,7 @@ class RunWarnings:
             origin = "" if resume is None else f" (checkpoint {resume.name})"
             length = "test_mode" if self._schedule.test_mode else f"max_length={self._schedule.max_length}"
             self._warn(
-                f"Nothing is trained: {length} is reached after {done}{origin}. To continue, give a larger max_length, "
+                f"Nothing is trained: {length} is reached after {done}{origin}. To continue, pass a larger max_length, "
                 "which counts from the first batch of the first run."
             )
 
@@ -92,12 +92,12 @@ class RunWarnings:
         if weights == WeightSums.take(self._context):
             self._warn(
                 f"{method} did not call context.step_optimizer() in the first {batches} batches, and no weights were "
-                "updated. Call it for each optimizer, after context.backward(loss)."
+                "updated. Call step_optimizer() for each optimizer, after context.backward(loss)."
             )
         elif left_out := list(_list_left_out(self._context)):
             self._warn(
                 f"{method} updates weights without context.step_optimizer(), which alone would {'; '.join(left_out)}. "
-                "Call it for each optimizer in place of optimizer.step(), or do this in the trial."
+                "Call step_optimizer() for each optimizer in place of optimizer.step(), or do this in the trial."
             )
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
@@ -108,8 +108,8 @@ class RunWarnings:
         if not self._warned_of_nan:
             self._warned_of_nan = True
             self._warn(
-                f"{found}. Weights that are updated by it become NaN too. Try a smaller learning rate or clip_grads=, "
-                "and look for NaN in the data. There is no further warning in this run."
+                f"{found}. Updates with NaN make weights NaN too. Try a smaller learning rate or clip_grads=, and look "
+                "for NaN in the data. There is no further warning in this run."
             )
 
     def _warn(self, message: str) -> None:

@@ -123,7 +123,7 @@ def _require_units(units: list[tuple[str, TrainUnit | None]]) -> None:
         if unit is not None and not isinstance(unit, Batch | Epoch)
     ]
     mistakes += [
-        f"{name} must count in whole numbers or be a container of them, such as Batch([5, 30]); got {unit!r}"
+        f"{name} must count in whole numbers or be a container of whole numbers, such as Batch([5, 30]); got {unit!r}"
         for name, unit in units
         if isinstance(unit, Batch | Epoch)
         and (isinstance(unit.value, str) or not isinstance(unit.value, int | Container))
@@ -134,7 +134,7 @@ def _require_units(units: list[tuple[str, TrainUnit | None]]) -> None:
     if mistakes:
         raise TypeError("; ".join(mistakes) + ".")
     if isinstance(length, Batch | Epoch) and isinstance(length.value, int) and length.value < 0:
-        raise ValueError(f"max_length must not be negative; got {length!r}. Give the length of the whole training.")
+        raise ValueError(f"max_length must not be negative; got {length!r}. Pass the length of the whole training.")
 
 
 class Action(enum.Enum):

@@ -65,7 +65,7 @@ class Training:
             return {"loss": metrics}
         if not isinstance(metrics, Mapping):
             raise TypeError(
-                f"{type(self._trial).__name__}.train_batch() must return a dict of metrics or one tensor; it returned "
+                f"{type(self._trial).__name__}.train_batch() must return a dict of metrics or one tensor; got "
                 f"{metrics!r} for batch {batch_idx}."
             )
         return metrics
@@ -141,15 +141,15 @@ class Evaluation:
         """Raise an error unless the metrics of a batch are a dict with the same names as before."""
         if not isinstance(metrics, dict):
             raise TypeError(
-                f"{self._trial_name}.evaluate_batch() must return a dict of metrics; it returned "
-                f"{metrics!r} for validation batch {index}."
+                f"{self._trial_name}.evaluate_batch() must return a dict of metrics; got {metrics!r} for validation "
+                f"batch {index}."
             )
         if self._names is None:
             self._names = set(metrics)
         elif metrics.keys() != self._names:
             raise ValueError(
-                "evaluate_batch() must return the same metrics for every batch; for validation batch "
-                f"{index} it returned {sorted(metrics)}, for those before {sorted(self._names)}."
+                f"evaluate_batch() must return the same metrics for every batch; got {sorted(metrics)} for validation "
+                f"batch {index}, and {sorted(self._names)} for the batches before."
             )
 
     def evaluate_full_dataset(self, data_loader: Any) -> None:
@@ -159,8 +159,7 @@ class Evaluation:
             metrics = self._trial.evaluate_full_dataset(data_loader=data_loader)
             if not isinstance(metrics, dict):
                 raise TypeError(
-                    f"{self._trial_name}.evaluate_full_dataset() must return a dict of metrics; it "
-                    f"returned {metrics!r}."
+                    f"{self._trial_name}.evaluate_full_dataset() must return a dict of metrics; got {metrics!r}."
                 )
             self.full_metrics = to_numpy(metrics)
 

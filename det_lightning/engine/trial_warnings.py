@@ -74,8 +74,8 @@ def _find_unwrapped_parameters(trial: object, context: PyTorchTrialContext) -> I
         more = ", ..." if len(unknown) > _MOST_NAMES else ""
         yield (
             f"Optimizer {index}, a {type(optimizer).__name__}, updates {len(unknown)} parameters of no wrapped model: "
-            f"{', '.join(shown)}{more}. They are trained, but no checkpoint contains them, and no rank exchanges them. "
-            "Pass their model through context.wrap_model() in the trial's __init__."
+            f"{', '.join(shown)}{more}. The parameters are trained, but not saved in checkpoints and not exchanged "
+            "between ranks. Pass their model through context.wrap_model() in the trial's __init__."
         )
 
 
@@ -129,8 +129,8 @@ def _find_inner(scheduler: Any) -> Iterator[LRScheduler]:
 def _describe_scheduler(scheduler: str, index: int, optimizer: torch.optim.Optimizer) -> str:
     return (
         f"{scheduler} sets the learning rate of optimizer {index}, a {type(optimizer).__name__}, and is not wrapped: "
-        "the run does not step it, and no checkpoint contains it. Pass it through context.wrap_lr_scheduler() in the "
-        "trial's __init__."
+        "the run does not step the scheduler, and no checkpoint contains the scheduler. Pass the scheduler through "
+        "context.wrap_lr_scheduler() in the trial's __init__."
     )
 
 

@@ -150,13 +150,13 @@ class EstimatorAdapter(SelfSavingTrial):
             )
         if evaluated.count == 0:
             logger.warning(
-                "There was no batch to validate on, so the metrics of rank %d are those of no data, such as 0: the "
-                "dataset of build_validation_spec() is empty, or has fewer batches than there are ranks.",
+                "No batch was validated, so the metrics of rank %d describe no data, such as 0: the dataset of "
+                "build_validation_spec() is empty, or has fewer batches than there are ranks.",
                 self._run.distributed.rank,
             )
         unused = sorted(name for name, value in metrics.items() if not is_numerical_scalar(value))
         if unused:
-            logger.warning("These validation metrics are not numbers, and are left out: %s.", ", ".join(unused))
+            logger.warning("Validation metrics that are not numbers are left out: %s.", ", ".join(unused))
         return {name: value for name, value in metrics.items() if name not in unused}
 
     def build_training_data_loader(self) -> Any:
@@ -243,9 +243,7 @@ class _Batches:
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError(
-                "The number of batches of an epoch is not known: the configuration has no records_per_epoch."
-            )
+            raise TypeError("The number of batches of an epoch is unknown: the configuration has no records_per_epoch.")
         return self._length
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

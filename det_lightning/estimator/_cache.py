@@ -184,6 +184,6 @@ class _SpecUnpickler(pickle.Unpickler):
         if isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields"):
             return found
         raise pickle.UnpicklingError(
-            f"The file {_SPEC} of a cached dataset refers to {escape(f'{module_name}.{global_name}'):.200}, and "
-            "reading that could run code. Remove the cache; it is written again."
+            f"The file {_SPEC} of a cached dataset refers to {escape(f'{module_name}.{global_name}'):.200}, so reading "
+            "the file could run code. Remove the cache; the next run writes the cache again."
         )

@@ -33,7 +33,7 @@ def find_model(directory: pathlib.Path) -> str:
     if not name or not (directory / f"{name}.index").is_file():
         raise errors.IncompleteCheckpointError(
             f"{directory} is not a complete checkpoint of an Estimator: its file {TENSORFLOW_FILE!r} names "
-            f"{name or 'no model'}, of which there is no index."
+            f"{name or 'no model'}, which has no index file."
         )
     return str(directory / name)
 
@@ -48,7 +48,7 @@ def restore_rng(directory: pathlib.Path) -> None:
     """Restore the random states of Python and numpy; without a state in the checkpoint, log a warning."""
     path = directory / RNG_FILE
     if not path.is_file():
-        logger.warning("The checkpoint %s has no random state; that of the process stays.", directory)
+        logger.warning("The checkpoint %s has no random state; the random state of the process stays.", directory)
         return
     state = read_pickle(path, with_arrays=True)
     found = {name: state.get(name) for name in ("np_rng_state", "random_rng_state")}

@@ -102,8 +102,8 @@ def _call_input_fn(input_fn: Callable[..., Any], estimator: Any) -> Any:
         dataset = input_fn(**{name: value for name, value in offered.items() if name in names})
     if not isinstance(dataset, tf.data.Dataset):
         raise errors.InvalidExperimentException(
-            "The input_fn of build_train_spec() must return a tf.data.Dataset; it returned a "
-            f"{type(dataset).__name__}: tuples of features and labels are not supported."
+            f"The input_fn of build_train_spec() must return a tf.data.Dataset; got a {type(dataset).__name__}: tuples "
+            "of features and labels are not supported."
         )
     return dataset
 
@@ -113,7 +113,7 @@ def _split(batch: Any) -> tuple[Any, Any]:
         return batch, None
     if len(batch) != 2:
         raise errors.InvalidExperimentException(
-            f"The elements of the training dataset must be pairs of features and labels; they have {len(batch)} parts."
+            f"The elements of the training dataset must be pairs of features and labels; got {len(batch)} parts."
         )
     return batch[0], batch[1]
 

@@ -38,6 +38,6 @@ def load_estimator_from_checkpoint_path(path: str, tags: list[str] | None = None
     if len(models) > 1:
         names = ", ".join(str(model.relative_to(directory)) for model in models)
         raise errors.InvalidCheckpointException(
-            f"There are {len(models)} SavedModels in {path}: {names}. Pass the path of one of them."
+            f"There are {len(models)} SavedModels in {path}: {names}. Pass the path of one SavedModel."
         )
     return tf.compat.v1.saved_model.load_v2(str(models[0]), ["serve"] if tags is None else tags)

@@ -85,7 +85,9 @@ class EstimatorModule(TrialModule):
         for name, content in files.items():
             path = (directory / name).resolve()
             if directory not in path.parents:
-                raise errors.UnsafeCheckpointError(f"The checkpoint holds a file whose name leads out of it: {name!r}.")
+                raise errors.UnsafeCheckpointError(
+                    f"The checkpoint holds a file whose name leads out of the checkpoint: {name!r}."
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.numpy().tobytes())
         self.resume_content.directory = directory

@@ -137,7 +137,7 @@ def _check_config(config: Any, has_config: bool) -> list[str]:
     mistakes = []
     if not has_config:
         mistakes.append(
-            "the estimator has no RunConfig; give it config=tf.estimator.RunConfig(), for example with "
+            "the estimator has no RunConfig; pass config=tf.estimator.RunConfig(), for example with "
             "tf_random_seed=context.get_trial_seed()"
         )
     distributed = {"train_distribute": config.train_distribute, "eval_distribute": config.eval_distribute}

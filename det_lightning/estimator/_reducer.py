@@ -116,6 +116,6 @@ def _require_tensors(values: list[Any], metric: Any) -> list[Any]:
     wrong = sorted({type(value).__name__ for value in values if not isinstance(value, tf.Tensor | tf.Variable)})
     if wrong:
         raise TypeError(
-            f"A {type(metric).__name__} of metrics must be flat and hold tensors only; it holds {', '.join(wrong)}."
+            f"A {type(metric).__name__} of metrics must be flat and hold tensors only; got {', '.join(wrong)}."
         )
     return values

@@ -179,7 +179,7 @@ class TrainingSession:
                 announced = True
                 logger.warning(
                     "The run reads the %d batches before the checkpoint again, without training, because data or "
-                    "random operations cannot be restored; %d are done.",
+                    "random operations cannot be restored; %d batches are done.",
                     batches,
                     batch + 1,
                 )

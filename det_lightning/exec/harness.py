@@ -22,7 +22,9 @@ def main(entrypoint: str) -> int:
     """
     task = current_task()
     if task is None:
-        raise RuntimeError("The harness trains trials of experiments; start one with `det-lightning run CONFIG`.")
+        raise RuntimeError(
+            "The harness trains trials of experiments; start an experiment with `det-lightning run CONFIG`."
+        )
     level = logging.DEBUG if task.config.get("debug") else logging.INFO
     logging.basicConfig(level=level, format=det_lightning.LOG_FORMAT)
     compat.install()

@@ -124,7 +124,7 @@ def init_context(
         if settings.external_trial_id is not None and settings.external_experiment_id is None:
             raise ValueError(
                 f"core_v2.Config(external_trial_id={settings.external_trial_id!r}) names a trial of no experiment; "
-                "give external_experiment_id= too."
+                "pass external_experiment_id= too."
             )
         checkpoint_storage = checkpoint_storage or settings.checkpoint_storage
     context = core.init(
@@ -190,13 +190,13 @@ def url_reverse_webui_exp_view() -> str:
         >>> core_v2.close()
     """
     if _opened is None:
-        raise RuntimeError("core_v2.init() comes before url_reverse_webui_exp_view().")
+        raise RuntimeError("Call core_v2.init() before url_reverse_webui_exp_view().")
     return str(_opened.train.get_tensorboard_path())
 
 
 def _merge(config: Config | None, defaults: Config | None, unmanaged: Config | None) -> Config | None:
     if defaults is not None or unmanaged is not None:
-        warnings.warn("defaults= and unmanaged= are older forms of config=.", FutureWarning, stacklevel=3)
+        warnings.warn("defaults= and unmanaged= are deprecated; use config= instead.", FutureWarning, stacklevel=3)
     if config is not None or defaults is None or unmanaged is None:
         return config or defaults
     names = ("project", "workspace", "external_experiment_id", "external_trial_id")
@@ -214,7 +214,7 @@ def _make_task(context: core.Context, config: Config) -> TrialTask:
         latest = context.checkpoint.continue_job(job)
     if latest is not None:
         if context.distributed.rank == 0:
-            logger.info("The trial goes on from checkpoint %s in %s.", latest, context.checkpoint.storage)
+            logger.info("The trial resumes from checkpoint %s in %s.", latest, context.checkpoint.storage)
             steps = context.checkpoint.get_metadata(latest).get("steps_completed")
         steps = context.distributed.broadcast(steps)
     settings = {name: value for name, value in dataclasses.asdict(config).items() if value is not None}

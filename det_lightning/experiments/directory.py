@@ -84,7 +84,7 @@ class ExperimentDirectory:
         config = _read_json(self.config_file)
         if not _is_configuration(config):
             raise errors.DamagedExperiment(
-                f"{escape(self.config_file)} is not the configuration of an experiment: it should have a 'name', "
+                f"{escape(self.config_file)} is not the configuration of an experiment: there must be a 'name', "
                 "'hyperparameters', a 'checkpoint_storage', and a 'searcher' with 'metric' and 'smaller_is_better'."
             )
         return config
@@ -93,7 +93,7 @@ class ExperimentDirectory:
         """Return the names of the loggers from the beginning of the experiment."""
         loggers = self._read_options().get("loggers")
         if not isinstance(loggers, list) or not all(isinstance(name, str) for name in loggers):
-            raise errors.DamagedExperiment(f"{escape(self.options)} should hold a list 'loggers' of names.")
+            raise errors.DamagedExperiment(f"{escape(self.options)} must hold a list 'loggers' of names.")
         return loggers
 
     def source_checkpoint(self) -> str | None:
@@ -101,7 +101,7 @@ class ExperimentDirectory:
         named = self.config()["searcher"].get("source_checkpoint_uuid")  # as in earlier releases, too
         source = self._read_options().get("source_checkpoint", named)
         if not isinstance(source, str | None):
-            raise errors.DamagedExperiment(f"{escape(self.options)} should hold a path or id as 'source_checkpoint'.")
+            raise errors.DamagedExperiment(f"{escape(self.options)} must hold a path or id as 'source_checkpoint'.")
         return source
 
     def placement(self) -> Placement:
@@ -111,9 +111,9 @@ class ExperimentDirectory:
         cpu = options.get("cpu", False)
         ray = options.get("ray")
         if not (slots is None or (type(slots) is int and slots > 0)):
-            raise errors.DamagedExperiment(f"{escape(self.options)} should hold a number of 'slots', or null.")
+            raise errors.DamagedExperiment(f"{escape(self.options)} must hold a number of 'slots', or null.")
         if not isinstance(cpu, bool) or not isinstance(ray, str | None):
-            raise errors.DamagedExperiment(f"{escape(self.options)} should hold a boolean 'cpu' and an address 'ray'.")
+            raise errors.DamagedExperiment(f"{escape(self.options)} must hold a boolean 'cpu' and an address 'ray'.")
         return Placement(slots, cpu, ray)
 
     def keep_placement(self, placement: Placement) -> None:
@@ -136,7 +136,7 @@ class ExperimentDirectory:
             return {"loggers": []}
         options = _read_json(self.options)
         if not isinstance(options, dict):
-            raise errors.DamagedExperiment(f"{escape(self.options)} should hold a list 'loggers' of names.")
+            raise errors.DamagedExperiment(f"{escape(self.options)} must hold a list 'loggers' of names.")
         return options
 
     def checkpoint_storage(self) -> str | dict[str, Any]:

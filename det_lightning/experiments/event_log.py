@@ -134,8 +134,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a log, even while a runner appends to the log."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise errors.DamagedExperiment(
-            f"{escape(path)} has {size:,} bytes; only logs of at most {MOST_BYTES:,} are shown. Either it is damaged, "
-            "or another file; or the experiment is very large, and can still be resumed."
+            f"{escape(path)} has {size:,} bytes; only logs of at most {MOST_BYTES:,} are shown. The log is damaged, or "
+            "another kind of file; or the experiment is very large, and can still be resumed."
         )
     return list(_parse(_complete_part(path), path))
 

@@ -55,7 +55,7 @@ def find_machines(ray_address: str | None) -> Iterator[Machines]:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise errors.ExperimentError(f"Ray is not installed: {how_to_install('ray')}.") from error
+        raise errors.ExperimentError(f"Running trials on Ray needs ray: {how_to_install('ray')}.") from error
     with connect(ray_address) as cluster:
         yield cluster
 
@@ -216,9 +216,7 @@ PACKAGES = {"csv": None, "tensorboard": None, "mlflow": "mlflow", "wandb": "wand
 
 def require_loggers(names: Sequence[str]) -> None:
     """Raise an ExperimentError that names all loggers with an unknown name or a missing package."""
-    mistakes = [
-        f"--logger {name}: is not known; use one of {', '.join(PACKAGES)}" for name in names if name not in PACKAGES
-    ]
+    mistakes = [f"--logger {name}: must be one of {', '.join(PACKAGES)}" for name in names if name not in PACKAGES]
     packages = {name: package for name in names if (package := PACKAGES.get(name)) is not None}
     missing = {name: package for name, package in packages.items() if importlib.util.find_spec(package) is None}
     mistakes += [f"--logger {name}: needs a package; pip install {package}" for name, package in missing.items()]

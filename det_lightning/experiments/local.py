@@ -143,8 +143,8 @@ def _find_part(name: str, parts: list[str]) -> str:
     found = [part for part in parts if part.startswith(name)]
     if len(found) != 1:
         raise errors.ExperimentError(
-            f"CUDA_VISIBLE_DEVICES names {escape(name)}, which stands for {len(found) or 'none'} of the parts of GPUs "
-            f"(MIG) that nvidia-smi -L lists: {name_some(parts) or 'none'}. Name one of them, or train with --cpu."
+            f"CUDA_VISIBLE_DEVICES names {escape(name)}, which matches {len(found) or 'none'} of the parts of GPUs "
+            f"(MIG) that nvidia-smi -L lists: {name_some(parts) or 'none'}. Name one part, or train with --cpu."
         )
     return found[0]
 

@@ -54,12 +54,14 @@ def find_retry_policy(config: dict[str, Any], log: Path, limit_s: float = _LIMIT
         )
     except subprocess.TimeoutExpired:
         names = name_some([escape(name) for name in patterns.values()])
-        logger.warning("Searching %s for the log policies takes over %g s: %s. None is applied.", log, limit_s, names)
+        logger.warning(
+            "Searching %s for the log policies takes over %g s: %s. No policy is applied.", log, limit_s, names
+        )
         return None
     except subprocess.CalledProcessError as e:
         said = escape(e.stderr.strip()[-500:])
         logger.warning(
-            "Searching %s for the log policies ended with status %d: %s. None is applied.", log, e.returncode, said
+            "Searching %s for the log policies ended with status %d: %s. No policy is applied.", log, e.returncode, said
         )
         return None
     found: str | None = json.loads(search.stdout)

@@ -34,8 +34,8 @@ def copy_model_context(source: Path, target: Path) -> None:
         largest = sorted(sizes, key=lambda file: -sizes[file])[:5]
         listed = ", ".join(f"{file} ({_mib(sizes[file])})" for file in largest)
         raise errors.ExperimentError(
-            f"{source} holds {_mib(total)}; an experiment takes {_mib(MOST_BYTES)} at most. List in "
-            f"{source / '.detignore'} what the trials do not need. The largest files are {listed}."
+            f"{source} holds {_mib(total)}; an experiment takes {_mib(MOST_BYTES)} at most. List files that the trials "
+            f"do not need in {source / '.detignore'}. The largest files are {listed}."
         )
     target.mkdir(parents=True)
     for file in files:

@@ -48,7 +48,7 @@ class RecordReader:
             except ValueError:
                 line_number = self.lines_read
                 logger.warning(
-                    "Line %d of %s was cut off, as by a full disk: left out.", line_number, escape(self._file)
+                    "Line %d of %s was cut off, as by a full disk, and is left out.", line_number, escape(self._file)
                 )
         return records
 

@@ -56,7 +56,9 @@ def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) 
         except (KeyError, TypeError):
             wrong = "group, steps_completed, metrics or time"
         if wrong is not None:
-            raise errors.DamagedExperiment(f"Line {line} of {escape(file)} is no report of a trial: no usable {wrong}.")
+            raise errors.DamagedExperiment(
+                f"Line {line} of {escape(file)} is not a report of a trial: no usable {wrong}."
+            )
         if event is not None:
             state.apply(event)
 

@@ -28,7 +28,9 @@ def sort_trials(details: dict[str, Any], metric: str) -> list[dict[str, Any]]:
     name = metric.removeprefix("-")
     known = {name: None for trial in trials for name, value in trial["metrics"].items() if as_number(value) is not None}
     if name not in known:
-        raise ValueError(f"No trial has reported a number {name!r}; the metrics are: {', '.join(known) or 'none'}.")
+        raise ValueError(
+            f"No trial has reported a metric {name!r} that is a number; the metrics are: {', '.join(known) or 'none'}."
+        )
     searched, is_larger_better = split_metric(details)
     largest_first = (name == searched and is_larger_better) != metric.startswith("-")
     values = [_find_metric(trial, name) for trial in trials]

@@ -47,13 +47,13 @@ def _find_id(checkpoint_id: str, storage: Mapping[str, Any] | None, experiments:
     path = storage.get("container_path") if storage is not None and storage["type"] == "directory" else None
     if storage is None:
         missing = (
-            f"{_FIELD} is the id {checkpoint_id!r}, but the configuration names no checkpoint_storage to look for it "
-            "in. Add one, or write the checkpoint's absolute path or URL."
+            f"{_FIELD} is the id {checkpoint_id!r}, but the configuration names no checkpoint_storage to look in. Add "
+            "a checkpoint_storage, or write the checkpoint's absolute path or URL."
         )
     elif path is not None and not Path(path).is_absolute():
         missing = (
             f"{_FIELD} is the id {checkpoint_id!r}, but checkpoint_storage.container_path is the relative path "
-            f"{path!r}, which is one in the experiment's own new directory. Write the checkpoint's absolute path or "
+            f"{path!r}, which begins at the experiment's own new directory. Write the checkpoint's absolute path or "
             "URL."
         )
     else:

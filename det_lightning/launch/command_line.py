@@ -30,7 +30,7 @@ def find_problem(script: list[str], options: list[str], launcher: str) -> str:
         if len(read_trial(script)) != 1:
             return "--trial takes the name of a class, as module:Class, and nothing after it."
         if current_task() is None:
-            return "--trial works in experiments only: start one with `det-lightning run CONFIG`."
+            return "--trial works in experiments only: start an experiment with `det-lightning run CONFIG`."
         return ""
     if script == ["-m"]:
         return "-m needs the name of a module."

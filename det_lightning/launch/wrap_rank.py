@@ -31,10 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank = _read_rank(parsed.rank)
     if rank is None:
         parser.error(
-            f"RANK is a number or the name of a variable with a number; got {parsed.rank!r}, and no variable is set"
+            f"RANK must be a number or the name of a variable with a number; got {parsed.rank!r}, and no variable is "
+            "set"
         )
     if not command:
-        parser.error("no command to run is given")
+        parser.error("the command to run is missing")
     return _run_marked(command, rank)
 
 

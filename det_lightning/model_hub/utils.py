@@ -34,7 +34,7 @@ class AttrDict(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(
-                f"There is no {name!r}; there are {', '.join(map(repr, self)) or 'no items'}."
+                f"There is no item {name!r}; the items are: {', '.join(map(repr, self)) or 'no items'}."
             ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -44,7 +44,7 @@ class AttrDict(dict[str, Any]):
         try:
             del self[name]
         except KeyError:
-            raise AttributeError(f"There is no {name!r}.") from None
+            raise AttributeError(f"There is no item {name!r}.") from None
 
 
 def expand_like(arrays: Sequence[npt.NDArray[Any]], fill: float = -100) -> npt.NDArray[Any]:
@@ -139,8 +139,8 @@ def compute_num_training_steps(experiment_config: Mapping[str, Any], global_batc
         return length * (int(records) // global_batch_size)
     missing = f"searcher.max_length is {length} epochs, and there is no records_per_epoch" if unit == "epochs" else ""
     raise ValueError(
-        "The number of batches, needed for the learning rate, is not known: "
-        f"{missing or 'the configuration has no searcher.max_length with a unit'}. Give the hyperparameter "
+        "The number of batches, needed for the learning rate, is unknown: "
+        f"{missing or 'the configuration has no searcher.max_length with a unit'}. Set the hyperparameter "
         "num_training_steps."
     )
 

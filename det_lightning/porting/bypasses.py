@@ -24,8 +24,8 @@ _LOADER = (
     "return det_lightning.pytorch.DataLoader, or call context.experimental.disable_dataset_reproducibility_checks()",
 )
 _APEX = (
-    "context.configure_apex_amp() works without it, and gives clip_grads= what amp.master_params() gave; or call "
-    "context.experimental.use_amp()"
+    "context.configure_apex_amp() works without it, and passes clip_grads= the parameters that amp.master_params() "
+    "returned; or call context.experimental.use_amp()"
 )
 _CLUSTER = (
     "start the script with det-lightning run CONFIG; for any other start, take hparams from your own "

@@ -81,7 +81,7 @@ class FilePort:
     def write(self) -> None:
         """Replace the file by a new file with the ported content, or raise OSError; hard links keep the old content."""
         if self.path.is_symlink():
-            raise OSError(f"{self.path} is a link, and nothing is written through one")
+            raise OSError(f"{self.path} is a link, and nothing is written through a link")
         content = self.after.encode(self.encoding)
         descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name[:32]}.")
         temporary = pathlib.Path(name)

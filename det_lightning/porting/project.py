@@ -45,14 +45,14 @@ def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     given = list(paths)
     missing = [str(path) for path in given if not path.exists()]
     if missing:
-        raise FileNotFoundError(f"No such file or directory: {', '.join(missing)}.")
+        raise FileNotFoundError(f"There is no file or directory {', '.join(missing)}.")
     for path in given:
         if not path.is_dir():
             require_file(path)
     other = [str(path) for path in given if path.is_file() and not is_portable(path)]
     if other:
         raise ValueError(
-            f"{', '.join(other)}: not a kind of file that can be ported. Those are Python, notebooks, YAML, JSON, "
+            f"{', '.join(other)}: not a kind of file that can be ported. The kinds are Python, notebooks, YAML, JSON, "
             "shell scripts, Makefiles, Dockerfiles, requirements, pyproject.toml, setup.cfg, tox.ini and Pipfile."
         )
     return list(dict.fromkeys(file for path in given for file in walk_files(path) if _is_own_file(file, path)))

@@ -85,7 +85,7 @@ def _keep(
     reason = next(iter(reasons), None)
     if is_whole and reason is not None:
         staying_for = f"stays as it is, for Determined: {reason}"
-        finding = Finding(0, Severity.note, staying_for, "port again when that is changed")
+        finding = Finding(0, Severity.note, staying_for, "port again after a change there")
         facts = dataclasses.replace(port.facts, imports_determined=True)
         others = _drop_checks(port).findings
         return dataclasses.replace(port, after=port.before, findings=[finding, *others], facts=facts)
@@ -183,4 +183,4 @@ def _requirement(old: str, new: str, is_there: bool, needed: Reason | None, line
 
 def _to_require(needed: Reason, line: int) -> Finding:
     reason = f"Determined is still required, for {needed}"
-    return Finding(line, Severity.check, reason, "require det-lightning beside it")
+    return Finding(line, Severity.check, reason, "also require det-lightning")

@@ -157,7 +157,7 @@ def rewrite_started_commands(file: PythonFile) -> None:
             _rewrite_line(file, node, text)
         elif det_program.port_det_commands(text) != (text, []):
             words = re.split(r"\bdet\s+", text, maxsplit=1)[-1].split()
-            advice = "translate it by hand, since it is put together"
+            advice = "translate the command by hand, because it is put together"
             file.findings.append(det_program.needs_a_master(["det", *words], advice, file.line(node), Need.script))
 
 
@@ -212,7 +212,7 @@ def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
     end = file.span(nodes[-1])[1]
     try:
         if "#" in file.edits.text[start:end]:
-            raise det_program.NoCounterpart("translate it by hand, since there is a comment in it")
+            raise det_program.NoCounterpart("translate the command by hand, because of the comment inside")
         new = det_program.translate(words)
     except det_program.NoCounterpart as e:
         file.findings.append(det_program.needs_a_master(words, str(e), file.line(nodes[0]), Need.script))

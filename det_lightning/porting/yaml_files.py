@@ -41,7 +41,7 @@ def port_yaml(text: str) -> tuple[str, list[Finding]]:
     code = _COMMENT.sub("", text)
     if _OF_HELM.search(text) or (_OF_CLUSTER.search(code) and not _FOR_A_CLUSTER.search(code)):
         reason = "a file for a Determined cluster, not for training code"
-        note = Finding(0, Severity.note, reason, "keep it for as long as there is a cluster")
+        note = Finding(0, Severity.note, reason, "keep the file for as long as there is a cluster")
         return text, [note] if re.search("determined|DET_", text) else []
     port = _YamlPort(text)
     documents = compose_documents(text)
@@ -130,7 +130,7 @@ class _YamlPort:
             reason = f"optimizations.mixed_precision: {precision.value} was removed in Determined 0.13"
             advice = (
                 f'call context.configure_apex_amp(models, optimizers, opt_level="{precision.value}") or '
-                "context.experimental.use_amp() in the trial; for one with build_model() nothing needs to be done"
+                "context.experimental.use_amp() in the trial; a trial with build_model() needs no change"
             )
             self._note(precision, Severity.check, reason, advice)
 
@@ -150,7 +150,12 @@ def _findings_of_run(text: str) -> list[Finding]:
         mistakes = [(m.line or 0, ": ".join(part for part in (m.path, m.message) if part)) for m in e.mistakes]
         return [Finding(line, Severity.problem, reason, advice) for line, reason in mistakes]
     findings = [
-        Finding(note.line or 0, Severity.note, f"{note.path}: {note.message}", "leave it; det-lightning run says so")
+        Finding(
+            note.line or 0,
+            Severity.note,
+            f"{note.path}: {note.message}",
+            "leave the field; det-lightning run prints this note",
+        )
         for note in config.notes
     ]
     images = config.environment.image

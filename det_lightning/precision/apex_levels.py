@@ -215,7 +215,7 @@ def wants_apex() -> bool:
     """Return whether the environment asks for NVIDIA's apex; raise a ValueError for an unknown choice."""
     choice = os.environ.get(VARIABLE) or "torch"
     if choice not in ("torch", "apex"):
-        raise ValueError(f"{VARIABLE}={choice!r} in the environment: it may be 'torch' (the default) or 'apex'.")
+        raise ValueError(f"{VARIABLE} must be 'torch' (the default) or 'apex'; got {choice!r}.")
     return choice == "apex"
 
 

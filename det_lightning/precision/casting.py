@@ -68,7 +68,9 @@ def cast_floats(value: Any, cast: TensorCast) -> Any:
         return copied
     if type(value) not in _warned:
         _warned.add(type(value))
-        logger.warning("A model in mixed precision takes or returns a %s; tensors in it stay.", type(value).__name__)
+        logger.warning(
+            "A model in mixed precision takes or returns a %s; the tensors inside are not cast.", type(value).__name__
+        )
     return value
 
 

@@ -150,8 +150,8 @@ class ChosenPrecision:
             raise _two_precisions(chosen_by, precision)
         if self.models and precision.casts_weights and self._processes > 1:
             raise errors.InvalidExperimentException(
-                f"{precision.name} casts weights, and the trial's models are made ready for {self._processes} "
-                "processes already. Give the trial's class to a TrialModule, or cast the models in the trial."
+                f"{precision.name} casts weights, and the trial's models are wrapped for {self._processes} processes "
+                "already. Pass the trial's class to a TrialModule, or cast the models in the trial."
             )
         self.whole_models = precision
         for model in self.models:
@@ -165,8 +165,8 @@ class ChosenPrecision:
         """Let models compute in float32 again."""
         if before.casts_weights or not all(isinstance(model.forward, CastingForward) for model in self.models):
             raise errors.InvalidExperimentException(
-                f"The trial was trained with {before.name}, and cannot change to {wanted}. Build it again, with the "
-                "weights of a checkpoint."
+                f"The trial was trained with {before.name}, and cannot change to {wanted}. Build the trial again, with "
+                "the weights of a checkpoint."
             )
         for model in self.models:
             surrounding: Any = model.forward
@@ -282,5 +282,5 @@ class ChosenPrecision:
 
 def _two_precisions(call: str, precision: WholeModelPrecision) -> errors.InvalidExperimentException:
     return errors.InvalidExperimentException(
-        f"The trial calls {call}, and {precision.name} asks for a precision too. Leave one of them out."
+        f"The trial calls {call}, and {precision.name} asks for a precision too. Leave out one of the two."
     )

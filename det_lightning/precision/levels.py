@@ -101,7 +101,7 @@ def resolve_level(opt_level: Any, overrides: dict[str, Any]) -> Level:
     """Return a level with its properties overridden."""
     if opt_level not in _LEVELS:
         raise errors.InvalidExperimentException(
-            f"configure_apex_amp(opt_level={opt_level!r}): the levels are 'O0', 'O1', 'O2' and 'O3', with the letter O."
+            f"configure_apex_amp() takes the levels 'O0', 'O1', 'O2' and 'O3', with the letter O; got {opt_level!r}."
         )
     mistakes: list[str] = []
     given = {name: value for name, value in overrides.items() if value is not None}
@@ -114,11 +114,11 @@ def resolve_level(opt_level: Any, overrides: dict[str, Any]) -> Level:
         try:
             values[name] = _parse_property(name, value)
         except (TypeError, ValueError):
-            mistakes.append(f"{name}={value!r}, which should be {_EXPECTED[name]}")
+            mistakes.append(f"{name}={value!r}, which must be {_EXPECTED[name]}")
     lowest = values.get("min_loss_scale")
     highest = values.get("max_loss_scale")
     if lowest is not None and highest is not None and lowest > highest:
-        mistakes.append(f"min_loss_scale={lowest} is above max_loss_scale={highest}; give a smaller one")
+        mistakes.append(f"min_loss_scale={lowest} is above max_loss_scale={highest}; pass a smaller min_loss_scale")
     if mistakes:
         raise errors.InvalidExperimentException(
             f"configure_apex_amp(opt_level={opt_level!r}, ...) got " + "; and ".join(mistakes) + "."
@@ -183,7 +183,7 @@ def check_parts(
     Reasons: a part is not wrapped, an optimizer has no parameters of the models, a model is in half precision already.
     """
     mistakes = [
-        f"model {index} ({type(model).__name__}) was not wrapped: pass what wrap_model() returned"
+        f"model {index} ({type(model).__name__}) was not wrapped: pass the model that wrap_model() returned"
         for index, model in enumerate(models)
         if unwrap_compiled(model) not in map(unwrap_compiled, wrapped_models)
     ]
@@ -191,14 +191,14 @@ def check_parts(
     for index, optimizer in enumerate(optimizers):
         name = f"optimizer {index} ({type(optimizer).__name__})"
         if optimizer not in wrapped_optimizers:
-            mistakes.append(f"{name} was not wrapped: pass what wrap_optimizer() returned")
+            mistakes.append(f"{name} was not wrapped: pass the optimizer that wrap_optimizer() returned")
         elif own.isdisjoint(parameter for group in optimizer.param_groups for parameter in group["params"]):
             mistakes.append(
-                f"{name} has no parameters of the given models ({len(own)} in all): give all models of the optimizer, "
+                f"{name} has no parameters of the given models ({len(own)} in all): pass all models of the optimizer, "
                 "and build the optimizer from the parameters of wrapped models"
             )
     mistakes += [
-        f"parameter {name!r} of model {index} ({type(model).__name__}) is of type {parameter.dtype} already: give "
+        f"parameter {name!r} of model {index} ({type(model).__name__}) is of type {parameter.dtype} already: pass "
         "models in float32, and leave .half() to configure_apex_amp()"
         for index, model in enumerate(models)
         for name, parameter in [(n, p) for n, p in model.named_parameters() if p.dtype in HALF_TYPES][:1]
@@ -227,8 +227,8 @@ def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.
         outer = changed[inner]
         if model is not inner and outer is not inner:
             raise errors.InvalidExperimentException(
-                f"configure_apex_amp() makes another {type(inner).__name__}, with new parameters, and it was compiled "
-                "after wrap_model(). Compile it before wrap_model(), or after configure_apex_amp()."
+                f"configure_apex_amp() makes another {type(inner).__name__}, with new parameters, and the model was "
+                "compiled after wrap_model(). Compile the model before wrap_model(), or after configure_apex_amp()."
             )
         results.append(outer if model is inner else model)
     return results[0] if alone else type(given)(results)

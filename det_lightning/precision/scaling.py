@@ -138,7 +138,7 @@ class StepUnless:
                 _warned.add(type(optimizer))
                 logger.warning(
                     "%s cannot skip a step by itself when gradients overflow, so every step waits for the GPU. Adam, "
-                    "AdamW, SGD and Adagrad of torch with fused=True do not need that.",
+                    "AdamW, SGD and Adagrad of torch with fused=True need no wait.",
                     type(optimizer).__name__,
                 )
             if not self._overflow.item():

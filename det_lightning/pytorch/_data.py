@@ -93,8 +93,8 @@ class DataLoader:
             )
         if batch_sampler is None and batch_size is None:
             raise ValueError(
-                "DataLoader got batch_size=None and batch_sampler=None: without batches nothing can be counted. "
-                "Give one of them, or return a torch.utils.data.DataLoader and call "
+                "DataLoader got batch_size=None and batch_sampler=None: without batches nothing can be counted. Pass a "
+                "batch_size or a batch_sampler, or return a torch.utils.data.DataLoader and call "
                 "context.experimental.disable_dataset_reproducibility_checks()."
             )
         is_dataset = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
@@ -228,12 +228,12 @@ def data_length(data: Any) -> int:
     kind = type(data) if type(data) in _BATCH_TYPES else _batch_type(data)
     if kind is list or kind is tuple or kind is dict:
         if not data:
-            raise ValueError(f"A batch holds at least one array or tensor; got an empty {type(data).__name__}.")
+            raise ValueError(f"A batch must hold at least one array or tensor; got an empty {type(data).__name__}.")
         data = next(iter(data.values())) if kind is dict else data[0]
     elif kind is object:
         raise TypeError(
-            f"The number of records in a batch of type {type(data).__name__} is not known; override "
-            "get_batch_length() in the trial."
+            f"The number of records in a batch of type {type(data).__name__} is unknown; override get_batch_length() "
+            "in the trial."
         )
     # len() of a tensor is a function in Python, and slower.
     return data.shape[0] if type(data) is torch.Tensor and data.ndim else len(data)
@@ -288,7 +288,9 @@ def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
     if type(data) not in warned_types:
         warned_types.add(type(data))
         name = type(data).__name__
-        logger.warning("to_device() was not able to move data of type %s to %s; it is passed on.", name, device)
+        logger.warning(
+            "to_device() cannot move data of type %s to %s; the data are passed on as they are.", name, device
+        )
     return data
 
 

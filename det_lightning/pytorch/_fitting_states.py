@@ -37,13 +37,13 @@ def require_fitting_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[s
     groups = saved.get("param_groups") or []
     for index, group in enumerate(groups):
         if not isinstance(group, dict):
-            raise ValueError(f"group {index} should be a dict; got a {type(group).__name__}")
+            raise ValueError(f"group {index} must be a dict; got a {type(group).__name__}")
         for name in ("lr", "initial_lr", "weight_decay", "momentum"):
             if group.get(name) is not None:
                 _require_finite(f"{name!r} of group {index}", group[name])
     states = saved.get("state", {})
     if not isinstance(states, dict):
-        raise ValueError(f"its state should be a dict; got a {type(states).__name__}")
+        raise ValueError(f"its state must be a dict; got a {type(states).__name__}")
     if not type(optimizer).__module__.startswith(_KNOWN):
         return
     for index, (own, group) in enumerate(zip(optimizer.param_groups, groups, strict=False)):
@@ -56,13 +56,13 @@ def require_fitting_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[s
 def require_fitting_scale(saved: Any) -> None:
     """Raise a ``ValueError`` unless the saved state of a gradient scaler is empty, or has a scale above 0."""
     if saved and not (_is_finite(saved["scale"]) and saved["scale"] > 0):
-        raise ValueError(f"'scale' should be a number above 0; got {_show(saved['scale'])}")
+        raise ValueError(f"'scale' must be a number above 0; got {_show(saved['scale'])}")
 
 
 def _require_same_kinds(own: Mapping[str, Any], saved: Mapping[str, Any], where: str = "") -> None:
     """Raise unless each saved value, if present, is of the kind of the object's own; functions may be anything."""
     wrong = [
-        f"{name!r}{where} should be {kind}; got {_show(saved[name])}"
+        f"{name!r}{where} must be {kind}; got {_show(saved[name])}"
         for name, value in own.items()
         if name in saved and (kind := _find_kind(value)) is not None and not _is_of_kind(saved[name], value, kind)
     ]
@@ -80,15 +80,15 @@ def _is_of_kind(saved: Any, own: Any, kind: str) -> bool:
 
 def _require_fitting_tensors(values: Any, parameter: torch.Tensor, key: str) -> None:
     if not isinstance(values, Mapping):
-        raise ValueError(f"the state of parameter {key} should be a dict; got {_show(values)}")
+        raise ValueError(f"the state of parameter {key} must be a dict; got {_show(values)}")
     if "step" in values and _find_kind(values["step"]) != "a number":
-        raise ValueError(f"'step' of parameter {key} should be a number; got {_show(values['step'])}")
+        raise ValueError(f"'step' of parameter {key} must be a number; got {_show(values['step'])}")
     names = [name for name in _OF_SHAPE if name in values]
     for name in [*names, *([_BUFFER] if values.get(_BUFFER) is not None else [])]:
         # Parts of sharded tensors have the shape of the whole.
         if getattr(values[name], "shape", None) != parameter.shape:
             expected = f"a tensor of the shape {list(parameter.shape)}"
-            raise ValueError(f"{name!r} of parameter {key} should be {expected}; got {_show(values[name])}")
+            raise ValueError(f"{name!r} of parameter {key} must be {expected}; got {_show(values[name])}")
 
 
 def _find_kind(value: Any) -> str | None:
@@ -109,7 +109,7 @@ def _find_kind(value: Any) -> str | None:
 
 def _require_finite(name: str, value: Any) -> None:
     if not _is_finite(value):
-        raise ValueError(f"{name} should be a finite number; got {_show(value)}")
+        raise ValueError(f"{name} must be a finite number; got {_show(value)}")
 
 
 def _is_finite(value: Any) -> bool:

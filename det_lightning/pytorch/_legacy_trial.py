@@ -49,7 +49,7 @@ class LegacyTrialAdapter(PyTorchTrial):
         if not isinstance(loss, torch.Tensor):
             raise TypeError(
                 f"{type(self.trial).__name__}.train_batch() must return the loss as a tensor with its graph, alone or "
-                f"in a dict under 'loss', for the backward pass; it returned {metrics!r:.500} for batch {batch_idx}."
+                f"in a dict under 'loss', for the backward pass; got {metrics!r:.500} for batch {batch_idx}."
             )
         return loss
 
@@ -121,8 +121,8 @@ def interface_mistakes(trial: PyTorchTrial) -> list[str]:
     found = f"{name} does not define {' and '.join(missing)}" if missing else "something is wrapped already"
     return [
         f"{name}.train_batch() takes a model, as before Determined 0.12.13; such a trial defines build_model() and "
-        f"optimizer(model) and wraps nothing, but {found}. Either go back to that, or wrap in __init__ and take the "
-        "parameter away"
+        f"optimizer(model) and wraps nothing, but {found}. Either define both methods, or wrap in __init__ and remove "
+        "the parameter"
     ]
 
 
@@ -141,11 +141,11 @@ def _wrap_parts(trial: Any, context: PyTorchTrialContext) -> None:
     name = type(trial).__name__
     model = trial.build_model()
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"{name}.build_model() must return a torch.nn.Module; it returned {model!r}.")
+        raise TypeError(f"{name}.build_model() must return a torch.nn.Module; got {model!r}.")
     model = context.wrap_model(model)
     optimizer = trial.optimizer(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"{name}.optimizer() must return a torch.optim.Optimizer; it returned {optimizer!r}.")
+        raise TypeError(f"{name}.optimizer() must return a torch.optim.Optimizer; got {optimizer!r}.")
     optimizer = context.wrap_optimizer(optimizer)
     create_lr_scheduler = getattr(trial, "create_lr_scheduler", None)
     scheduler = None if create_lr_scheduler is None else create_lr_scheduler(optimizer)
@@ -153,8 +153,8 @@ def _wrap_parts(trial: Any, context: PyTorchTrialContext) -> None:
         if not isinstance(scheduler, LRScheduler):
             modes = ", ".join(mode.name for mode in LRScheduler.StepMode)
             raise TypeError(
-                f"{name}.create_lr_scheduler() must return None or a det_lightning.pytorch.LRScheduler; it returned a "
-                f"{type(scheduler).__name__}. Say when it steps: return LRScheduler(scheduler, "
+                f"{name}.create_lr_scheduler() must return None or a det_lightning.pytorch.LRScheduler; got a "
+                f"{type(scheduler).__name__}. Say when the scheduler steps: return LRScheduler(scheduler, "
                 f"step_mode=LRScheduler.StepMode.STEP_EVERY_EPOCH); the modes are {modes}."
             )
         context.wrap_lr_scheduler(scheduler.scheduler, scheduler.step_mode, scheduler.frequency)

@@ -40,17 +40,17 @@ def require_parts(trial: Any, context: Any, arguments: Mapping[str, Any]) -> Non
     """Raise a TypeError that names an argument of ``Trainer`` of the wrong kind."""
     call = "Trainer(trial, context)"
     if isinstance(trial, PyTorchTrialContext) and isinstance(context, PyTorchTrial):
-        raise TypeError(f"{call} got the context first. Give the trial first: Trainer(trial, context).")
+        raise TypeError(f"{call} got the context first. Pass the trial first: Trainer(trial, context).")
     advice = "Build it with the context: Trainer(MyTrial(context), context)."
     require(isinstance(trial, PyTorchTrial), call, "a PyTorchTrial", trial, advice)
-    advice = "Give the context that the trial was built with, of `with init(...) as context`."
+    advice = "Pass the context that the trial was built with, of `with init(...) as context`."
     require(isinstance(context, PyTorchTrialContext), call, "a PyTorchTrialContext", context, advice)
     for callback in list_callbacks(arguments):
         is_callback = hasattr(callback, "state_key") and not isinstance(callback, type)
         advice = "Callbacks of a trial are returned by its build_callbacks()."
         require(is_callback, "Trainer(callbacks=...)", "callbacks of Lightning", callback, advice)
         is_writer = isinstance(callback, DeterminedCheckpoint)
-        advice = "Give the callback that writes the checkpoints to fit(checkpoints=...)."
+        advice = "Pass the callback that writes the checkpoints to fit(checkpoints=...)."
         require(not is_writer, "Trainer(callbacks=...)", "other callbacks", callback, advice)
 
 
@@ -124,8 +124,8 @@ def make_lightning_trainer(
     clashing = sorted(decided.keys() & given.keys())
     if clashing:
         raise errors.UnsupportedTrainerFlags(
-            f"Trainer() was given {', '.join(clashing)}, which fit() decides on. To choose, use pl.Trainer with "
-            "det_lightning.adapters.TrialModule."
+            f"Trainer() got {', '.join(clashing)}, which fit() sets itself. To choose other values, use pl.Trainer "
+            "with det_lightning.adapters.TrialModule."
         )
     callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
     if experiment is not None:
@@ -177,8 +177,8 @@ def _find_latest(
     if restarts():
         if job is None:
             logger.warning(
-                "The script was restarted, but the job has no id to find checkpoints by. Give torchrun an --rdzv-id, "
-                "or pass latest_checkpoint='last'."
+                "The script was restarted, but the job has no id to find checkpoints by. Start torchrun with "
+                "--rdzv-id, or pass latest_checkpoint='last'."
             )
         elif newest := [*itertools.islice(storage.newest_first(job), most)]:
             shown = escape(mask_url(newest[0]))

@@ -106,7 +106,7 @@ def load_trial_from_checkpoint_path(
         require(given is None or isinstance(given, Mapping), f"{name}=", "a dict", given)
     if kwargs:
         if torch_load_kwargs:
-            raise ValueError(f"Give torch_load_kwargs or further arguments, not both; got {sorted(kwargs)} as well.")
+            raise ValueError(f"Pass torch_load_kwargs or further arguments, not both; got {sorted(kwargs)} as well.")
         warnings.warn(
             f"Pass {sorted(kwargs)} in torch_load_kwargs, not as arguments of load_trial_from_checkpoint_path().",
             FutureWarning,
@@ -164,12 +164,12 @@ def _import_trial_class(directory: pathlib.Path, load_data: dict[str, Any], trus
         beside = f" Not looked at, as links or not listed in {layout.METADATA_FILE}: {unused}." if unused else ""
         said = "\n".join(map(escape, str(e).splitlines()))
         raise ValueError(
-            f"The trial class {escape(spec):.200} cannot be imported from {escape(code)}: {type(e).__name__}: {said}."
-            f"{beside} Pass it as trial_class="
+            f"The trial class {escape(spec):.200} cannot be imported from {escape(code)}: {type(e).__name__}: "
+            f"{said}.{beside} Pass trial_class=."
         ) from e
     if not (isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)):
         raise errors.InvalidCheckpointException(
-            f"{escape(spec):.200} in {escape(code)} is not a det_lightning.pytorch.PyTorchTrial; it is "
+            f"{escape(spec):.200} in {escape(code)} must be a det_lightning.pytorch.PyTorchTrial; got "
             f"{trial_class!r:.200}. Pass trial_class=."
         )
     return trial_class

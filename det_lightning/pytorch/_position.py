@@ -35,7 +35,7 @@ class TrainingPosition:
     def epoch_length(self) -> int:
         """Return the number of batches in an epoch; raise an InternalException before the loader is built."""
         if self.epoch_len is None:
-            raise errors.InternalException("The length of an epoch is not known: the training loader is not built.")
+            raise errors.InternalException("The length of an epoch is unknown: the training loader is not built.")
         return self.epoch_len
 
     def current_train_batch(self) -> int:

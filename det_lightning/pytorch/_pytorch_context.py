@@ -201,8 +201,8 @@ class PyTorchTrialContext:
         average = self.wrapped.averages.get(optimizer)
         if average is None:
             raise errors.InvalidExperimentException(
-                f"step_optimizer() got a {type(optimizer).__name__} that was not wrapped. Pass what wrap_optimizer() "
-                f"returned; {len(self.optimizers)} optimizer(s) are wrapped."
+                f"step_optimizer() got a {type(optimizer).__name__} that was not wrapped. Pass an optimizer that "
+                f"wrap_optimizer() returned; {len(self.optimizers)} optimizer(s) are wrapped."
             )
         frequency = self.settings.aggregation_frequency
         if frequency > 1:
@@ -270,7 +270,7 @@ class PyTorchTrialContext:
         """Ask the run to end with a checkpoint at the next boundary; raise an AssertionError unless given a bool."""
         if not isinstance(stop_requested, bool):
             raise AssertionError(f"set_stop_requested() takes a bool; got {stop_requested!r}.")
-        logger.info("The trial asked to stop; it will at the next boundary.")
+        logger.info("The trial asked to stop: the run ends at the next boundary.")
         self._stop_requested = stop_requested
 
     def get_stop_requested(self) -> bool:

@@ -168,6 +168,6 @@ def _require_arguments(
         given = f"trial_kwargs={short_text(dict(arguments))}" if arguments else "without trial_kwargs="
         raise TypeError(
             f"{name}{signature} was called with the context, {given}: {error}. A trial takes the context first; pass "
-            "others in trial_kwargs={...} of TrialModule or load_trial_from_checkpoint_path, or give them "
+            "other arguments in trial_kwargs={...} of TrialModule or load_trial_from_checkpoint_path, or define "
             "defaults."
         ) from error

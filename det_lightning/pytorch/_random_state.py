@@ -111,7 +111,7 @@ def set_state(generator: Any, state: Any) -> None:
         version, internal, gauss = state
         generator.setstate((version, tuple(internal), gauss))
         if not isinstance(gauss, float | None):
-            raise TypeError(f"the next normal value should be a number; got a {type(gauss).__name__}")
+            raise TypeError(f"the next normal value must be a number; got a {type(gauss).__name__}")
     else:
         generator.set_state(state)
 
@@ -119,7 +119,7 @@ def set_state(generator: Any, state: Any) -> None:
 def _require_position(position: Any) -> None:
     """Raise unless a position is valid for numpy's Mersenne Twister: numpy would read beyond its memory."""
     if type(position) is not int or not 0 <= position <= _WORDS:
-        raise ValueError(f"the position should be from 0 to {_WORDS}; got {position}")
+        raise ValueError(f"the position must be from 0 to {_WORDS}; got {position}")
 
 
 @contextlib.contextmanager
@@ -182,7 +182,7 @@ def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
             _restore_attribute(sampler, name, value)
         except UNFIT as e:
             raise errors.InvalidCheckpointException(
-                f"The checkpoint has a state for {name!r:.100} of {type(sampler).__name__} that it does not take: {e}"
+                f"The state of {name!r:.100} in the checkpoint does not fit {type(sampler).__name__}: {e}"
             ) from e
 
 
@@ -194,10 +194,10 @@ def _restore_attribute(sampler: Any, name: str, value: Any) -> None:
     if present is None and isinstance(value, torch.Tensor | dict | tuple):
         return  # the state of a generator that the sampler no longer has
     if not isinstance(value, _PLAIN):
-        raise TypeError(f"a sampler's numbers and texts are kept; got a {type(value).__name__}")
+        raise TypeError(f"it must be a number or a text; got a {type(value).__name__}")
     are_numbers = isinstance(present, int | float) and isinstance(value, int | float)
     if not (present is None or value is None or type(present) is type(value) or are_numbers):
-        raise TypeError(f"it is {present!r:.100} now; got {value!r:.100}")
+        raise TypeError(f"it must be like the present {present!r:.100}; got {value!r:.100}")
     setattr(sampler, name, value)
 
 

@@ -177,13 +177,13 @@ class _Registration:
     def as_metrics(self, reduced: Any) -> dict[str, Any]:
         if self.name is None and not isinstance(reduced, dict):
             raise AssertionError(
-                f"{self.describe()} was wrapped with name=None but it did not return a dict of metrics; it returned "
-                f"{reduced!r} of type {type(reduced).__name__}. Pass name= to wrap_reducer for a single metric."
+                f"{self.describe()} was wrapped with name=None and must return a dict of metrics; got {reduced!r} of "
+                f"type {type(reduced).__name__}. Pass name= to wrap_reducer for a single metric."
             )
         if self.name is not None and isinstance(reduced, dict):
             raise AssertionError(
-                f"{self.describe()} was wrapped with name set but it returned a dict anyway: name={self.name!r} is for "
-                f"one metric, and the keys are {sorted(map(str, reduced))}. Leave out name= to return several metrics."
+                f"{self.describe()} was wrapped with name={self.name!r} and must return one metric; got a dict with "
+                f"the keys {sorted(map(str, reduced))}. Leave out name= to return several metrics."
             )
         return reduced if self.name is None else {self.name: reduced}
 
@@ -230,8 +230,8 @@ class ReducerRegistry:
             reducer.to(self._device)
         if any(reducer is known.wrapped for known in self._registrations):
             raise AssertionError(
-                f"wrap_reducer() got the same {type(reducer).__name__} object a second time (name={name!r}); "
-                "each reducer is wrapped once. Make a second object for a second metric."
+                f"wrap_reducer() got the same {type(reducer).__name__} object a second time (name={name!r}); each "
+                "reducer is wrapped once. Create a second object for a second metric."
             )
         wrapped: Any = reducer
         registered: MetricReducer

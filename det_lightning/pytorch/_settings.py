@@ -55,7 +55,7 @@ class RunConfiguration:
         if hparams is None:
             hparams = choose_hparams(given.plain) or None
             if hparams is not None:
-                logger.info("The hyperparameters are those of exp_conf; of a range the middle: %s.", mask(hparams))
+                logger.info("The hyperparameters come from exp_conf, with the middle of each range: %s.", mask(hparams))
         settings = TrainingSettings(given.typed, hparams, checkpoint_storage=given.checkpoint_storage)
         return cls(given.plain, hparams, settings, given.typed)
 
@@ -116,7 +116,7 @@ def require_usable(hparams: Any, exp_conf: Any) -> None:
     ]
     if isinstance(hparams, Mapping):
         mistakes += [
-            f"{where} describes values of a search: give a value, or search with `det-lightning run CONFIG`"
+            f"{where} describes values of a search: pass a value, or search with `det-lightning run CONFIG`"
             for where in find_ranges(hparams)
         ]
         if hparams.get("global_batch_size") == 0:
@@ -205,7 +205,7 @@ class TrialSettings:
     def get_per_slot_batch_size(self) -> int:
         """Return ``global_batch_size // slots``; raise a ValueError if hparams has none."""
         if self._per_slot_batch_size is None:
-            raise ValueError("The batch size is not known; pass hparams={'global_batch_size': ...} to init().")
+            raise ValueError("The batch size is unknown; pass hparams={'global_batch_size': ...} to init().")
         return self._per_slot_batch_size
 
     def to_plain(self, losses: Losses | None = None) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class TrialSettings:
 def _size_per_slot(global_batch_size: Any, slots: int) -> int:
     if not isinstance(global_batch_size, int):
         raise errors.InvalidExperimentException(
-            f"hparams['global_batch_size'] must be an integer value; got {global_batch_size!r} of type "
+            f"hparams['global_batch_size'] must be an integer; got {global_batch_size!r} of type "
             f"{type(global_batch_size).__name__}."
         )
     if global_batch_size < slots:

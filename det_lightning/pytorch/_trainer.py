@@ -245,7 +245,9 @@ class Trainer:
         if not isinstance(max_length, Batch | Epoch) or not isinstance(max_length.value, int):
             raise TypeError(f"max_length must be Batch(int) or Epoch(int); got {max_length!r}.")
         if profiling_enabled:
-            logger.warning("profiling_enabled has no effect without a Determined master; see context.set_profiler().")
+            logger.warning(
+                "profiling_enabled has no effect without a Determined master; profile with context.set_profiler(...)."
+            )
         self._context.wrapped.require_same_on_all_ranks()
         job = None if (elastic := elastic_job()) is None else f"{elastic}/{next(_fits)}"
         names = {} if self._experiment is None else self._experiment.checkpoint_arguments()

@@ -161,7 +161,9 @@ def _load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallbac
             scaler.load_state_dict(state["scaler_state_dict"])
     elif (scaler is not None) != ("scaler_state_dict" in state):
         has, lacks = ("checkpoint", "trial") if scaler is None else ("trial", "checkpoint")
-        logger.warning("The %s has a gradient scaler but the %s has none; its state is not restored.", has, lacks)
+        logger.warning(
+            "The %s has a gradient scaler but the %s has none; the state of the scaler is not restored.", has, lacks
+        )
     with _explain_misfits("The state of the precision"):
         context.precision.scaling.load_state_dict(state)
     saved = state.get("callbacks", {})
@@ -216,7 +218,7 @@ def _load_each(
     if not isinstance(states, list):
         return [f"there is no list {key!r}; there is {', '.join(sorted(map(str, state))) or 'nothing'}"]
     if not all(isinstance(one, dict) for one in states):
-        return [f"{key!r} should be a list of dicts; got {', '.join(type(one).__name__ for one in states):.200}"]
+        return [f"{key!r} must be a list of dicts; got {', '.join(type(one).__name__ for one in states):.200}"]
     if len(targets) > len(states):
         return [f"the trial wraps {len(targets)} {what}(s), and {len(states)} are there"]
     if len(targets) < len(states):
@@ -252,5 +254,5 @@ def _explain_misfits(what: str) -> Iterator[None]:
         raise
     except _MISFITS as e:
         raise errors.InvalidCheckpointException(
-            f"{what} cannot be loaded, it is damaged or of another trial: {type(e).__name__}: {e!s:.500}"
+            f"{what} cannot be loaded, because the state is damaged or of another trial: {type(e).__name__}: {e!s:.500}"
         ) from e

@@ -60,8 +60,8 @@ class WrappedParts:
     def _require_open(self, method: str) -> None:
         if self._is_complete:
             raise errors.InvalidExperimentException(
-                f"{method}() was called while the trial is trained, as in train_batch(). What is wrapped then is in no "
-                "checkpoint and unknown to the other ranks; wrap everything in the trial's __init__."
+                f"{method}() was called while the trial is trained, as in train_batch(). No checkpoint and no other "
+                "rank would have the wrapped part; wrap everything in the trial's __init__."
             )
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -158,8 +158,8 @@ class WrappedParts:
         optimizer = getattr(lr_scheduler, "optimizer", None)
         if optimizer is not None and optimizer not in self.optimizers:
             raise errors.InvalidExperimentException(
-                f"{type(lr_scheduler).__name__} was given an optimizer ({type(optimizer).__name__}) that was not "
-                "wrapped. Build the scheduler from what wrap_optimizer() returned."
+                f"{type(lr_scheduler).__name__} got an optimizer ({type(optimizer).__name__}) that was not wrapped. "
+                "Build the scheduler from the optimizer that wrap_optimizer() returned."
             )
         self.lr_schedulers.append(LRScheduler(lr_scheduler, step_mode, frequency))
         return lr_scheduler

@@ -160,7 +160,7 @@ class DistributedContext:
         """Raise a NotImplementedError: this belongs to TensorFlow."""
         raise NotImplementedError(
             "DistributedContext.from_tf_config() belongs to TensorFlow, which det_lightning does not run; use "
-            "from_torch_distributed(), or give DistributedContext() the numbers."
+            "from_torch_distributed(), or pass the numbers to DistributedContext()."
         )
 
     def get_rank(self) -> int:

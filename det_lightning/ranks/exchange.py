@@ -234,8 +234,8 @@ class Exchange:
         for rank, (name, number, other) in self._find_waiting_elsewhere(missing).items():
             if name != self._name and self._session.activity.rounds.get(name, number + 1) <= number:
                 raise RuntimeError(
-                    f"Rank {self._session.rank} waits for rank {rank} in {operation}(), and rank {rank} for it in "
-                    f"{other}(). All ranks must call the same operations in the same order."
+                    f"Rank {self._session.rank} waits for rank {rank} in {operation}(), and rank {rank} waits for rank "
+                    f"{self._session.rank} in {other}(). All ranks must call the same operations in the same order."
                 )
 
     def _find_waiting_elsewhere(self, missing: list[int]) -> dict[int, tuple[str, int, str]]:
@@ -275,7 +275,7 @@ class Exchange:
     def _check_same_operation(self, contributions: list[Contribution]) -> None:
         if len({found.operation for found in contributions}) > 1:
             calls = ", ".join(f"rank {self._members[found.member]} {found.operation}()" for found in contributions)
-            raise RuntimeError(f"The ranks call different operations, where all must call the same: {calls}.")
+            raise RuntimeError(f"All ranks must call the same operation; got {calls}.")
 
     def _read_pickle(self, contribution: Contribution) -> bytes:
         return contribution.inline + b"".join(map(self._store.get, self._part_keys(contribution)))

@@ -182,8 +182,8 @@ class Session:
         if absent:
             problem = (
                 f"Rank 0 has waited {self.timeout_s:g} s at the store at {self.address}, for "
-                f"{name_ranks(sorted(absent))} of {self.size}, which did not come. Were {self.size} processes started, "
-                "and can all of them reach that address?"
+                f"{name_ranks(sorted(absent))} of {self.size}, which did not come. Check that {self.size} processes "
+                "were started, and that all can reach this address."
             )
         store.set(f"{name}/met", problem.encode())
         if problem:
@@ -201,7 +201,7 @@ class Session:
             except dist.DistNetworkError:
                 # The store belonged to an earlier context, which rank 0 had not yet shut down.
                 self._shared_store = self._connect()
-        raise RuntimeError(f"Rank {self.rank} has lost the store at {self.address} again and again.")
+        raise RuntimeError(f"Rank {self.rank} has lost the store at {self.address} several times.")
 
     def _request_name(self, timeout_s: float) -> str:
         nonce = secrets.token_hex(8)

@@ -131,6 +131,6 @@ def reach(address: StoreAddress, rank: int, timeout_s: float) -> Store:
         except (OSError, DistNetworkError) as error:
             problem = error
     raise RuntimeError(
-        f"Rank {rank} has not reached the store at {address} within {timeout_s:g} s: {problem}. "
-        "Is rank 0 running, and is the port open from here?"
+        f"Rank {rank} has not reached the store at {address} within {timeout_s:g} s: {problem}. Check that rank 0 "
+        "runs, and that this node can reach the port."
     )

@@ -66,7 +66,7 @@ def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> Proc
         missing = ", ".join(name for name in names if name not in given)
         raise ValueError(
             "DistributedContext needs rank, size, local_rank, local_size, cross_rank and cross_size, or none of them; "
-            f"{missing} are missing, and only {', '.join(f'{name}={value}' for name, value in given.items())} given."
+            f"got only {', '.join(f'{name}={value}' for name, value in given.items())}, without {missing}."
         )
     for name, number in given.items():
         require(isinstance(number, Integral), f"DistributedContext({name}=...)", "a whole number", number)

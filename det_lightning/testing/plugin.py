@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 _OPTIONS: dict[str, dict[str, Any]] = {
     "--trial": {"metavar": "MODULE:CLASS", "help": "check this trial; also path/to/file.py:CLASS"},
     "--trial-config": {"metavar": "FILE", "help": "its experiment configuration, such as const.yaml"},
-    "--trial-hparams": {"metavar": "JSON", "help": "its hyperparameters; they override those of the configuration"},
+    "--trial-hparams": {
+        "metavar": "JSON",
+        "help": "its hyperparameters, which override the hyperparameters of the configuration",
+    },
     "--trial-kwargs": {"metavar": "JSON", "help": "arguments of its constructor beyond the context"},
     "--trial-batches": {"metavar": "N", "type": int, "default": 12, "help": "batches of each run (default: 12)"},
     "--trial-quick": {"action": "store_true", "help": "only the checks that train in this process"},

@@ -450,7 +450,7 @@ def load_trial(spec: str, directory: str) -> Any:
     """Import the trial's class from a module in ``directory``."""
     module_name, _, class_name = spec.rpartition(":")
     if not module_name:
-        raise CannotRecord(f"Give the trial as module:Class, such as model_def:MyTrial; got {spec!r}.")
+        raise CannotRecord(f"The trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
     file = pathlib.Path(directory, module_name)
     if file.suffix == ".py":
         directory = str(file.parent)
@@ -534,7 +534,9 @@ def read_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
     """Record by the options of the command line, write the record, and return the record."""
     if importlib.util.find_spec("determined") is None:
-        raise CannotRecord(f"determined is not installed for {sys.executable}; run the recorder where it is.")
+        raise CannotRecord(
+            f"determined is not installed for {sys.executable}; run the recorder where determined is installed."
+        )
     settings = read_settings(arguments)
     sys.meta_path.insert(0, _DeterminedAsDetLightning())
     trial_class = load_trial(arguments.trial, arguments.directory)
@@ -569,7 +571,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="recorder.py", description="Record a training of a trial on determined.")
     parser.add_argument("trial", help="module:Class, or path/to/file.py:Class")
     parser.add_argument("--config", help="experiment configuration, YAML or JSON")
-    parser.add_argument("--hparams", default="{}", help="hyperparameters as JSON, besides those of the configuration")
+    parser.add_argument(
+        "--hparams", default="{}", help="hyperparameters as JSON, besides the hyperparameters of the configuration"
+    )
     parser.add_argument("--arguments", default="{}", help="of the trial's constructor beyond the context, as JSON")
     parser.add_argument("--batches", type=int, default=20, help="how many to train (20)")
     parser.add_argument("--seed", type=int, default=0, help="of all random generators (0)")

@@ -89,7 +89,7 @@ class DetCallback(TrainerCallback):
         if newest is None:
             return
         if getattr(args, "overwrite_output_dir", False):
-            logger.info("overwrite_output_dir is set: the training does not continue from checkpoint %s.", newest)
+            logger.info("overwrite_output_dir is set: the training does not resume from checkpoint %s.", newest)
             return
         # All ranks get all files: DeepSpeed also reads the shards of other ranks.
         self.core_context.checkpoint.download(newest, args.output_dir)
@@ -198,8 +198,8 @@ class DetCallback(TrainerCallback):
         if searcher["name"] != "single" and Path.cwd() not in Path(args.output_dir).resolve().parents:
             logger.warning(
                 "output_dir=%s is not below the trial's working directory: trials that run at the same time on this "
-                "machine overwrite each other's checkpoints there. Give a relative path, or one with the number of the "
-                "trial.",
+                "machine overwrite each other's checkpoints there. Pass a relative path, or a path with the number of "
+                "the trial.",
                 args.output_dir,
             )
 

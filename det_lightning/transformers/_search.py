@@ -17,7 +17,7 @@ def require_length(searcher: Mapping[str, Any], unit: str, length: float, argume
         if dict(max_length) != {unit: length}:
             raise ValueError(
                 f"searcher.max_length is {dict(max_length)}, and {trained}. Remove searcher.max_length, which is "
-                "deprecated, or let both say the same."
+                "deprecated, or set the same length in both."
             )
     elif max_length is not None:
         raise ValueError(

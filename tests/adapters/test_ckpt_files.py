@@ -158,7 +158,7 @@ def test_containers_without_numpy_stay() -> None:
     ],
 )
 def test_a_damaged_description_of_an_array_is_named(damage: dict[str, Any]) -> None:
-    with pytest.raises(errors.InvalidCheckpointException, match="The checkpoint is damaged: it has a value"):
+    with pytest.raises(errors.InvalidCheckpointException, match="The checkpoint is damaged: the value"):
         with_own_types({**with_plain_values(np.zeros(2)), **damage})
 
 

@@ -39,7 +39,7 @@ def test_changed_hparams_are_refused(change: Callable[[Any], Any]) -> None:
     module = TrialModule(SmallTrial, {"learning_rate": 0.1, "layers": [1, 2], "nothing": float("nan")})
     trainer().fit(module)
     change(module)
-    with pytest.raises(errors.InvalidExperimentException, match=r"module.hparams was changed .*Make a new one"):
+    with pytest.raises(errors.InvalidExperimentException, match=r"module.hparams was changed .*Create a new module"):
         trainer().fit(module)
 
 

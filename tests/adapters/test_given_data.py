@@ -171,7 +171,7 @@ def test_iterables_repeat_and_resume_inexactly(tmp_path: Path, caplog: Any) -> N
     resumed = TrialModule(WithoutData)
     trainer().fit(resumed, ckpt_path=tmp_path / "saved.ckpt", train_dataloaders=stream, val_dataloaders=[])
     assert "The training data are of type DataLoader, whose position no checkpoint holds" in caplog.text
-    assert "goes on after batch 5 of a new pass" in caplog.text
+    assert "the run resumes after batch 5 of a new pass" in caplog.text
     assert resumed.trial_run.state.batches_trained == 3 * EPOCH_LEN
 
 
@@ -193,9 +193,9 @@ def test_data_without_a_length(caplog: Any) -> None:
     [
         ({"train_dataloaders": [loaders()["train_dataloaders"]] * 2}, "train_dataloader: .*StackDataset or Concat"),
         ({"train_dataloaders": {"a": loaders()["train_dataloaders"]}}, "train_dataloader: a trial takes one loader"),
-        ({"val_dataloaders": {"a": loaders()["val_dataloaders"], "b": []}}, "one loader, and got a dict of them"),
-        ({"val_dataloaders": pl.utilities.CombinedLoader([[1]], "sequential")}, "got a CombinedLoader of them"),
-        ({"train_dataloaders": 5}, "takes a loader or any iterable, and got 5"),
+        ({"val_dataloaders": {"a": loaders()["val_dataloaders"], "b": []}}, "one loader; got a dict of loaders"),
+        ({"val_dataloaders": pl.utilities.CombinedLoader([[1]], "sequential")}, "got a CombinedLoader of loaders"),
+        ({"train_dataloaders": 5}, "takes a loader or any iterable; got 5"),
         (
             {"val_dataloaders": [loaders()["val_dataloaders"]] * 2},
             r"call validate\(\) once for each",
@@ -288,7 +288,7 @@ def test_lost_states_of_callbacks(tmp_path: Path, caplog: Any) -> None:
     fit_from(tmp_path / "saved.ckpt")
     assert "no states of Lightning's callbacks" not in caplog.text
     fit_from(directory)
-    assert "no states of Lightning's callbacks: EarlyStopping begin anew" in caplog.text
+    assert "no states of Lightning's callbacks: EarlyStopping start over" in caplog.text
 
 
 def test_a_lost_state_of_a_data_module(tmp_path: Path, caplog: Any) -> None:

@@ -419,5 +419,5 @@ def test_calls_need_one_loader() -> None:
         trainer().test(module)
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"predict\(\) without data: pass dataloaders="):
         trainer().predict(module)
-    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"got a list of them: call test\(\) once for each"):
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"got a list of loaders: call test\(\) once for each"):
         trainer().test(module, [loader(INPUTS, TARGETS), loader(INPUTS, TARGETS)])

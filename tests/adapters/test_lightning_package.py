@@ -97,9 +97,9 @@ fit(profiler=L.pytorch.profilers.SimpleProfiler())
     printed = run(code, tmp_path)
     assert printed.count("UnsupportedTrainerFlags") == 3
     for wrong in (
-        "EarlyStopping, of lightning: the trainer is one of pytorch_lightning, so write "
+        "EarlyStopping, of lightning: the trainer is from pytorch_lightning, so write "
         "`from pytorch_lightning.callbacks import EarlyStopping`",
-        "Own, a Callback of lightning: the trainer is one of pytorch_lightning, so write "
+        "Own, a Callback of lightning: the trainer is from pytorch_lightning, so write "
         "`from pytorch_lightning.callbacks import Callback`",
         "write `from pytorch_lightning.loggers import CSVLogger`",
         "write `from pytorch_lightning.profilers import SimpleProfiler`",
@@ -112,7 +112,7 @@ def test_a_module_warns_of_a_mixture(
 ) -> None:
     importlib.import_module(OTHER)
     TrialModule(other_releases.WithoutDropout)
-    assert f"a trainer of {OTHER} refuses it. Import Lightning as" in caplog.text
+    assert f"a trainer of {OTHER} refuses the module. Import Lightning as" in caplog.text
 
 
 def test_packages_share_checkpoints(tmp_path: Path) -> None:

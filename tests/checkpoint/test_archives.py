@@ -216,4 +216,4 @@ def test_refused_storage_is_named(tmp_path: Path) -> None:
         call(name_of("collections", "OrderedDict")),
     )
     content = mutations.made_up_archive(b"\x80\x02}" + text("w") + tensor + b"s.")
-    assert "should have 4,000,000 bytes" in refused(tmp_path / "state.pth", content)
+    assert "must have 4,000,000 bytes" in refused(tmp_path / "state.pth", content)

@@ -254,7 +254,7 @@ def test_damaged_trial_state(tmp_path_factory: pytest.TempPathFactory, data: st.
 def test_file_without_a_dict_is_refused(checkpoint: Path, name: str, content: Any) -> None:
     forget_checksums(checkpoint)
     torch.save(content, checkpoint / name)
-    with pytest.raises(errors.IncompleteCheckpointError, match=rf"{name} should hold a dict; it holds a \w+"):
+    with pytest.raises(errors.IncompleteCheckpointError, match=rf"{name} must hold a dict; got a \w+"):
         read_checkpoint(checkpoint)
 
 

@@ -40,7 +40,7 @@ def test_file_url_and_home_are_local(tmp_path: Path) -> None:
 
 
 def test_empty_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="is empty: give a directory"):
+    with pytest.raises(ValueError, match="must not be empty: pass a directory"):
         CheckpointStorage("")
 
 

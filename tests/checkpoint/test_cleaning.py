@@ -101,7 +101,7 @@ def test_foreign_leftovers_stay(tmp_path: Path) -> None:
 def test_failed_cleaning_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / ".det_lightning").symlink_to(tmp_path)
     BackgroundCleaning(CheckpointStorage(tmp_path)).end()
-    assert f"What killed runs have left in {tmp_path} stays there" in caplog.text
+    assert f"The files of killed runs in {tmp_path} cannot be removed" in caplog.text
 
 
 @pytest.mark.parametrize("api", ["default", "given"])
@@ -111,6 +111,6 @@ def test_default_storage_is_named(api: str, tmp_path: Path, caplog: pytest.LogCa
         storage = None if api == "default" else tmp_path
         trainer.fit(max_length=pytorch.Batch(1), checkpoint_policy="none", checkpoint_storage=storage)
     default = CheckpointStorage()
-    said = f"No storage of checkpoints is given: they go to {default}."
+    said = f"No storage of checkpoints is set: checkpoints go to {default}."
     assert (said in caplog.messages) == (api == "default")
     assert len(CheckpointStorage(storage).list_ids()) == 1

@@ -252,25 +252,25 @@ def entry(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("ckpt", "message"),
     [
-        ({}, "has an entry 'state_dict'; this file has"),
+        ({}, "must have an entry 'state_dict'; got"),
         ({"state_dict": [1], "x": 2}, r"\['state_dict', 'x'\]"),
-        ({"state_dict": {}, TRIAL_KEY: None}, "has no state; it is None"),
-        ({"state_dict": {}, TRIAL_KEY: {"state": 3}}, "has no state"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra=None)}, "hold the progress of the trial; it has None"),
-        ({"state_dict": {}, TRIAL_KEY: entry(load_data="x")}, "should be dicts: 'load_data' is 'x'"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra={})}, "hold the progress of the trial; it has None"),
+        ({"state_dict": {}, TRIAL_KEY: None}, "must be a dict with a dict 'state'; got None"),
+        ({"state_dict": {}, TRIAL_KEY: {"state": 3}}, "must be a dict with a dict 'state'"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra=None)}, "hold the progress of the trial; got None"),
+        ({"state_dict": {}, TRIAL_KEY: entry(load_data="x")}, "must be dicts: 'load_data' is 'x'"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra={})}, "hold the progress of the trial; got None"),
         ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {"x": 1}})}, "unexpected keyword argument 'x'"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": "{"})}, "should be JSON:"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": 3})}, "should be JSON; got 3"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": "{"})}, "must be JSON:"),
+        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": 3})}, "must be JSON; got 3"),
         (
             {"state_dict": {}, TRIAL_KEY: {"state": {}, "trial_state": {}, "resume": 3}},
-            "should be dicts: 'resume' is 3",
+            "must be dicts: 'resume' is 3",
         ),
         ({"state_dict": {}, TRIAL_KEY: {"state": {}, "trial_state": {}, "resume": {}}}, "'rng_states' is missing"),
         ({"state_dict": {"models.1.x": 1}, TRIAL_KEY: entry()}, r"numbered from 0.* \[1\]"),
-        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": 5}, "'optimizer_states' should be a list; it is 5"),
-        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": torch.ones(2)}, "should be a list; it is tensor"),
-        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": {}}, "should be a list; it is {}"),
+        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": 5}, "'optimizer_states' must be a list; got 5"),
+        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": torch.ones(2)}, "must be a list; got tensor"),
+        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": {}}, "must be a list; got {}"),
     ],
 )
 def test_wrong_entries_are_refused(ckpt: dict[str, Any], message: str) -> None:
@@ -280,7 +280,7 @@ def test_wrong_entries_are_refused(ckpt: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("name", ["optimizer_states", "lr_schedulers"])
 def test_other_module_with_wrong_entries(name: str) -> None:
-    with pytest.raises(errors.InvalidCheckpointException, match=f"'{name}' should be a list"):
+    with pytest.raises(errors.InvalidCheckpointException, match=f"'{name}' must be a list"):
         from_lightning({"state_dict": {}, name: {1: 2}}, any_module=True)
 
 

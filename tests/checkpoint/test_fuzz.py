@@ -211,7 +211,7 @@ def test_storage_named_by_python_2(old: bool, tmp_path: Path) -> None:
     entries = [("data.pkl", pickled), ("data/\xc3\xa9", b"x" * 16), ("data/\xe9", b"x")]
     content = mutations.zip_of([(f"archive/{name}", data) for name, data in entries])
     (tmp_path / "state").write_bytes(mutations.made_up_old_file(pickled) if old else content)
-    with pytest.raises(errors.IncompleteCheckpointError, match="a reference to a storage has other parts"):
+    with pytest.raises(errors.IncompleteCheckpointError, match="a reference to a storage has unexpected parts"):
         read_state(tmp_path / "state")
 
 

@@ -198,7 +198,7 @@ def test_one_cycle_schedule_of_torch_1(tmp_path: Path) -> None:
             "of TensorFlow or Keras (tensorflow-1.15.5)",
         ),
         ({"metadata.json": {"tensorflow_version": "2.4.1"}, "weights": {}}, "of TensorFlow or Keras (2.4.1)"),
-        ({"metadata.json": {"steps_completed": 5}, "weights.bin": {}}, "of a script of the Core API"),
+        ({"metadata.json": {"steps_completed": 5}, "weights.bin": {}}, "of a Core API script"),
     ],
 )
 def test_other_trial_classes_are_refused(files: dict[str, Any], kind: str, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_pipe_in_place_of_a_part(tmp_path: Path) -> None:
     """Opening one waits for a writer."""
     checkpoint = sharded(tmp_path, (0, 5), [1, 0, 5, "__0_0.distcp", 0, 0])
     os.mkfifo(checkpoint / "shards" / "__0_0.distcp")
-    with pytest.raises(errors.IncompleteCheckpointError, match=r"__0_0\.distcp has 0 bytes"):
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"__0_0\.distcp must be a file of at least 0 bytes"):
         load_checkpoint(checkpoint)
 
 

@@ -46,4 +46,4 @@ def test_file_that_cannot_be_copied(path: Path, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING), pytest.raises(errors.UnsafeCheckpointError, match="could run code"):
         read_known_state(path, recorded=[digest_file(path)])
     (record,) = caplog.records
-    assert "since it cannot be copied: [Errno 2]" in record.getMessage()
+    assert "because the file cannot be copied: [Errno 2]" in record.getMessage()

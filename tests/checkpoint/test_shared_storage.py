@@ -355,7 +355,7 @@ def test_too_large_claim_is_not_read(in_memory: CheckpointStorage, monkeypatch: 
         return content
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", note_size)
-    with pytest.raises(errors.StorageError, match=rf"{file} has 2,000,000 bytes, and .* 65,536 .*: remove it"):
+    with pytest.raises(errors.StorageError, match=rf"{file} has 2,000,000 bytes; at most 65,536 .*: remove the file"):
         RunClaims(in_memory).claim_trial(None, "trial", None)
     assert sizes == [65_537]
     with pytest.raises(errors.StorageError, match="65,536"):

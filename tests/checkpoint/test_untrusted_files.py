@@ -171,7 +171,7 @@ def test_refused_value_is_named(tmp_path: Path) -> None:
     with pytest.raises(errors.UnsafeCheckpointError) as raised:
         read_state(tmp_path / "state.pth")
     assert str(raised.value) == (
-        f"{tmp_path / 'state.pth'} refers to {__name__}.Meter, and reading that could run code. If it is harmless, "
+        f"{tmp_path / 'state.pth'} refers to {__name__}.Meter, so reading the file could run code. If it is harmless, "
         "declare it with torch.serialization.add_safe_globals(); if you know where the file comes from, pass "
         "trusted=True."
     )

@@ -113,8 +113,12 @@ def test_wrong_resume_value_is_named(path: str, value: Any, trained: Path) -> No
         ("journals.0.0.rng", torch.zeros(3), "'rng' of each pass"),
         ("journals.0.0.rng.np_rng_state", 5, "'np_rng_state'"),
         ("journals.0.0.samplers", DELETED, "'samplers' of each pass"),
-        ("journals.0.0.color", "red", "nothing else"),
-        ("trial_state.batches_trained", 2, "belongs to another checkpoint.* 2 batches, this one after 3"),
+        ("journals.0.0.color", "red", "must have only"),
+        (
+            "trial_state.batches_trained",
+            2,
+            "belongs to another checkpoint.* 2 batches; this checkpoint was written after 3",
+        ),
         ("gradients", [{"no such weight": torch.ones(3)}], "gradients"),
         ("gradients", [], "gradients"),
     ],
@@ -129,7 +133,7 @@ def test_position_beyond_numpys_generator(trained: Path) -> None:
     kind, key, _, *rest = read_state(trained / "resume.pth")["rng_states"][0]["np_rng_state"]
     change(trained / "resume.pth", "rng_states.0.np_rng_state", (kind, key, 10**8, *rest))
     # From release 2.5 on numpy says it first.
-    said = r"position (should be from 0 to|must be between 0 and) 624"
+    said = r"position must be (from 0 to|between 0 and) 624"
     with pytest.raises(errors.InvalidCheckpointException, match=said):
         fit(trained.parent, 5, latest_checkpoint=trained.name)
 
@@ -141,11 +145,11 @@ def test_position_beyond_numpys_generator(trained: Path) -> None:
         ("optimizers_state_dict.0.param_groups.0.lr", "fast", "'lr' of group 0 .* got 'fast'"),
         ("optimizers_state_dict.0.param_groups.0.lr", 10**400, "'lr' of group 0"),
         ("optimizers_state_dict.0.param_groups.0.momentum", [1], "'momentum' of group 0"),
-        ("optimizers_state_dict.0.state", [1], "state should be a dict"),
-        ("optimizers_state_dict.0.state", {0: [1]}, "optimizer 0 .*the state of parameter 0 should be a dict"),
-        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": torch.ones(7)}}, "should be a tensor of the shape"),
-        ("optimizers_state_dict", [3], "'optimizers_state_dict' should be a list of dicts; got int"),
-        ("models_state_dict", ["weights"], "'models_state_dict' should be a list of dicts; got str"),
+        ("optimizers_state_dict.0.state", [1], "state must be a dict"),
+        ("optimizers_state_dict.0.state", {0: [1]}, "optimizer 0 .*the state of parameter 0 must be a dict"),
+        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": torch.ones(7)}}, "must be a tensor of the shape"),
+        ("optimizers_state_dict", [3], "'optimizers_state_dict' must be a list of dicts; got int"),
+        ("models_state_dict", ["weights"], "'models_state_dict' must be a list of dicts; got str"),
         ("models_state_dict.0", {1: torch.ones(2)}, "model 0"),
     ],
 )
@@ -171,7 +175,7 @@ def test_wrong_scheduler_value_is_named(name: str, value: Any, kind: str) -> Non
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
     state = scheduler.state_dict()
     require_fitting_scheduler(scheduler, state)
-    with pytest.raises(ValueError, match=f"'{name}' should be {kind}; got"):
+    with pytest.raises(ValueError, match=f"'{name}' must be {kind}; got"):
         require_fitting_scheduler(scheduler, {**state, name: value})
 
 
@@ -209,7 +213,7 @@ def test_wrong_optimizer_option_is_named(name: str, value: Any) -> None:
     state = optimizer.state_dict()
     require_fitting_optimizer(optimizer, state)
     state["param_groups"][0][name] = value
-    with pytest.raises(ValueError, match=f"'{name}' of group 0 should be"):
+    with pytest.raises(ValueError, match=f"'{name}' of group 0 must be"):
         require_fitting_optimizer(optimizer, state)
 
 
@@ -217,7 +221,7 @@ def test_wrong_optimizer_option_is_named(name: str, value: Any) -> None:
 def test_wrong_moment_is_named(value: Any) -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
     state = {"param_groups": [{"params": [0]}], "state": {0: {"step": 1.0, "exp_avg": value}}}
-    with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 should be a tensor of the shape \[3\]; got"):
+    with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 must be a tensor of the shape \[3\]; got"):
         require_fitting_optimizer(optimizer, state)
 
 
@@ -235,19 +239,19 @@ def test_wrong_moment_is_named(value: Any) -> None:
 )
 def test_wrong_counts_are_named(counts: dict[str, Any], trained: Path) -> None:
     (trained / "trial_state.pkl").write_bytes(pickle.dumps(counts))
-    with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl should hold counts"):
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl must hold counts"):
         read_checkpoint(trained)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hparams": [1]}, "'hparams' should be an object"),
-        ({"experiment_config": "config"}, "'experiment_config' should be an object"),
-        ({"trial_cls_spec": 5}, "class should be a string"),
-        ({"is_trainer": "no"}, "'is_trainer' should be true or false"),
-        ({"trial_type": ["PyTorchTrial"]}, "'trial_type' should be a string"),
-        ({"hparams": 1, "is_trainer": 2}, "'hparams' should be .*'is_trainer' should be"),
+        ({"hparams": [1]}, "'hparams' must be an object"),
+        ({"experiment_config": "config"}, "'experiment_config' must be an object"),
+        ({"trial_cls_spec": 5}, "class must be a string"),
+        ({"is_trainer": "no"}, "'is_trainer' must be true or false"),
+        ({"trial_type": ["PyTorchTrial"]}, "'trial_type' must be a string"),
+        ({"hparams": 1, "is_trainer": 2}, "'hparams' must be .*'is_trainer' must be"),
         ({"trial_cls_spec": "m:" + "x" * 10**6}, "1,000,002 characters"),
         ({"hparams": {"deep": json.loads("[" * 500 + "]" * 500)}}, "nested over 100 deep"),
     ],
@@ -268,7 +272,7 @@ def test_old_settings_must_be_json(settings: str, trained: Path) -> None:
     change(file, "version", DELETED)
     change(file, "settings", settings)
     (problem,) = inspect_checkpoint(trained)["problems"]
-    assert f"{file} is damaged, or the file of something else: 'settings' should be JSON" in problem
+    assert f"{file} is damaged, or another kind of file: 'settings' must be JSON" in problem
 
 
 def test_trial_module_entry_is_checked() -> None:

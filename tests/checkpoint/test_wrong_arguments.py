@@ -42,7 +42,9 @@ TAKE_A_STORAGE: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("take", TAKE_A_STORAGE)
 @pytest.mark.parametrize("value", [7, True, b"bytes", ["a", "b"]])
 def test_wrong_storage_argument(take: Callable[[Any], Any], value: Any) -> None:
-    with pytest.raises(TypeError, match=r"checkpoint_storage is a directory, a URL such as s3://.*; got ") as raised:
+    with pytest.raises(
+        TypeError, match=r"checkpoint_storage must be a directory, a URL such as s3://.*; got "
+    ) as raised:
         take(value)
     assert repr(value) in str(raised.value)
 
@@ -60,18 +62,22 @@ TAKE_A_CHECKPOINT: list[Callable[[Any], Any]] = [
 def test_wrong_checkpoint_argument(take: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match=r"named by its id, path or URL.*newest\(\) returns None .*; got None"):
         take(None)
-    with pytest.raises(TypeError, match=r"path or URL; got the storage .*/storage, whose newest\(\) is the newest"):
+    with pytest.raises(
+        TypeError, match=r"path or URL; got the storage .*/storage, whose newest\(\) returns a checkpoint"
+    ):
         take(CheckpointStorage("storage"))
-    with pytest.raises(TypeError, match="A checkpoint is named by its id, path or URL; got 7"):
+    with pytest.raises(TypeError, match="A checkpoint must be named by its id, path or URL; got 7"):
         take(7)
 
 
 @pytest.mark.parametrize("take", [take for take in TAKE_A_CHECKPOINT if take is not read_checkpoint])
 def test_storage_in_place_of_a_checkpoint(take: Callable[[Any], Any]) -> None:
     checkpoint = write_checkpoint("experiments/digits-1/checkpoints").absolute()
-    with pytest.raises(errors.CheckpointNotFound, match=f"is not a checkpoint but holds some: .* such as {checkpoint}"):
+    with pytest.raises(
+        errors.CheckpointNotFound, match=f"is a directory of checkpoints, not a checkpoint: .* such as {checkpoint}"
+    ):
         take(str(checkpoint.parent))
-    with pytest.raises(errors.CheckpointNotFound, match=f"below it, in {checkpoint.parent} "):
+    with pytest.raises(errors.CheckpointNotFound, match=f"checkpoints below, in {checkpoint.parent} "):
         take(os.fspath(checkpoint.parent.parent))
 
 

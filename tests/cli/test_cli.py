@@ -453,7 +453,7 @@ def test_without_safetensors_the_extra_is_named(checkpoint: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "not installed: pip install -e '.[safetensors]'" in done.stderr
+    assert "needs safetensors: pip install -e '.[safetensors]'" in done.stderr
     assert not Path("out").exists()
 
 
@@ -537,13 +537,13 @@ def test_prune_says_what_it_does(indexed: dict[str, Path]) -> None:
     output = run("prune", storage, "--yes").stdout
     assert f"delete {indexed['a1'].name}  trial a, 1 steps, metric 0.11" in output
     assert "4 kept by the rule." in output
-    assert "1 written by another program, of a trial that is not known: left alone." in output
+    assert "1 written by another program, of an unknown trial: left alone." in output
     assert output.endswith("2 deleted.\n")
 
 
 def test_without_a_terminal_prune_needs_yes(indexed: dict[str, Path]) -> None:
     result = run("prune", indexed["a1"].parent, ends_with=2)
-    assert "no terminal to confirm it at. --yes deletes them, --dry-run only lists them" in result.stderr
+    assert "needs confirmation, and there is no terminal. Use --yes" in result.stderr
     assert left_in(indexed) == list(indexed)
 
 
@@ -589,7 +589,7 @@ def test_prune_refuses_contradicting_trials(indexed: dict[str, Path]) -> None:
     storage = indexed["a1"].parent
     loss = {"name": "loss", "value": 0.5, "smaller_is_better": True}
     write_checkpoint(storage, notes={"experiment": "digits", "trial": "c", "metric": loss})
-    assert "do not agree" in error_of("prune", storage, "--yes")
+    assert "by different metrics" in error_of("prune", storage, "--yes")
     assert left_in(indexed) == list(indexed)
 
 
@@ -683,11 +683,11 @@ def test_unknown_id_is_answered_with_similar_ones(command: str, checkpoint: Path
 
 def test_storage_and_checkpoint_are_told_apart(checkpoint: Path) -> None:
     storage = checkpoint.parent
-    assert f"is not a checkpoint but a directory of 1: name one of them, such as {checkpoint}" in error_of(
+    assert f"is a directory of 1 checkpoints, not a checkpoint: name a checkpoint, such as {checkpoint}" in error_of(
         "show", storage
     )
     for command in ("ls", "prune"):
-        assert "is a checkpoint; name the directory that holds it" in error_of(command, checkpoint)
+        assert "is a checkpoint; name the storage that holds the checkpoint" in error_of(command, checkpoint)
     (storage / "empty").mkdir()
     for command in ("show", "verify"):
         assert "is not a checkpoint: state_dict.pth" in error_of(command, storage / "empty")

@@ -129,7 +129,7 @@ def test_best_is_first_if_larger_is_better(tmp_path: Path) -> None:
 
 def test_unknown_metric_gets_a_list(tmp_path: Path) -> None:
     error = run("show", made_experiment(tmp_path).path, "--sort", "acuracy", ends_with=2).stderr
-    assert "No trial has reported a number 'acuracy'; the metrics are: loss." in error
+    assert "No trial has reported a metric 'acuracy' that is a number; the metrics are: loss." in error
 
 
 def test_damaged_configuration_is_named(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_best_checkpoint_of_a_storage_is_found(tmp_path: Path) -> None:
     ]
     assert run("show", tmp_path, "--best").output == f"{paths[1]}\n"
     write_checkpoint(tmp_path, notes={**notes, "experiment": "4"})
-    assert "these are the experiments 3, 4" in run("show", tmp_path, "--best", ends_with=2).stderr
+    assert "got the experiments 3, 4" in run("show", tmp_path, "--best", ends_with=2).stderr
 
 
 def test_killed_experiment_is_paused_everywhere(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_killed_experiment_is_paused_everywhere(tmp_path: Path) -> None:
     shown = json.loads(run("show", directory.path, "--json").stdout)
     assert [shown["state"], *(trial["state"] for trial in shown["trials"])] == ["PAUSED"] * 3
     assert "PAUSED" in run("ls", "--experiments", tmp_path).stdout
-    assert "it is PAUSED" in run("stop", directory.path).stderr
+    assert "the state is PAUSED" in run("stop", directory.path).stderr
 
 
 def test_experiments_and_storages_are_compared(tmp_path: Path) -> None:

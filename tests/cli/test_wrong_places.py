@@ -87,7 +87,7 @@ def test_storages_one_and_two_levels_below_are_named(
     one, two = copy("checkpoints/first"), copy("experiments/digits-1/second")
     copy("experiments/digits-1/deeper/than/that")
     error = error_at(place, command)
-    assert f"holds no checkpoints itself. There are checkpoints below it, in {one.parent} (such as first)" in error
+    assert f"holds no checkpoints itself. There are checkpoints below, in {one.parent} (such as first)" in error
     assert f"{two.parent} (such as second)." in error
 
 
@@ -111,7 +111,7 @@ def test_closed_directory_is_left_out(tmp_path: Path, written: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o000)
     try:
-        assert f"below it, in {tmp_path / 'open'} (such as checkpoint)." in error_of("ls", tmp_path)
+        assert f"checkpoints below, in {tmp_path / 'open'} (such as checkpoint)." in error_of("ls", tmp_path)
     finally:
         closed.chmod(0o700)
 
@@ -160,4 +160,4 @@ def test_parent_of_storages_has_no_newest(
     copy("checkpoints/first")
     assert storage.newest() is None
     (record,) = caplog.records
-    assert f"There are checkpoints below it, in {place}/checkpoints (such as first)" in record.getMessage()
+    assert f"There are checkpoints below, in {place}/checkpoints (such as first)" in record.getMessage()

@@ -83,8 +83,8 @@ def test_another_unit_replaces_the_old(override: str) -> None:
     ("override", "mistake"),
     [
         ("searcher.max_length={batches:4}", "the key 'batches:4' has no value: write a space after the colon"),
-        ("searcher.max_length={batches}", "the key 'batches' has no value: give it one, or null"),
-        ("resources={slots_per_trial: }", "the key 'slots_per_trial' has no value: give it one, or null"),
+        ("searcher.max_length={batches}", "the key 'batches' has no value: set a value, or null"),
+        ("resources={slots_per_trial: }", "the key 'slots_per_trial' has no value: set a value, or null"),
     ],
 )
 def test_keys_need_values(override: str, mistake: str) -> None:

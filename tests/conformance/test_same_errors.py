@@ -52,7 +52,7 @@ def fails(make: Any, match: str, **fit: Any) -> None:
                 torch.optim.lr_scheduler.StepLR(torch.optim.SGD(trial.model.parameters(), 1.0), 1),
                 api.LRScheduler.StepMode.MANUAL_STEP,
             ),
-            r"StepLR was given an optimizer \(SGD\)",
+            r"StepLR got an optimizer \(SGD\)",
         ),
         (
             lambda api, context, trial: context.wrap_lr_scheduler(
@@ -65,7 +65,7 @@ def fails(make: Any, match: str, **fit: Any) -> None:
         (lambda api, context, trial: context.set_stop_requested("yes"), "takes a bool; got 'yes'"),
         (lambda api, context, trial: context.get_hparam("lr"), "has no hparams"),
         (lambda api, context, trial: context.get_experiment_config(), "no experiment configuration"),
-        (lambda api, context, trial: context.get_global_batch_size(), "batch size is not known"),
+        (lambda api, context, trial: context.get_global_batch_size(), "batch size is unknown"),
         (lambda api, context, trial: context.current_train_batch(), "training has not started"),
         (lambda api, context, trial: context.get_trial_seed(), "no seed"),
         (
@@ -103,7 +103,7 @@ def test_what_wrapping_a_reducer_returned_is_not_wrapped_again() -> None:
     ("methods", "match"),
     [
         ({"evaluate_full_dataset": lambda self, data_loader: {}}, "evaluate_batch and evaluate_full_dataset"),
-        ({"evaluate_batch": lambda self, batch, batch_idx: {f"m{batch_idx}": 1.0}}, r"\['m1'\], for those before"),
+        ({"evaluate_batch": lambda self, batch, batch_idx: {f"m{batch_idx}": 1.0}}, r"\['m1'\] for validation batch"),
         ({"evaluation_reducer": lambda self: {"other": 1}}, r"\['other'\].*\['validation_loss'\]"),
         (
             {"evaluate_batch": lambda self, batch, batch_idx: {"m": torch.zeros(batch_idx + 1)}},
@@ -112,7 +112,7 @@ def test_what_wrapping_a_reducer_returned_is_not_wrapped_again() -> None:
         ({"evaluation_reducer": lambda self: "mean"}, "members of det_lightning.pytorch.Reducer; got .*'mean'"),
         (
             {"build_training_data_loader": lambda self: torch.utils.data.DataLoader(make_data())},
-            r"you can disable this check by calling context\.experimental\.disable_dataset_reproducibility_checks",
+            r"call context\.experimental\.disable_dataset_reproducibility_checks",
         ),
         (
             {"build_validation_data_loader": lambda self: torch.utils.data.DataLoader(make_data())},

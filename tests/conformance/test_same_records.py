@@ -136,7 +136,7 @@ def test_a_copy_of_the_recorder_is_a_plugin_of_pytest_too(directory: Path) -> No
         ("nowhere:Noisy", "Module nowhere in .* cannot be imported:(.|\n)*No module named 'nowhere'"),
         ("broken:Noisy", "broken.py(.|\n)*ZeroDivisionError"),
         ("lightning_too:Noisy", "determined has nothing like det_lightning.adapters"),
-        ("model_def", "Give the trial as module:Class"),
+        ("model_def", "The trial must be module:Class"),
     ],
 )
 def test_what_can_not_be_recorded_is_explained(spec: str, message: str, directory: Path) -> None:

@@ -51,7 +51,7 @@ def test_older_arguments_are_merged() -> None:
     unmanaged = core_v2.UnmanagedConfig(external_experiment_id="e", external_trial_id="t")
     for latest in (None, "saved before"):
         defaults = core_v2.DefaultConfig(hparams={"lr": 3}, checkpoint_storage="kept")
-        with pytest.warns(FutureWarning, match="older forms of config="):
+        with pytest.warns(FutureWarning, match="are deprecated; use config= instead"):
             core_v2.init(defaults=defaults, unmanaged=unmanaged)
         assert core_v2.info.trial.hparams == {"lr": 3}
         assert (core_v2.info.latest_checkpoint is None) == (latest is None)
@@ -120,7 +120,7 @@ def test_init_context_is_for_a_with_block() -> None:
 def test_script_alone_needs_a_config() -> None:
     with pytest.raises(ValueError, match="needs config="):
         core_v2.init()
-    with pytest.raises(RuntimeError, match=r"core_v2\.init\(\) comes before"):
+    with pytest.raises(RuntimeError, match=r"Call core_v2\.init\(\) before"):
         core_v2.url_reverse_webui_exp_view()
 
 

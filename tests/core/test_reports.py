@@ -124,5 +124,5 @@ def test_restart_reports_a_step_again(task: TrialTask) -> None:
 @pytest.mark.usefixtures("task")
 @pytest.mark.parametrize("progress", [-0.1, 1.5, "half", float("nan"), None])
 def test_progress_that_is_no_fraction_is_named(progress: Any) -> None:
-    with core.init() as context, pytest.raises(ValueError, match="Progress is a number from 0 to 1; got"):
+    with core.init() as context, pytest.raises(ValueError, match="Progress must be a number from 0 to 1; got"):
         context.train.report_progress(progress)

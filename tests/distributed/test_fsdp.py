@@ -148,7 +148,7 @@ def test_checkpoint_needs_no_second_copy(folder: Path) -> None:
 def test_replaced_parameters_are_refused(folder: Path) -> None:
     for checks in results(folder, "checks"):
         optimizer, model = checks["refused"]
-        assert "2 of 2 parameters of the SGD are of no wrapped model" in optimizer
+        assert "2 of 2 parameters of the SGD belong to no wrapped model" in optimizer
         assert "share parameters: wrap one module" in model
 
 

@@ -135,13 +135,21 @@ class ClipsByNumber(SmallTrial):
         (NoEvaluation, errors.InvalidExperimentException, "it overrides neither"),
         (TwoEvaluations, errors.InvalidExperimentException, "overrides evaluate_batch and evaluate_full_dataset"),
         (PlainLoader, RuntimeError, r"build_training_data_loader\(\) returned a torch.*disable_dataset_repro"),
-        (RunsDry, RuntimeError, "training loader ran dry after 7 batches.*RepeatBatchSampler"),
+        (RunsDry, RuntimeError, "training loader ended after 7 batches.*RepeatBatchSampler"),
         (NoData, RuntimeError, "training loader is empty"),
         (NoValidationData, RuntimeError, "validation loader is empty"),
-        (ReturnsNone, TypeError, r"ReturnsNone.train_batch\(\) must return .*it returned None for batch 0"),
-        (ChangingMetrics, ValueError, r"batch 2 of the workload it returned \['los'\], for those before \['loss'\]"),
-        (ChangingValidationMetrics, ValueError, r"validation batch 2 it returned \['b'\], for those before \['a'\]"),
-        (ValidationOfNone, TypeError, r"evaluate_batch\(\) must return a dict .*returned None"),
+        (ReturnsNone, TypeError, r"ReturnsNone.train_batch\(\) must return .*got None for batch 0"),
+        (
+            ChangingMetrics,
+            ValueError,
+            r"got \['los'\] for batch 2 of the workload, and \['loss'\] for the batches before",
+        ),
+        (
+            ChangingValidationMetrics,
+            ValueError,
+            r"got \['b'\] for validation batch 2, and \['a'\] for the batches before",
+        ),
+        (ValidationOfNone, TypeError, r"evaluate_batch\(\) must return a dict .*got None"),
         (ReducersOfOthers, errors.InvalidExperimentException, r"reducers for \['accuracy'\].*\['validation_loss'\]"),
         (NoCallback, TypeError, r"build_callbacks\(\) must return PyTorchCallback .*'mine'"),
         (UnwrappedOptimizer, errors.InvalidExperimentException, "got a SGD that was not wrapped"),
@@ -171,7 +179,7 @@ class SeesEachBatch(pl.Callback):
 def test_a_dry_loader_is_refused_batch_by_batch() -> None:
     with (
         pytorch.init(enable_tensorboard_logging=False) as context,
-        pytest.raises(RuntimeError, match="ran dry after 7 batches"),
+        pytest.raises(RuntimeError, match="loader ended after 7 batches"),
     ):
         trainer = pytorch.Trainer(RunsDry(context), context, enable_progress_bar=False, callbacks=[SeesEachBatch()])
         trainer.fit(max_length=pytorch.Batch(20), checkpoint_policy="none", checkpoint_storage="storage")
@@ -257,7 +265,7 @@ def test_best_needs_its_metric() -> None:
 def test_without_that_metric_training_is_saved(async_write: bool, tmp_path: Path) -> None:
     with (
         pytorch.init(enable_tensorboard_logging=False) as context,
-        pytest.raises(ValueError, match=r"What was trained is saved in checkpoint [0-9a-f-]{36}\.") as raised,
+        pytest.raises(ValueError, match=r"The training so far is saved in checkpoint [0-9a-f-]{36}\.") as raised,
     ):
         trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
         trainer.fit(
@@ -283,7 +291,7 @@ def test_a_resume_without_that_metric_fails_too(tmp_path: Path) -> None:
 def test_flags_of_fit_are_not_taken() -> None:
     with (
         pytorch.init(enable_tensorboard_logging=False) as context,
-        pytest.raises(errors.UnsupportedTrainerFlags, match="was given max_epochs, which"),
+        pytest.raises(errors.UnsupportedTrainerFlags, match="got max_epochs, which"),
     ):
         pytorch.Trainer(SmallTrial(context), context, max_epochs=3).fit(max_length=pytorch.Batch(2))
 
@@ -351,5 +359,5 @@ def test_unknown_validation_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             return pytorch.DataLoader(make_data(), batch_size=8, collate_fn=len)
 
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TypeError, match="batch of type int is not known; override get_batch_length"):
+    with pytest.raises(TypeError, match="batch of type int is unknown; override get_batch_length"):
         fit(Numbers)

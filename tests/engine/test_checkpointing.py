@@ -90,7 +90,7 @@ def test_only_best_needs_the_metric(
     ],
 )
 def test_best_refuses_a_missing_metric(tmp_path: Path, metrics: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message + r" What was trained is saved in checkpoint"):
+    with pytest.raises(ValueError, match=message + r" The training so far is saved in checkpoint"):
         validate_once(tmp_path, "best", "loss", metrics)
 
 
@@ -98,7 +98,7 @@ def test_best_refuses_a_missing_metric(tmp_path: Path, metrics: dict[str, Any], 
     ("validations", "metric", "message"),
     [
         ("sometimes", "loss", "must be one of best, all, none; got 'sometimes'"),
-        ("best", None, "'best' needs to know the metric"),
+        ("best", None, "'best' needs a metric"),
     ],
 )
 def test_impossible_policies_are_refused(validations: str, metric: str | None, message: str) -> None:

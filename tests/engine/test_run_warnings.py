@@ -142,7 +142,10 @@ def test_own_updates_leave_things_out(
 ) -> None:
     fit(trial_class, aggregation_frequency=aggregation_frequency)
     (message,) = warnings_in(caplog)
-    assert f"updates weights without context.step_optimizer(), which alone would {left_out}. Call it" in message
+    assert (
+        f"updates weights without context.step_optimizer(), which alone would {left_out}. Call step_optimizer()"
+        in message
+    )
 
 
 class NeverSteps(SmallTrial):
@@ -178,8 +181,8 @@ def test_a_trained_part_without_wrapper(caplog: pytest.LogCaptureFixture) -> Non
     parameters, kept, lost = warnings_in(caplog)
     assert parameters == (
         "Optimizer 2, a Adam, updates 4 parameters of no wrapped model: models.weight, models.bias, temperature, "
-        "one of shape (2,). They are trained, but no checkpoint contains them, and no rank exchanges them. Pass their "
-        "model through context.wrap_model() in the trial's __init__."
+        "one of shape (2,). The parameters are trained, but not saved in checkpoints and not exchanged between ranks. "
+        "Pass their model through context.wrap_model() in the trial's __init__."
     )
     assert kept.startswith("self.kept, a StepLR, sets the learning rate of optimizer 2, a Adam, and is not wrapped")
     assert lost.startswith("A scheduler sets the learning rate of optimizer 3, a RMSprop, and is not wrapped")
@@ -301,7 +304,7 @@ def test_a_period_below_one(period: str, value: int, caplog: pytest.LogCaptureFi
     periods: dict[str, Any] = {period: pytorch.Batch(value)}
     fit(**periods)
     (message,) = warnings_in(caplog)
-    assert message.startswith(f"{period}=Batch({value}) is below 1, and so due after every one")
+    assert message.startswith(f"{period}=Batch({value}) is below 1, and so due every time")
 
 
 def test_a_resumed_finished_run(caplog: pytest.LogCaptureFixture) -> None:

@@ -287,7 +287,7 @@ class CachedAndWrapped(Cached):
     [
         (WithoutWrappedDataset, [r"context\.wrap_dataset\(dataset\)"]),
         (WithoutWrappedOptimizer, [r"context\.wrap_optimizer\(optimizer\)"]),
-        (WithoutRunConfig, [r"no RunConfig; give it config=tf\.estimator\.RunConfig"]),
+        (WithoutRunConfig, [r"no RunConfig; pass config=tf\.estimator\.RunConfig"]),
         (
             WithOtherObjects,
             [
@@ -296,7 +296,7 @@ class CachedAndWrapped(Cached):
                 r"build_validation_spec\(\) must return a tf\.estimator\.EvalSpec; got a TrainSpec",
             ],
         ),
-        (WithTuples, [r"must return a tf\.data\.Dataset; it returned a tuple"]),
+        (WithTuples, [r"must return a tf\.data\.Dataset; got a tuple"]),
         (WithStrategy, [r"train_distribute=.*leave it out"]),
         (CachedAndWrapped, [r"cache_train_dataset\(\), and passes it to context\.wrap_dataset\(\) too"]),
     ],

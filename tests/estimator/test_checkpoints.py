@@ -178,7 +178,7 @@ def test_damaged_tensorflow_files(name: str, tmp_path: Path) -> None:
 def test_a_checkpoint_without_a_model(tmp_path: Path) -> None:
     old = as_written_by_determined(Trained(SmallTrial, tmp_path, 3).checkpoint, tmp_path / "checkpoints" / "old")
     (old / "model.ckpt-3.index").unlink()
-    with pytest.raises(errors.IncompleteCheckpointError, match=r"names model\.ckpt-3, of which there is no index"):
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"names model\.ckpt-3, which has no index file"):
         Trained(SmallTrial, tmp_path, 5, latest_checkpoint="old")
 
 

@@ -228,4 +228,4 @@ def test_empty_validation_data(batches: int, tmp_path: Path, caplog: pytest.LogC
             return tf.estimator.EvalSpec(lambda: validation_data(self.context.wrap_dataset).take(batches), steps=None)
 
     Trained(Trial, tmp_path, 1)
-    assert ("There was no batch to validate on" in caplog.text) is (batches == 0)
+    assert ("No batch was validated" in caplog.text) is (batches == 0)

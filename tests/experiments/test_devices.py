@@ -62,7 +62,7 @@ def test_trials_get_parts_of_gpus_by_name(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(("name", "found"), [("MIG-0", "none"), ("MIG-", "2"), ("MIG-7", "2"), ("MIG-780", "none")])
 def test_unclear_part_of_a_gpu_is_named(name: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"MIG-77,{name}")
-    with pytest.raises(ExperimentError, match=rf"names {name}, which stands for {found} of .* lists: MIG-77, MIG-78\."):
+    with pytest.raises(ExperimentError, match=rf"names {name}, which matches {found} of .* lists: MIG-77, MIG-78\."):
         find_devices(Demand(slots_per_trial=1))
     assert not find_devices(Demand(slots_per_trial=1, on_cpu=True)).are_gpus
 

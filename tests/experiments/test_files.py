@@ -163,7 +163,7 @@ def test_cut_record_spoils_no_other(tmp_path: Path, caplog: pytest.LogCaptureFix
     task.report("training", 2, {"loss": 2})
     reader = RecordReader(task.metrics_file)
     assert [(number, record["steps_completed"]) for number, record in reader.new_records()] == [(1, 1), (3, 2)]
-    assert caplog.messages == [f"Line 2 of {task.metrics_file} was cut off, as by a full disk: left out."]
+    assert caplog.messages == [f"Line 2 of {task.metrics_file} was cut off, as by a full disk, and is left out."]
     task.report("training", 3, {"loss": 3})
     assert [number for number, _ in reader.new_records()] == [4]
 
@@ -214,7 +214,7 @@ def test_source_checkpoint_stays_the_same(options: dict[str, Any] | None, source
 def test_damaged_source_checkpoint_is_named(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     directory.options.write_text('{"loggers": [], "source_checkpoint": 3}')
-    with pytest.raises(errors.DamagedExperiment, match=r"options\.json should hold .*'source_checkpoint'"):
+    with pytest.raises(errors.DamagedExperiment, match=r"options\.json must hold .*'source_checkpoint'"):
         directory.source_checkpoint()
 
 

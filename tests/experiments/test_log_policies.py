@@ -46,14 +46,14 @@ def test_slow_pattern_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     log = tmp_path / "log.txt"
     log.write_text("a" * 100 + "!\n")
     assert found(log, "(a+)+$", limit_s=0.5) is None
-    assert caplog.messages == [f"Searching {log} for the log policies takes over 0.5 s: (a+)+$. None is applied."]
+    assert caplog.messages == [f"Searching {log} for the log policies takes over 0.5 s: (a+)+$. No policy is applied."]
 
 
 def test_log_that_cannot_be_searched_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert found(tmp_path, "a") is None
     (warning,) = caplog.messages
     assert warning.startswith(f"Searching {tmp_path} for the log policies ended with status 1: ")
-    assert warning.endswith("None is applied.")
+    assert warning.endswith("No policy is applied.")
 
 
 @pytest.mark.slow
@@ -80,4 +80,4 @@ find_retry_policy({{"log_policies": [policy]}}, pathlib.Path({str(log)!r}), limi
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does
         output, error = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "pausing\n")
-    assert "takes over 3 s: (a+)+$. None is applied." in error
+    assert "takes over 3 s: (a+)+$. No policy is applied." in error

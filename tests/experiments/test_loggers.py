@@ -49,7 +49,7 @@ def test_unusable_loggers_are_named_first(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project")
     options = [part for name in ("csv", "excel", *missing) for part in ("--logger", name)]
     error = run("run", config, tmp_path / "project", "--experiments", tmp_path / "out", *options, ends_with=2).stderr
-    assert "--logger excel: is not known; use one of csv, tensorboard, mlflow, wandb" in error
+    assert "--logger excel: must be one of csv, tensorboard, mlflow, wandb" in error
     for package in missing:
         assert f"--logger {package}: needs a package; pip install {package}" in error
     assert not (tmp_path / "out").exists()

@@ -52,7 +52,7 @@ def test_trial_resumes_from_its_own_objects(tmp_path: Path) -> None:
 
 def test_foreign_file_is_refused(tmp_path: Path) -> None:
     experiment, log = run_experiment(tmp_path, forges=True, ends_with=1)
-    assert "reading that could run code" in log
+    assert "reading the file could run code" in log
     assert "resumed" not in log
     assert not was_code_run(experiment)
 

@@ -43,7 +43,7 @@ def test_resume_keeps_options(tmp_path: Path) -> None:
     wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
     process.send_signal(signal.SIGINT)
     error = process.communicate(timeout=60)[1]
-    (command,) = (line.partition("Continue with: ")[2] for line in error.splitlines() if "Continue" in line)
+    (command,) = (line.partition("Resume with: ")[2] for line in error.splitlines() if "Resume with" in line)
     done = run_printed(command)
     assert done.returncode == 0, done.stderr
     assert "COMPLETED" in done.stderr
@@ -63,7 +63,7 @@ def test_failed_trials_go_on_after_a_fix(tmp_path: Path) -> None:
     failed = run("run", config, config.parent, "--experiments", tmp_path, ends_with=1)
     experiment = tmp_path / "small-1"
     (command,) = (line for line in failed.stderr.splitlines() if "--retry-failed" in line)
-    assert f"After a fix in {experiment / 'code'}:" in command
+    assert f"After a fix in {experiment / 'code'}, resume with:" in command
     again = run("experiment", "resume", experiment, ends_with=1)  # without a word it stays as it is
     assert "Experiment 1: ERROR" in again.stderr
     script = experiment / "code/trial_script.py"

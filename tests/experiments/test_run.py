@@ -321,7 +321,7 @@ def test_only_one_runner_at_a_time(tmp_path: Path) -> None:
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert "No process runs the experiment" in (said := run("experiment", "stop", experiment).stderr)
-    assert "it is PAUSED" in said
+    assert "the state is PAUSED" in said
 
 
 def test_wrong_configuration_creates_nothing(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def test_a_signal_reaches_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["NO_SUCH_VARIABLE", "true"], "'NO_SUCH_VARIABLE'"), (["1"], "no command to run")]
+    ("arguments", "message"),
+    [(["NO_SUCH_VARIABLE", "true"], "'NO_SUCH_VARIABLE'"), (["1"], "the command to run is missing")],
 )
 def test_bad_input_is_named_and_ends_with_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]

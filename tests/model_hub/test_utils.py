@@ -80,7 +80,7 @@ def test_configured_lengths(configuration: dict[str, Any], steps: int) -> None:
     ],
 )
 def test_missing_lengths(configuration: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=rf"{reason}.*\. Give the hyperparameter num_training_steps"):
+    with pytest.raises(ValueError, match=rf"{reason}.*\. Set the hyperparameter num_training_steps"):
         utils.compute_num_training_steps(configuration, 16)
 
 
@@ -93,7 +93,7 @@ def test_items_are_attributes(through: Any) -> None:
     del settings.name
     assert dict(settings.items()) == {"items": 1, "optimizer": {"lr": 0.2}, "steps": 5}
     assert not hasattr(settings, "name")
-    with pytest.raises(AttributeError, match="There is no 'name'; there are 'items', 'optimizer', 'steps'"):
+    with pytest.raises(AttributeError, match="There is no item 'name'; the items are: 'items', 'optimizer', 'steps'"):
         settings.name  # noqa: B018 (looking it up is the test)
     with pytest.raises(AttributeError, match="'name'"):
         del settings.name

@@ -152,7 +152,7 @@ def test_wrong_arguments_are_usage_errors(project: Path) -> None:
         ([project, "--write", "--diff"], "--write changes files and --diff does not"),
         ([project, "--output", "x"], "--output and --force go with --to lightning only"),
         ([project, "--to", "lightning", "--write"], "--to lightning writes a new file"),
-        ([project / "a", project / "b"], f"No such file or directory: {project / 'a'}, {project / 'b'}."),
+        ([project / "a", project / "b"], f"There is no file or directory {project / 'a'}, {project / 'b'}."),
         ([project / "data.bin"], "data.bin: not a kind of file that can be ported"),
     ):
         result = run(*arguments, ends_with=2)

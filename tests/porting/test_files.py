@@ -624,7 +624,7 @@ def test_det_in_plain_text_is_no_command(name: str, text: str, tmp_path: Path) -
         ("a.sh", 'det e create "$@"\n', "1: det e create", "may pass options unknown"),
         ("a.py", "x = 1\nos.system('ls; det e kill 3')\n", "2: det e kill", "det-lightning experiment stop"),
         ("a.py", "\nrun(['det', 'c', 'download', uuid])\n", "2: det c download", "det-lightning checkpoint export"),
-        ("a.py", "run(['det', 'e', 'create', # the small one\n c, d])\n", "1: det e create", "a comment in it"),
+        ("a.py", "run(['det', 'e', 'create', # the small one\n c, d])\n", "1: det e create", "the comment inside"),
         ("a.py", "os.system('det e create ' + c + ' .')\n", "1: det e create", "it is put together"),
         ("a.py", "\nrun('det e create {} .'.format(c), shell=True)\n", "2: det e create", "it is put together"),
     ],

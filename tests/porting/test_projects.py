@@ -517,7 +517,7 @@ def test_programs_stay_with_installations() -> None:
     assert Path("Dockerfile").read_text() == image
     assert Path("requirements.txt").read_text() == "determined\ndet-lightning\n"
     (found,) = [port for port in project.files if port.path.name == "Dockerfile"]
-    assert [finding.advice for finding in found.findings] == ["require det-lightning beside it"]
+    assert [finding.advice for finding in found.findings] == ["also require det-lightning"]
 
 
 @pytest.mark.parametrize(
@@ -533,7 +533,7 @@ def test_python_installations_stay_with_imports(install: str, ours: str | None) 
     project = made(model_py=TRIAL, const_yaml=CONFIG.format("model:T"))
     assert Path("install.py").read_text().endswith(f"\n{ours or install}\n")
     findings = [finding.advice for port in project.files if port.path.name == "install.py" for finding in port.findings]
-    assert findings == ([] if ours else ["require det-lightning beside it"])
+    assert findings == ([] if ours else ["also require det-lightning"])
 
 
 def test_longer_notebooks_move() -> None:
@@ -571,7 +571,7 @@ def test_sources_stay_with_determined() -> None:
     project = made(pyproject_toml=text, sdk_py=SDK, model_py=TRIAL, const_yaml=CONFIG.format("model:T"))
     assert Path("pyproject.toml").read_text() == text
     (found,) = [port for port in project.files if port.path.name == "pyproject.toml"]
-    assert [finding.advice for finding in found.findings] == ["require det-lightning beside it"]
+    assert [finding.advice for finding in found.findings] == ["also require det-lightning"]
 
 
 @pytest.mark.parametrize(

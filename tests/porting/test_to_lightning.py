@@ -362,7 +362,7 @@ def test_the_command_writes_or_prints(tmp_path: Path) -> None:
     printed = run(trial)
     run(trial, "--output", output)
     assert output.read_text() == printed.stdout
-    assert printed.stderr.startswith("Nothing is left to do.\nThis trains")
+    assert printed.stderr.startswith("Nothing is left to do.\nTo train the module")
     assert "from module import WordsModule\n" in printed.stderr
     assert "fit(WordsModule(clip=..., global_batch_size=..., lr=..., size=...))\n" in printed.stderr
     assert "exists; --force replaces it" in run(trial, "-o", output, ends_with=2).stderr

@@ -298,7 +298,7 @@ def test_opaque_values_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     value = Opaque()
     assert cast_floats([value, value], halves_to_float) == [value, value]
     assert [record.getMessage() for record in caplog.records] == [
-        "A model in mixed precision takes or returns a Opaque; tensors in it stay."
+        "A model in mixed precision takes or returns a Opaque; the tensors inside are not cast."
     ]
 
 

@@ -125,7 +125,7 @@ def test_model_and_reports(caplog: pytest.LogCaptureFixture) -> None:
             context.report_task_using_model_version("b2")
             context.report_metrics("inference", 1, {"batches": 1})
             assert context.get_tensorboard_path().parent == Path("runs")
-            with pytest.raises(ValueError, match=r"There are no hyperparameters here.*det-lightning run CONFIG"):
+            with pytest.raises(ValueError, match=r"There are no hyperparameters without.*det-lightning run CONFIG"):
                 context.get_hparams()
 
     with caplog.at_level(logging.INFO, logger="det_lightning"):
@@ -147,8 +147,8 @@ def test_unusable_arguments() -> None:
         "dataloader_kwargs has sampler, and the batches are shared out in the order of the dataset: leave it out; "
         "dataloader_kwargs has batch_sampler, and the batches are shared out in the order of the dataset: leave it out"
         "; "
-        "dataloader_kwargs has shuffle=True, and a resumed run could not go on: leave it out; "
-        "batch_size is given twice, as an argument and in dataloader_kwargs: leave one out; "
+        "dataloader_kwargs has shuffle=True, and a resumed run could not continue: leave it out; "
+        "batch_size is passed twice, as an argument and in dataloader_kwargs: leave one out; "
         "batch_size must be at least 1; got 0; checkpoint_interval must be at least 1; got -1."
     )
     assert arguments == {"shuffle": True, "batch_sampler": None, "sampler": None, "batch_size": 2}

@@ -250,7 +250,7 @@ def test_one_process_is_rank_0_of_1() -> None:
     assert (distributed.get_rank(), distributed.get_size(), distributed.get_local_rank()) == (0, 1, 0)
     assert distributed.allgather("mine") == ["mine"]
     assert distributed.broadcast("mine") == "mine"
-    with pytest.raises(ValueError, match="rank, local_rank, local_size, cross_rank, cross_size are missing"):
+    with pytest.raises(ValueError, match="without rank, local_rank, local_size, cross_rank, cross_size"):
         DistributedContext(size=2)
 
 

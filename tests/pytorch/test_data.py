@@ -208,7 +208,7 @@ def test_an_empty_batch_has_no_length(batch: Any) -> None:
 
 
 def test_unknown_batches_need_an_override() -> None:
-    with pytest.raises(TypeError, match="batch of type Movable is not known; override get_batch_length"):
+    with pytest.raises(TypeError, match="batch of type Movable is unknown; override get_batch_length"):
         data_length(Movable())
 
 

@@ -420,15 +420,15 @@ InvalidTrial = errors.InvalidExperimentException
 @pytest.mark.parametrize(
     ("trial_class", "error", "message"),
     [
-        (NoLoss, TypeError, r"NoLoss.train_batch\(\) must return .* under 'loss'.*returned {'accuracy'.* batch 0"),
+        (NoLoss, TypeError, r"NoLoss.train_batch\(\) must return .* under 'loss'.*got {'accuracy'.* batch 0"),
         (ValidationOfNone, TypeError, r"ValidationOfNone.evaluate_batch\(\) must return a dict"),
         (FullValidationOfNone, TypeError, r"FullValidationOfNone.evaluate_full_dataset\(\) must return a dict"),
         (OldWithoutEvaluation, InvalidTrial, "OldWithoutEvaluation must override exactly one .*overrides neither"),
         (TwoEvaluations, InvalidTrial, "TwoEvaluations must .* overrides evaluate_batch and evaluate_full_dataset"),
-        (ModelOfNone, TypeError, r"ModelOfNone.build_model\(\) must return a torch.nn.Module; it returned None"),
+        (ModelOfNone, TypeError, r"ModelOfNone.build_model\(\) must return a torch.nn.Module; got None"),
         (OptimizerOfParameters, TypeError, r"OptimizerOfParameters.optimizer\(\) must return a torch.optim.Optimizer"),
-        (BareScheduler, TypeError, r"returned a StepLR. .*LRScheduler\(scheduler, step_mode=.*STEP_EVERY_BATCH"),
-        (SchedulerOfAnotherOptimizer, InvalidTrial, r"given an optimizer \(SGD\) that was not wrapped"),
+        (BareScheduler, TypeError, r"got a StepLR. .*LRScheduler\(scheduler, step_mode=.*STEP_EVERY_BATCH"),
+        (SchedulerOfAnotherOptimizer, InvalidTrial, r"got an optimizer \(SGD\) that was not wrapped"),
         (NoOptimizer, InvalidTrial, r"NoOptimizer.train_batch\(\) takes a model.*does not define optimizer\(\)"),
         (
             NothingBuiltAndNoEvaluation,

@@ -152,8 +152,8 @@ def two_metrics(values: list[Any]) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("reducer", "name", "message"),
     [
-        (len, None, r"reducer function len\(\) was wrapped with name=None .* it returned 0 of type int.*Pass name="),
-        (two_metrics, "mine", r"two_metrics\(\) was wrapped with name set.*'mine'.* keys are \['a', 'b'\].*Leave out"),
+        (len, None, r"reducer function len\(\) was wrapped with name=None .* got 0 of type int.*Pass name="),
+        (two_metrics, "mine", r"two_metrics\(\) was wrapped with name='mine' .* the keys \['a', 'b'\].*Leave out"),
     ],
 )
 def test_names_and_dicts(registry: ReducerRegistry, reducer: Any, name: str | None, message: str) -> None:

@@ -67,7 +67,7 @@ def test_batches_are_split_evenly(global_batch_size: int, slots: int) -> None:
 
 
 def test_wrong_batch_sizes() -> None:
-    with pytest.raises(errors.InvalidExperimentException, match="must be an integer value; got '32' of type str"):
+    with pytest.raises(errors.InvalidExperimentException, match="must be an integer; got '32' of type str"):
         PyTorchTrialContext(hparams={"global_batch_size": "32"})
 
 

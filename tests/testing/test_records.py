@@ -31,7 +31,7 @@ def test_record_round_trips(record: TrainingRecord, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "There is no .*ref.json. Make one .* python recorder.py model_def:Regression"),
+        (None, "There is no file .*ref.json. Make a record .* python recorder.py model_def:Regression"),
         ("", "is not a record of a training, or is damaged"),
         ('{"format": "det-lightning training re', "is damaged"),
         ("[" * 100_000, "is not a record of a training, or is damaged"),
@@ -70,7 +70,7 @@ def test_damaged_records_are_refused(
 
 def test_other_trial_is_refused(record: TrainingRecord, tmp_path: Path) -> None:
     record.write(tmp_path / "ref.json")
-    with pytest.raises(RecordError, match=r"is a record of .*:Regression; expected one of model_def:Other"):
+    with pytest.raises(RecordError, match=r"must be a record of model_def:Other; got a record of .*:Regression"):
         read_record(tmp_path / "ref.json", "model_def:Other")
 
 

@@ -155,7 +155,7 @@ def test_missing_hyperparameters(tmp_path: Path) -> None:
 
 
 def test_unknown_modes(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"model_mode is one of base, pretraining, .*; got 'translation'"):
+    with pytest.raises(ValueError, match=r"model_mode must be one of base, pretraining, .*; got 'translation'"):
         trial_in(tmp_path, model_mode="translation")
 
 
@@ -195,5 +195,5 @@ def test_data_files(tmp_path: Path) -> None:
     assert hf.default_load_dataset({"train_file": str(tmp_path / "train.txt")})["train"]["text"][:] == ["one", "two"]
     (tmp_path / "check.jsonl").write_text('{"words": 3}\n')
     assert hf.default_load_dataset({"validation_file": str(tmp_path / "check.jsonl")})["validation"][0] == {"words": 3}
-    with pytest.raises(ValueError, match="give dataset_name, or train_file"):
+    with pytest.raises(ValueError, match="set dataset_name, or train_file"):
         hf.default_load_dataset({})

@@ -159,22 +159,21 @@ class CodeCopier:
         if selection.partial_because is not None and self._is_news("partial"):
             largest = ", ".join(f"{escape(name)} ({size / 1024**2:,.1f} MiB)" for name, size in selection.largest())
             logger.warning(
-                "Checkpoints get only a part of the code in %s, its Python sources and the files of imported modules: "
-                "%s. The largest of those that were looked at: %s. Name what the trial does not need in a file "
-                ".detignore there, with the syntax of .gitignore, or choose another directory: "
-                "DeterminedCheckpoint(code_dir=...).",
+                "Checkpoints get only a part of the code in %s, the Python sources and the files of imported modules: "
+                "%s. The largest files seen: %s. List files that the trial does not need in a .detignore there, with "
+                "the syntax of .gitignore, or pass another directory: DeterminedCheckpoint(code_dir=...).",
                 *(source, selection.partial_because, largest or "nothing"),
             )
         for problem in filter(self._is_news, selection.rules.problems):
-            logger.warning("While the code is copied into checkpoints: %s.", escape(problem))
+            logger.warning("Code in checkpoints: %s.", escape(problem))
         if new := [
             f"{escape(name)} ({problem})" for name, problem in selection.problems.items() if self._is_news(name)
         ]:
             logger.warning("Not copied from %s into checkpoints: %s.", source, name_some(new))
         if new := [escape(name) for name in filter(self._is_news, selection.rules.secrets)]:
             logger.info(
-                "Not copied from %s into checkpoints, as they may hold secrets: %s. To copy one write !NAME into a "
-                "file .detignore there.",
+                "Not copied from %s into checkpoints, because the files may hold secrets: %s. To copy a file, write "
+                "!NAME into a .detignore there.",
                 *(source, name_some(new)),
             )
 

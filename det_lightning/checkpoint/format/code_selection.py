@@ -139,7 +139,7 @@ class CodeSelection:
             sizes = f"{_mib(total)}, and no more than {_mib(limits.size_bytes)} are copied"
             self.partial_because = f"the {len(self._sizes):,} files there have {sizes}"
         elif self.partial_because is None and rules.detignore_failed:
-            self.partial_because = "it is not known what to leave out, because its .detignore cannot be read"
+            self.partial_because = "the .detignore there cannot be read"
         if self.partial_because is None:
             self.chosen = [*folders, *sorted(self._sizes.keys() | self.imported)]
         else:

@@ -116,13 +116,13 @@ def require_complete(directory: pathlib.Path) -> None:
         if has_metadata:
             _require_framework_of_trials(directory)
             raise errors.IncompleteCheckpointError(
-                f"{escape(directory)} is an incomplete checkpoint: {STATE_FILE} is missing; use another checkpoint."
+                f"{escape(directory)} is an incomplete checkpoint: {STATE_FILE} is missing. Use another checkpoint."
             ) from e
         raise
     if not has_metadata and not may_lack_metadata({path.name for path in directory.iterdir()}):
         raise errors.IncompleteCheckpointError(
-            f"{escape(directory)} is an incomplete checkpoint: {METADATA_FILE} is missing. It was not written to its "
-            "end; use an earlier checkpoint."
+            f"{escape(directory)} is an incomplete checkpoint: {METADATA_FILE} is missing, because the writer did not "
+            "finish. Use another checkpoint."
         )
 
 
@@ -142,7 +142,7 @@ def _require_framework_of_trials(directory: pathlib.Path) -> None:
     if "tensorflow_version" in metadata or (isinstance(framework, str) and framework.startswith("tensorflow")):
         raise _unknown_kind(directory, f"of TensorFlow or Keras ({framework})")
     if names_no_framework(metadata) and not (directory / LOAD_DATA_FILE).is_file():
-        raise _unknown_kind(directory, "of a script of the Core API, which alone knows what its files hold")
+        raise _unknown_kind(directory, "of a Core API script, which alone can read the files")
 
 
 def names_no_framework(metadata: Mapping[str, Any]) -> bool:
@@ -152,8 +152,8 @@ def names_no_framework(metadata: Mapping[str, Any]) -> bool:
 
 def _unknown_kind(directory: pathlib.Path, kind: str) -> errors.InvalidCheckpointException:
     return errors.InvalidCheckpointException(
-        f"{escape(directory)} is a checkpoint {escape(kind)[:200]}. det_lightning loads those of a PyTorchTrial or an "
-        "EstimatorTrial; load it with the code that wrote it, or use another checkpoint."
+        f"{escape(directory)} is a checkpoint {escape(kind)[:200]}. det_lightning loads checkpoints of a PyTorchTrial "
+        "or an EstimatorTrial. Load this checkpoint with the code that wrote the files, or use another checkpoint."
     )
 
 
@@ -163,8 +163,8 @@ def read_bytes(path: pathlib.Path) -> bytes:
         size = path.stat().st_size
         if size > MAX_SMALL_FILE_BYTES:
             raise errors.IncompleteCheckpointError(
-                f"{escape(path)} has {size:,} bytes; a checkpoint's file of that name has a few thousand. It is "
-                "damaged, or another kind of file."
+                f"{escape(path)} has {size:,} bytes; expected a few thousand. The file is damaged, or another kind of "
+                "file."
             )
         return path.read_bytes()
     except OSError as e:
@@ -177,11 +177,9 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
         parsed = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as e:
-        raise errors.IncompleteCheckpointError(f"{escape(path)} cannot be read, it may be damaged: {e}") from e
+        raise errors.IncompleteCheckpointError(f"{escape(path)} cannot be read and may be damaged: {e}") from e
     if not isinstance(parsed, dict):
-        raise errors.IncompleteCheckpointError(
-            f"{escape(path)} should hold a JSON object; got {type(parsed).__name__}."
-        )
+        raise errors.IncompleteCheckpointError(f"{escape(path)} must hold a JSON object; got {type(parsed).__name__}.")
     if not is_shallow(parsed):
         raise errors.IncompleteCheckpointError(
             f"{escape(path)} is damaged: its values are nested over {_MAX_JSON_DEPTH} deep."
@@ -205,7 +203,7 @@ def find_wrong_counts(counts: dict[str, Any]) -> str | None:
     wrong = {name: value for name, value in counts.items() if type(value) is not int or not 0 <= value <= MAX_COUNT}
     if not wrong:
         return None
-    return f"should hold counts, which are integers from 0 to {MAX_COUNT}; it has {short_text(wrong)}"
+    return f"must hold counts, which are integers from 0 to {MAX_COUNT}; got {short_text(wrong)}"
 
 
 # Up to 0.12.12 a trial had one model, one optimizer and one scheduler, and no lists of them.
@@ -236,17 +234,17 @@ def modernize(state: dict[str, Any], source: str) -> None:
 def _require_kinds(state: dict[str, Any], source: str) -> None:
     kinds = {**dict.fromkeys(_SINGLE_KEYS.values(), list), "callbacks": dict, "rng_state": dict}
     wrong = [
-        f"{key!r} should be a {kind.__name__}"
+        f"{key!r} must be a {kind.__name__}"
         for key, kind in kinds.items()
         if not isinstance(state.get(key), kind | None)
     ]
     for key, inner in (("optimizers_state_dict", "param_groups"), ("lr_schedulers_state_dict", "_last_lr")):
         for one in state.get(key) or [] if not wrong else []:
             if isinstance(one, dict) and not isinstance(one.get(inner), list | None):
-                wrong.append(f"{inner!r} in {key!r} should be a list")
+                wrong.append(f"{inner!r} in {key!r} must be a list")
     if wrong:
         raise errors.InvalidCheckpointException(
-            f"{source} is damaged, or is not a checkpoint of a trial: {'; '.join(wrong)}."
+            f"{source} is damaged, or not a checkpoint of a trial: {'; '.join(wrong)}."
         )
 
 

@@ -55,8 +55,7 @@ def split_models(joined: Mapping[str, Any]) -> tuple[list[OrderedDict[str, Any]]
             versions.setdefault(int(match[1]), OrderedDict())[match[2] or ""] = version
     if sorted(values) != list(range(len(values))):
         raise errors.InvalidCheckpointException(
-            "The models of a TrialModule are numbered from 0; the file holds those of the numbers "
-            f"{sorted(values)!s:.200}."
+            f"The models of a TrialModule must be numbered from 0 without gaps; got {sorted(values)!s:.200}."
         )
     for index, weights in values.items():
         _set_versions(weights, versions.get(index, OrderedDict()))
@@ -130,19 +129,19 @@ def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> Checkpoi
     """Return the content of an entry by :func:`to_entry` of this or an earlier release, without weights."""
     what = f"The entry {TRIAL_KEY!r} of {source}"
     if not isinstance(entry, dict) or not isinstance(entry.get("state"), dict):
-        raise errors.InvalidCheckpointException(f"{what} has no state; it is {mask(entry)!r:.200}.")
+        raise errors.InvalidCheckpointException(f"{what} must be a dict with a dict 'state'; got {mask(entry)!r:.200}.")
     entry = with_own_types(entry)
     load_data = entry.get("load_data")
     trial_state, resume = _split_progress(entry)
     dicts = {"resume": resume, "load_data": load_data}
     wrong = [f"{name!r} is {mask(one)!r:.99}" for name, one in dicts.items() if not isinstance(one, dict | None)]
     if wrong:
-        raise errors.InvalidCheckpointException(f"Values of {what} should be dicts: {'; '.join(wrong)}.")
+        raise errors.InvalidCheckpointException(f"Values of {what} must be dicts: {'; '.join(wrong)}.")
     try:
         found = TrialState(**trial_state)
     except TypeError as e:
         raise errors.InvalidCheckpointException(
-            f"{what} should hold the progress of the trial; it has {mask(trial_state)!r:.200}: {e}"
+            f"{what} must hold the progress of the trial; got {mask(trial_state)!r:.200}: {e}"
         ) from e
     wrong_counts = find_wrong_counts(vars(found))
     if wrong_counts is not None:
@@ -181,7 +180,7 @@ def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> Chec
     """
     if not isinstance(ckpt.get("state_dict"), Mapping):
         raise errors.InvalidCheckpointException(
-            f"A checkpoint of Lightning has an entry 'state_dict'; this file has {sorted(map(str, ckpt))!s:.500}."
+            f"A checkpoint of Lightning must have an entry 'state_dict'; got {sorted(map(str, ckpt))!s:.500}."
         )
     if TRIAL_KEY in ckpt:
         return _convert_trial(ckpt)
@@ -210,7 +209,7 @@ def _modernize_state(content: CheckpointContent) -> dict[str, Any]:
         found = state.get(key)
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
             raise errors.InvalidCheckpointException(
-                f"{source} should hold a list of dicts {key!r}; it has {sorted(map(str, state))!s:.500}."
+                f"{source} must hold a list of dicts {key!r}; got {sorted(map(str, state))!s:.500}."
             )
     return state
 
@@ -254,7 +253,7 @@ def _take_list(ckpt: Mapping[str, Any], name: str) -> list[Any]:
         return []
     if not isinstance(value, list):
         raise errors.InvalidCheckpointException(
-            f"The file is damaged: {name!r} should be a list; it is {short_text(value)}."
+            f"The file is damaged: {name!r} must be a list; got {short_text(value)}."
         )
     return list(value)
 

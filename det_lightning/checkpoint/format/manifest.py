@@ -75,7 +75,7 @@ def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
         losses = Losses()
         entries = spell_numbers(as_plain(metadata, METADATA_FILE, losses))
         if losses.notes:
-            logger.warning("Not everything can be stored: %s.", mask_text(escape("; ".join(losses.notes))))
+            logger.warning("The checkpoint cannot hold all values: %s.", mask_text(escape("; ".join(losses.notes))))
     return {**entries, CHECKSUM_KEY: _checksum_of_entries(entries)}
 
 
@@ -116,9 +116,9 @@ def require_unchanged(directory: pathlib.Path, names: Sequence[str]) -> None:
     damage = find_damage(directory, names)
     if damage:
         raise errors.IncompleteCheckpointError(
-            f"The checkpoint {directory} is damaged: {'; '.join(damage)}. Use another checkpoint; or, if it was "
-            f"changed on purpose, take {MANIFEST_KEY!r} and {CHECKSUM_KEY!r} out of {METADATA_FILE}, after which "
-            "nothing is compared."
+            f"The checkpoint {directory} is damaged: {'; '.join(damage)}. Use another checkpoint. If you changed the "
+            f"files on purpose, remove {MANIFEST_KEY!r} and {CHECKSUM_KEY!r} from {METADATA_FILE}, which ends the "
+            "comparison."
         )
 
 
@@ -141,8 +141,8 @@ def require_inside(directory: pathlib.Path) -> None:
                 found.append(f"{escape(path)} is a link to {escape(_find_target(path))}")
     if found:
         raise errors.UnsafeCheckpointError(
-            f"{'; '.join(found):.2000}: nothing is read through a link that leads out of its checkpoint. Put a copy of "
-            "the target in its place."
+            f"{'; '.join(found):.2000}: nothing is read through a link that leads out of the checkpoint. Replace the "
+            "link by a copy of the target."
         )
 
 
@@ -194,7 +194,7 @@ def _read_metadata(directory: pathlib.Path) -> dict[str, Any]:
     metadata = read_json(path) if path.is_file() else {}
     manifest = metadata.get(MANIFEST_KEY, {})
     if not isinstance(manifest, dict):
-        raise errors.IncompleteCheckpointError(f"{path}: {MANIFEST_KEY!r} should be an object; got {manifest!r:.200}.")
+        raise errors.IncompleteCheckpointError(f"{path}: {MANIFEST_KEY!r} must be an object; got {manifest!r:.200}.")
     return metadata
 
 

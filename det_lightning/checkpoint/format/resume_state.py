@@ -91,7 +91,7 @@ class ResumeState:
         found = {name: values[name] for name in names if name in values}
         mistakes = []
         if type(version) is not int or version < 1:
-            mistakes.append(f"'version' should be a positive integer; got {_show(version)}")
+            mistakes.append(f"'version' must be a positive integer; got {_show(version)}")
         if version == 1 and found.get("settings") is not None:
             try:
                 found["settings"] = _parse_settings(found["settings"])
@@ -101,8 +101,8 @@ class ResumeState:
         mistakes += _find_mistakes(found)
         if mistakes:
             raise errors.IncompleteCheckpointError(
-                f"{source} is damaged, or the file of something else: {'; '.join(mistakes):.2000}. Use another "
-                "checkpoint; without this file a run resumes as in Determined, without its position in the data."
+                f"{source} is damaged, or another kind of file: {'; '.join(mistakes):.2000}. Use another checkpoint; "
+                "without this file a run resumes as in Determined, without its position in the data."
             )
         return cls(**found)
 
@@ -110,13 +110,13 @@ class ResumeState:
         """Raise an ``IncompleteCheckpointError`` unless the journals have all entries for an exact resume."""
         starts = [start for journal in self.journals for start in journal]
         mistakes = [
-            f"'journals' should have {name!r} of each pass over the data, {expected}; got {_show(start.get(name))}"
+            f"'journals' must have {name!r} of each pass over the data, {expected}; got {_show(start.get(name))}"
             for start in starts
             for name, (expected, form) in _EXPECTED_OF_START.items()
             if name not in start or not _fits(start[name], form)
         ]
         if any(start.keys() - _EXPECTED_OF_START.keys() for start in starts):
-            mistakes.append(f"'journals' should have {', '.join(_EXPECTED_OF_START)} of each pass, and nothing else")
+            mistakes.append(f"'journals' must have only {', '.join(_EXPECTED_OF_START)} of each pass")
         if mistakes:
             raise errors.IncompleteCheckpointError(f"{source} is damaged: {'; '.join(mistakes):.2000}.")
 
@@ -133,9 +133,7 @@ def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | Non
     found = {name: settings.get(name) if value is None else value for name, value in found.items()}
     wrong = [f"{name!r} is {short_text(value)}" for name, value in found.items() if not isinstance(value, dict | None)]
     if wrong:
-        raise errors.InvalidCheckpointException(
-            f"The settings of a run should be JSON objects; they are {'; '.join(wrong)}."
-        )
+        raise errors.InvalidCheckpointException(f"The settings of a run must be JSON objects: {'; '.join(wrong)}.")
     if isinstance(noted := known.get(SPELLED), list):
         places = frozenset(one for one in noted if isinstance(one, str))
         found = {name: read_numbers(value, name, places) for name, value in found.items()}
@@ -147,17 +145,17 @@ def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | Non
 def _parse_settings(text: Any) -> Any:
     """Return the settings, kept as text by the first version; raise a ``ValueError`` if the text is not JSON."""
     if not isinstance(text, str) or len(text) > _MAX_SETTINGS_CHARS:
-        raise ValueError(f"'settings' should be JSON; got {_show(text)}")
+        raise ValueError(f"'settings' must be JSON; got {_show(text)}")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as e:
-        raise ValueError(f"'settings' should be JSON: {e}") from e
+        raise ValueError(f"'settings' must be JSON: {e}") from e
 
 
 def _find_mistakes(values: dict[str, Any]) -> list[str]:
     mistakes = [f"{name!r} is missing" for name in _NEEDED if name not in values]
     mistakes += [
-        f"{name!r} should be {expected}; got {_show(values[name])}"
+        f"{name!r} must be {expected}; got {_show(values[name])}"
         for name, (expected, form) in _EXPECTED.items()
         if name in values and not _fits(values[name], form)
     ]
@@ -170,7 +168,7 @@ def _find_mistakes(values: dict[str, Any]) -> list[str]:
     # The first releases wrote no positions.
     for name in ("rng_states", "journals", *(["positions"] if values.get("positions") else [])):
         if world_size is not None and len(values[name]) != world_size:
-            mistakes.append(f"{name!r} should have an entry for each of {world_size} ranks; got {len(values[name]):,}")
+            mistakes.append(f"{name!r} must have an entry for each of {world_size} ranks; got {len(values[name]):,}")
     return mistakes
 
 

@@ -93,8 +93,9 @@ def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
     names = index_files(directory)
     if not names:
         raise errors.IncompleteCheckpointError(
-            f"{escape(directory / SHARDS_DIR)} has no {_INDEX_FILES}: only checkpoints that det_lightning wrote can be "
-            "read without running code that they contain. For others, use torch.distributed.checkpoint.format_utils."
+            f"{escape(directory / SHARDS_DIR)} has no {_INDEX_FILES}: only sharded checkpoints of det_lightning can be "
+            "read without running code in the files. For other checkpoints, use "
+            "torch.distributed.checkpoint.format_utils."
         )
     found: dict[str, list[StoredPart]] = {}
     for name in names:
@@ -103,11 +104,13 @@ def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
         if content.get("version") != _INDEX_VERSION:
             raise errors.IncompleteCheckpointError(
                 f"{escape(path)} has version {short_text(content.get('version'))}; this release of det_lightning reads "
-                f"version {_INDEX_VERSION}. It is damaged, or of a newer release."
+                f"version {_INDEX_VERSION}. The file is damaged, or of a newer release."
             )
         rows = content.get("parts")
         if not isinstance(rows, dict):
-            raise errors.IncompleteCheckpointError(f"{escape(path)} is damaged: 'parts' is {short_text(rows)}.")
+            raise errors.IncompleteCheckpointError(
+                f"{escape(path)} is damaged: 'parts' must be an object; got {short_text(rows)}."
+            )
         for tensor, row in rows.items():
             found.setdefault(tensor, []).append(_parse_row(row, tensor, path))
     _require_room(found, directory)
@@ -124,8 +127,8 @@ def _require_room(found: Mapping[str, list[StoredPart]], directory: pathlib.Path
         size = path.stat().st_size if path.is_file() else -1
         if size < length:
             raise errors.IncompleteCheckpointError(
-                f"{escape(path)} has {max(size, 0):,} bytes, and parts of {length:,} bytes should be in it. It is "
-                "missing or damaged; use another checkpoint."
+                f"{escape(path)} must be a file of at least {length:,} bytes; got {max(size, 0):,}. The file is "
+                "missing or damaged. Use another checkpoint."
             )
 
 
@@ -136,7 +139,7 @@ def _parse_row(row: Any, tensor: str, path: pathlib.Path) -> StoredPart:
     is_file = isinstance(file, str) and _FILE_NAME.fullmatch(file) is not None
     if not is_file or not all(type(number) is int and number >= 0 for number in found.values()):
         raise errors.IncompleteCheckpointError(
-            f"{escape(path)} is damaged: the part of {tensor:.200} should be {form}; got {short_text(row)}."
+            f"{escape(path)} is damaged: the part of {tensor:.200} must be {form}; got {short_text(row)}."
         )
     return StoredPart(*row)
 
@@ -155,7 +158,7 @@ def require_tiling(parts: Iterable[StoredPart], name: str, whole: torch.Tensor) 
     if not is_covered or whole.nbytes > sum(part.length for part in in_order):
         rows = ", ".join(f"{part.begin} to {part.begin + part.size}" for part in in_order[:_MOST_NAMED_PARTS])
         raise errors.IncompleteCheckpointError(
-            f"The parts of {name:.200} do not make up a tensor of the shape {list(shape)}: there are rows {rows}. A "
-            "file of the checkpoint is missing or damaged; use another checkpoint."
+            f"The parts of {name:.200} do not make up a tensor of the shape {list(shape)}; got the rows {rows}. A file "
+            "of the checkpoint is missing or damaged. Use another checkpoint."
         )
     return in_order

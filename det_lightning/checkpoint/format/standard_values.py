@@ -204,7 +204,7 @@ def _rebuild(used: set[int], value: Any) -> Any:
         raise
     except Exception as e:  # constructors raise errors of many kinds
         raise errors.InvalidCheckpointException(
-            f"The checkpoint is damaged: it has a value that cannot be made again: {short_text(value)}: {e}."
+            f"The checkpoint is damaged: the value {short_text(value)} cannot be restored: {e}."
         ) from e
     return value
 
@@ -220,15 +220,15 @@ def _rebuild_standard(name: str, arguments: list[Any], attributes: dict[str, Any
 
 def _rebuild_array(name: Any, shape: Any, content: Any, used: set[int]) -> Any:
     if not isinstance(name, str):
-        raise TypeError("a type is named by a string")
+        raise TypeError("the name of the type must be a string")
     dtype = np.dtype(name)
     if dtype.kind not in _PLAIN_KINDS or dtype.subdtype:
         raise ValueError(f"{name!r:.50} is not a type of plain values")
     lengths = [] if shape is None else list(shape)
     if not all(type(length) is int and length >= 0 for length in lengths):
-        raise ValueError("a shape consists of lengths")
+        raise ValueError("the shape must consist of lengths")
     if not _is_bytes(content) or content.numel() != math.prod(lengths) * dtype.itemsize:
-        raise ValueError("its content does not fit")
+        raise ValueError("the content does not fit the shape")
     address = content.untyped_storage().data_ptr()
     if content.numel() and address in used:  # copies of the content could fill the memory
         raise ValueError("another array has the same content")

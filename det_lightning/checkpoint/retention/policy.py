@@ -144,8 +144,8 @@ class CheckpointPolicy:
             raise ValueError(f"checkpoint_policy must be one of {known}; got {self.validations!r}.")
         if self.validations == "best" and self.metric is None:
             raise ValueError(
-                "checkpoint policy 'best' needs to know the metric to compare: give metric='validation_loss', or use "
-                "policy='all'."
+                "checkpoint_policy 'best' needs a metric to compare: pass metric='validation_loss', or choose the "
+                "policy 'all'."
             )
 
     def improves(self, value: float, best: float | None) -> bool:

@@ -149,8 +149,8 @@ def _choose(experiment: str, of_trial: dict[Trial, list[CheckpointInfo]], retent
             for trial, notes in measured.items()
         )
         raise ValueError(
-            f"The trials of experiment {experiment!r} do not agree on which metric is the better one ({described}). "
-            "Delete by hand."
+            f"The trials of experiment {experiment!r} compare their checkpoints by different metrics ({described}). "
+            "Delete checkpoints by hand."
         )
     name = names.pop() if names else None
     records = [make_record(info, trial.trial, name) for trial, found in of_trial.items() for info in found]

@@ -75,7 +75,7 @@ class RunClaims:
         except errors.StorageError as e:
             if is_own:
                 raise
-            logger.warning("Other runs may delete %s while this one resumes from it: %s", checkpoint, e)
+            logger.warning("Other runs may delete %s while this run resumes from the checkpoint: %s", checkpoint, e)
             return True
         if claim is None:
             return True
@@ -110,15 +110,15 @@ class RunClaims:
         if given is not None:
             if (holder := self._claim(experiment, given)) is not None:
                 raise errors.StorageError(
-                    f"Trial {given!r} in {self._storage} belongs to another run, {holder}. Wait for its end, or give "
-                    "this run a name of its own: trial=..."
+                    f"Trial {given!r} in {self._storage} belongs to another run, {holder}. Wait for the end of that "
+                    "run, or pass another name: trial=..."
                 )
             return given
         if isinstance(inherited, str) and is_trial_name(inherited):
             if (holder := self._claim(experiment, inherited)) is None:
                 return inherited
             logger.warning(
-                "The trial %s that this run resumes belongs to another run, %s. This one is a trial of its own.",
+                "The trial %s that this run resumes belongs to another run, %s. This run becomes a new trial.",
                 inherited,
                 holder,
             )
@@ -152,13 +152,13 @@ class RunClaims:
             try:
                 is_kept = self._storage.retry.call("renewing", claim.renew, where=claim.file)
             except errors.StorageError as e:  # no reason to stop training
-                logger.warning("Other runs may take this one for ended: %s", e)
+                logger.warning("Other runs may believe that this run has ended: %s", e)
                 continue
             if not is_kept:
                 del self._claims[claim.file.path]
                 holder = _describe_holder(claim.file)
                 raise errors.StorageError(
-                    f"The trial of this run in {self._storage} belongs to another run now, {holder}, because this one "
+                    f"The trial of this run in {self._storage} belongs to another run now, {holder}, because this run "
                     "has not renewed its claim for two hours. Was the machine suspended? Resume from a checkpoint of "
                     "the trial to train it on."
                 )
@@ -169,7 +169,7 @@ class RunClaims:
             try:
                 self._storage.retry.call("removing", claim.release, where=claim.file)
             except errors.StorageError as e:
-                logger.warning("A claim of this run stays for some time: %s", e)
+                logger.warning("A claim of this run cannot be removed now: %s", e)
         self._claims.clear()
         self.run_id = str(uuid.uuid4())
 
@@ -187,7 +187,7 @@ def _describe_holder(file: Location) -> str:
     try:
         return f"process {int(holder['pid'])} on {str(holder['host'])!r:.100}"
     except (ValueError, KeyError, TypeError):
-        return "a process that is not known"
+        return "an unknown process"
 
 
 def is_trial_live(root: Location, experiment: str, trial: str) -> bool:
@@ -282,7 +282,7 @@ class BackgroundCleaning(threading.Thread):
             remove_dead_claims(storage.root)
             storage.remove_abandoned(own_only=True)
         except errors.StorageError as e:
-            logger.warning("What killed runs have left in %s stays there: %s", escape(self._storage), e)
+            logger.warning("The files of killed runs in %s cannot be removed: %s", escape(self._storage), e)
 
 
 def _use_file(root: Location, checkpoint_id: str, run_id: str) -> Location:

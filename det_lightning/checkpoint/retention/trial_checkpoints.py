@@ -117,7 +117,7 @@ class TrialCheckpoints:
         try:
             is_noted = add_metric(self._storage, latest.id, self.describe_metric(metric))
         except errors.StorageError as e:
-            logger.warning("The metric of checkpoint %s is not in its metadata: %s", escape(latest.id), e)
+            logger.warning("The metric of checkpoint %s cannot be written into the metadata: %s", escape(latest.id), e)
             return
         if is_noted:
             self._records[latest.id] = dataclasses.replace(latest, metric=metric)
@@ -134,13 +134,15 @@ class TrialCheckpoints:
         for checkpoint_id in self._policy.choose_to_delete(self._records.values()):
             try:
                 if not delete_unless_used(self._storage, checkpoint_id, own_run):
-                    logger.info("Checkpoint %s stays for now: another run resumes from it.", escape(checkpoint_id))
+                    logger.info(
+                        "Checkpoint %s is kept while another run resumes from the checkpoint.", escape(checkpoint_id)
+                    )
                     continue
             except errors.CheckpointNotFound:
-                logger.warning("Checkpoint %s was deleted by someone else.", escape(checkpoint_id))
+                logger.warning("Checkpoint %s was deleted by another process.", escape(checkpoint_id))
             except errors.StorageError as e:
                 # The new checkpoint is safe, and training must not fail because an old one could not be deleted.
-                logger.warning("An old checkpoint could not be deleted; this is tried again after the next one: %s", e)
+                logger.warning("An old checkpoint cannot be deleted; the next save tries again: %s", e)
                 continue
             self._forget([checkpoint_id])
 
@@ -166,9 +168,9 @@ class TrialCheckpoints:
     def _describe_vanished(self, checkpoint_ids: list[str]) -> str:
         return (
             f"{len(checkpoint_ids)} checkpoints that this run has written to {self._storage} no longer exist: "
-            f"{', '.join(checkpoint_ids)}. Was the storage removed or unmounted, or were they deleted by hand? "
-            "Retention deletes what need not be kept, and `det-lightning checkpoint prune` deletes what earlier runs "
-            "have left over."
+            f"{', '.join(checkpoint_ids)}. Was the storage removed or unmounted, or were the checkpoints deleted by "
+            "hand? Retention deletes old checkpoints of this trial, and `det-lightning checkpoint prune` those of "
+            "earlier runs."
         )
 
 

@@ -73,7 +73,7 @@ class Section(_Stream):
         size = file.seek(0, io.SEEK_END)
         super().__init__(size - begin if length is None else length)
         if begin + self.size > size:
-            raise EOFError(f"it has {size:,} bytes, and should go on to byte {begin + self.size:,}")
+            raise EOFError(f"it has {size:,} bytes; expected at least {begin + self.size:,}")
         self._file = file
         self._begin = begin
 

@@ -226,13 +226,13 @@ class _Look:
             or not isinstance(values[1], _Name)
             or [*values[5:]] not in ([], [None])
         ):
-            raise ValueError("a reference to a storage has other parts")
+            raise ValueError("a reference to a storage has unexpected parts")
         _, kind, key, _, numel = values[:5]
         itemsize = STORAGES.get(kind.full)
         if itemsize is None or not isinstance(key, str) or not isinstance(numel, int):
-            raise ValueError("a reference to a storage has other parts")
+            raise ValueError("a reference to a storage has unexpected parts")
         if not self._claim(key, numel * itemsize):
-            raise ValueError(f"the storage {key!r:.100} should have {numel * itemsize:,} bytes, which are not there")
+            raise ValueError(f"the storage {key!r:.100} must have {numel * itemsize:,} bytes, which are not there")
 
 
 def _takes_state(kind: str, state: Any) -> bool:

@@ -103,13 +103,13 @@ def read_pickle(path: pathlib.Path, *, trusted: bool = False, with_arrays: bool 
             values = finish(_Unpickler(content, RANDOM_STATES if with_arrays else {}).load())
     except UnsafeReference as e:
         raise errors.UnsafeCheckpointError(
-            f"{escape(path)} refers to {escape(e.args[0]):.200}, and reading that could run code. If you know where "
+            f"{escape(path)} refers to {escape(e.args[0]):.200}, so reading the file could run code. If you know where "
             "the file comes from, pass trusted=True."
         ) from e
     except Exception as e:  # unpickling damaged bytes may raise anything
-        raise errors.IncompleteCheckpointError(f"{path} cannot be read, it may be damaged: {e}") from e
+        raise errors.IncompleteCheckpointError(f"{path} cannot be read and may be damaged: {e}") from e
     if not isinstance(values, dict):
-        raise errors.IncompleteCheckpointError(f"{path} should hold a dict; it holds a {type(values).__name__}.")
+        raise errors.IncompleteCheckpointError(f"{path} must hold a dict; got a {type(values).__name__}.")
     return values
 
 
@@ -117,8 +117,8 @@ def _check_state(values: dict[str, Any], path: pathlib.Path) -> TrialState:
     names = [field.name for field in dataclasses.fields(TrialState)]
     if values.keys().isdisjoint([*names, "steps_completed"]):
         raise errors.IncompleteCheckpointError(
-            f"{path} should hold {', '.join(names)}; it has {short_text(sorted(map(short_text, values)))}. It is "
-            "damaged, or the file of something else."
+            f"{path} must hold {', '.join(names)}; got {short_text(sorted(map(short_text, values)))}. The file is "
+            "damaged, or another kind of file."
         )
     # Older releases have "steps_completed" instead, or before 0.18 "latest_batch"; their other fields are not used.
     values = {"batches_trained": values.get("steps_completed", values.get("latest_batch")), **values}
@@ -143,7 +143,7 @@ def read_load_data(directory: pathlib.Path) -> dict[str, Any]:
         missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
         if missing:
             raise errors.IncompleteCheckpointError(
-                f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(content)):.300}."
+                f"{path} lacks {', '.join(missing)}; got {', '.join(sorted(content)):.300}."
             )
     else:
         path = directory / layout.METADATA_FILE
@@ -157,14 +157,14 @@ def read_load_data(directory: pathlib.Path) -> dict[str, Any]:
 
 def _require_kinds(source: pathlib.Path, content: dict[str, Any]) -> None:
     wrong = [
-        f"{name!r} should be {expected}; it is a {type(content[name]).__name__}"
+        f"{name!r} must be {expected}; got a {type(content[name]).__name__}"
         for name, (kind, expected) in _KINDS.items()
         if not isinstance(content.get(name), kind)
     ]
     spec = content["trial_cls_spec"]
     if not isinstance(spec, str | None):
-        wrong.append(f"the trial's class should be a string; got {spec!r:.200}")
+        wrong.append(f"the trial's class must be a string; got {spec!r:.200}")
     elif spec is not None and len(spec) > _MAX_SPEC_CHARS:
-        wrong.append(f"the trial's class should be named by module:Class; got {len(spec):,} characters")
+        wrong.append(f"the trial's class must be named by module:Class; got {len(spec):,} characters")
     if wrong:
         raise errors.IncompleteCheckpointError(f"{source}: {'; '.join(wrong)}.")

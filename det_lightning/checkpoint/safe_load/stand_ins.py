@@ -40,7 +40,7 @@ class DataType:
 
     def __setstate__(self, state: Any) -> None:
         if type(state) is not tuple or not 5 <= len(state) <= 9:
-            raise ValueError("the state of a numpy data type has other parts")
+            raise ValueError("the state of a numpy data type has unexpected parts")
         byte_order, subtype, names, fields = state[1:5]
         if (subtype, names, fields) != (None, None, None):
             raise pickle.UnpicklingError("a numpy data type of records or arrays")
@@ -56,7 +56,7 @@ def _with_unit(dtype: np.dtype[Any], metadata: Any) -> np.dtype[Any]:
     _, (unit, count, *_) = metadata
     unit = unit.decode("ascii") if isinstance(unit, bytes) else unit
     if not isinstance(unit, str) or len(unit) > 7 or type(count) is not int or not 0 < count < 2**31:
-        raise ValueError("the unit of a numpy data type has other parts")
+        raise ValueError("the unit of a numpy data type has unexpected parts")
     return dtype if unit == "generic" else _make_plain_dtype(f"{dtype.kind}8[{count}{unit}]")
 
 
@@ -70,7 +70,7 @@ class _Array:
 
     def __setstate__(self, state: Any) -> None:
         if type(state) is not tuple or len(state) != 5:
-            raise ValueError("the state of a numpy array has other parts")
+            raise ValueError("the state of a numpy array has unexpected parts")
         _version, shape, data_type, is_fortran, content = state
         self.array = _make_array(content, data_type, shape, "F" if is_fortran else "C")
 

@@ -61,7 +61,7 @@ def read_state(
         kwargs = {"map_location": "cpu", "weights_only": not trusted, **torch_load_kwargs}
         state = _read(Section(file), kwargs, prepare)
     if not isinstance(state, dict):
-        raise errors.IncompleteCheckpointError(f"{escape(name)} should hold a dict; it holds a {type(state).__name__}.")
+        raise errors.IncompleteCheckpointError(f"{escape(name)} must hold a dict; got a {type(state).__name__}.")
     return state
 
 
@@ -71,7 +71,7 @@ def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: boo
         tensor = _read(Section(file, offset, length), {"map_location": "cpu", "weights_only": not trusted})
     if not isinstance(tensor, torch.Tensor):
         raise errors.IncompleteCheckpointError(
-            f"{path} should hold a tensor at byte {offset:,}; it holds a {type(tensor).__name__}."
+            f"{path} must hold a tensor at byte {offset:,}; got a {type(tensor).__name__}."
         )
     return tensor
 
@@ -196,19 +196,19 @@ def _explain(error: Exception, source: str) -> errors.CheckpointError:
         declare = "If it is harmless, declare it with torch.serialization.add_safe_globals(); "
         way_out = trust[0].upper() + trust[1:] if name.startswith("torch.") else f"{declare}{trust}"
         return errors.UnsafeCheckpointError(
-            f"{source} refers to {name:.200}, and reading that could run code. {way_out}."
+            f"{source} refers to {name:.200}, so reading the file could run code. {way_out}."
         )
     if isinstance(error, pickle.UnpicklingError):
         found = _REASON.search(str(error))
         reason = escape((found["reason"] or found["blocked"]) if found else str(error).strip().partition("\n")[0])
         return errors.UnsafeCheckpointError(
-            f"{source} holds an object that is not read safely: {reason:.300}. Save plain values in its place; or "
+            f"{source} holds an object that cannot be read safely: {reason:.300}. Save plain values instead; or "
             f"{trust}."
         )
     first_line = escape(str(error).partition("\n")[0]) or type(error).__name__
     return errors.IncompleteCheckpointError(
-        f"{source} cannot be read, it is damaged or holds Python objects: {first_line:.500}. If it should hold objects "
-        "and you know where it comes from, pass trusted=True."
+        f"{source} cannot be read, because the file is damaged or holds Python objects: {first_line:.500}. If you "
+        "expect objects and know where the file comes from, pass trusted=True."
     )
 
 
@@ -223,7 +223,7 @@ def read_known_state(path: pathlib.Path, *, trusted: bool = False, recorded: Col
         try:
             state = _read_recorded(path, recorded) if recorded else None
         except OSError as e:
-            logger.warning("%s is not read with its objects, since it cannot be copied: %s.", escape(path), e)
+            logger.warning("The objects in %s are not read, because the file cannot be copied: %s.", escape(path), e)
             raise refused from e
         if state is None:
             raise
@@ -239,5 +239,5 @@ def _read_recorded(path: pathlib.Path, recorded: Collection[str]) -> dict[str, A
         copy = pathlib.Path(folder, path.name)
         if copy_and_digest(path, copy) not in recorded:
             return None
-        logger.info("%s is read with its objects: it is as this trial wrote it.", escape(path))
+        logger.info("The objects in %s are read, because the file is as this trial wrote it.", escape(path))
         return read_state(copy, trusted=True, name=path)

@@ -68,8 +68,8 @@ class StoredTensor:
         expected[part.dim] = part.size
         if tensor.layout is not torch.strided or tensor.dtype is not self.dtype or [*tensor.shape] != expected:
             raise errors.IncompleteCheckpointError(
-                f"{path} should hold {self._name:.200} at byte {part.offset:,}, in {self.dtype} and the shape "
-                f"{expected}; it holds a tensor in {tensor.dtype} of the shape {[*tensor.shape]:}."
+                f"{path} must hold {self._name:.200} at byte {part.offset:,}, in {self.dtype} and the shape "
+                f"{expected}; got a tensor in {tensor.dtype} of the shape {[*tensor.shape]:}."
             )
         return tensor.detach()
 

@@ -227,13 +227,15 @@ class CheckpointQueue:
         try:
             self.take_complete(wait=True)
         except errors.CheckpointError as e:
-            logger.warning("A checkpoint of an earlier run could not be written: %s", e)
+            logger.warning("A checkpoint of an earlier run cannot be written: %s", e)
 
     def finish_in_a_hurry(self) -> list[str]:
         """Wait for the checkpoint under way; return the ids of newly complete checkpoints."""
         self._hurries = True
         if self.is_under_way():
-            logger.warning("A checkpoint is being written; the process waits for it. Ctrl-C would give it up.")
+            logger.warning(
+                "A checkpoint is being written, and the process waits for the end. Ctrl-C discards the checkpoint."
+            )
         try:
             return self.take_complete(wait=True)
         finally:

@@ -147,7 +147,7 @@ def _read(file: Location) -> bytes:
     try:
         return file.read(_MAX_BYTES)
     except ValueError as e:
-        raise ValueError(f"{e}. It is not a claim that det_lightning wrote: remove it") from e
+        raise ValueError(f"{e}. The file is not a claim of det_lightning: remove the file") from e
 
 
 def remove_if_empty(folder: pathlib.Path) -> None:

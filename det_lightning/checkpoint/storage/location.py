@@ -111,7 +111,7 @@ class Location:
             if (target := location.link_target()) is not None:
                 raise errors.StorageError(
                     f"{escape(location)} is a link{f' to {escape(target)}' if target else ''}, and nothing is written "
-                    "or deleted through a link. Replace it by its target, or remove it."
+                    "or deleted through a link. Replace the link by its target, or remove the link."
                 )
         return location
 
@@ -199,7 +199,7 @@ class Location:
             return b""
         if len(content) > limit:
             size = max(self.fs.size(self.path) or 0, len(content))
-            raise ValueError(f"{escape(self.path)} has {size:,} bytes, and no more than {limit:,} are read")
+            raise ValueError(f"{escape(self.path)} has {size:,} bytes; at most {limit:,} are read")
         return content
 
     def write(self, content: bytes) -> None:
@@ -255,8 +255,8 @@ def _with_password(url: str, options: Mapping[str, Any]) -> str:
         return url
     if options.get("password") is None or is_masked(options["password"]):
         raise errors.StorageError(
-            f"The password in {url} is masked: write it into the URL, or give it as the option 'password' (options= of "
-            "CheckpointStorage, storage_options=, or --option password=...)."
+            f"The password in {url} is masked: write the password into the URL, or pass the option 'password' "
+            "(options= of CheckpointStorage, storage_options=, or --option password=...)."
         )
     return url.replace(masked, "@", 1)
 

@@ -167,7 +167,9 @@ def read_metadata(checkpoint: Location) -> dict[str, Any]:
     The result is also empty for a link that leads out of the checkpoint.
     """
     if checkpoint.is_local and leads_out(checkpoint.local_path, checkpoint.local_path / layout.METADATA_FILE):
-        logger.warning("The metadata of %s are a link that leads out of it, and are not used.", escape(checkpoint))
+        logger.warning(
+            "The metadata of %s is a link that leads out of the checkpoint, and is not used.", escape(checkpoint)
+        )
         return {}
     try:
         content = json.loads((checkpoint / layout.METADATA_FILE).read())

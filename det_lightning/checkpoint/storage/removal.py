@@ -94,8 +94,8 @@ def _require_own_files(directory: Location) -> set[str]:
         files = set(directory.find_files()) if target is None else set()
     if target is not None:
         raise errors.CheckpointNotFound(
-            f"{escape(directory)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted "
-            "through one. Delete the checkpoint itself by its id, or remove the link."
+            f"{escape(directory)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted through "
+            "a link. Delete the checkpoint itself by its id, or remove the link."
         )
     if not files & (_MARKERS if is_own_id(directory.name) else _OWN_MARKERS):
         raise errors.CheckpointNotFound(f"{escape(directory)} is not a checkpoint, and is not deleted.")
@@ -118,7 +118,9 @@ def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
         if f".{suffix}" == MARK_SUFFIX and checkpoint.exists() and not (checkpoint / layout.METADATA_FILE).exists():
             if not _is_own_partial(checkpoint) or (own_only and _is_of_another_user(checkpoint)):
                 continue
-            logger.warning("Removing the incomplete checkpoint %s: its writer ended before it did.", escape(checkpoint))
+            logger.warning(
+                "Removing the incomplete checkpoint %s, which a killed writer left behind.", escape(checkpoint)
+            )
             if root.is_local:
                 _move_aside(root, checkpoint.local_path)
             else:

@@ -30,7 +30,7 @@ _OPTIONS: dict[str, tuple[str, str | None]] = {
 
 
 _EXPECTED = (
-    "checkpoint_storage is a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage of a "
+    "checkpoint_storage must be a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage of a "
     "configuration, or None for the default"
 )
 
@@ -46,7 +46,9 @@ def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLi
     if not isinstance(root, str | os.PathLike):
         raise TypeError(f"{_EXPECTED}; got {short_text(root)}.")
     if root == "":  # as from a variable that is not set
-        raise ValueError("The storage of checkpoints is empty: give a directory or a URL, or None for the default.")
+        raise ValueError(
+            "The storage of checkpoints must not be empty: pass a directory or a URL, or None for the default."
+        )
     return root, options
 
 
@@ -94,20 +96,20 @@ def _fill_in_masked(given: dict[str, Any], options: Mapping[str, Any]) -> tuple[
     for name in [name for name in given if name not in kept]:
         option, variable = _OPTIONS.get(name, ("", None))
         if variable is None:
-            missing.append(f"{name} is masked: give the section with its own value")
+            missing.append(f"{name} is masked: pass the section with the value")
         elif option in options:
             continue
         elif os.environ.get(variable):
             kept[name] = os.environ[variable]
         else:
-            missing.append(f"{name} is masked: give it as the option {option!r}, or set {variable}")
+            missing.append(f"{name} is masked: pass the option {option!r}, or set {variable}")
     return kept, missing
 
 
 def _unknown(name: str, known: list[str]) -> str:
     # Without its value, which may be a secret under a mistyped name.
     near = difflib.get_close_matches(str(name), known, n=1)
-    return f"{name} is not known" + (f" (did you mean {near[0]}?)" if near else "")
+    return f"{name} is unknown" + (f" (did you mean {near[0]}?)" if near else "")
 
 
 def _shown(name: str, value: Any) -> str:

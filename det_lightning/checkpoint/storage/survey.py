@@ -137,10 +137,10 @@ def _write_index(root: Location, infos: Iterable[CheckpointInfo]) -> None:
     try:
         content = json.dumps(with_checksum({"version": _VERSION, "checkpoints": entries})).encode("ascii")
         if len(content) > _MAX_INDEX_BYTES:
-            raise ValueError(f"it would have {len(content):,} bytes, and no more than {_MAX_INDEX_BYTES:,} are read")
+            raise ValueError(f"it would have {len(content):,} bytes; at most {_MAX_INDEX_BYTES:,} are read")
         file.write(content)
     except Exception as e:  # each file system has errors of its own
-        logger.info("The index %s cannot be written, so each checkpoint is read the next time: %s", file, e)
+        logger.info("The index %s cannot be written, so the next reader reads each checkpoint: %s", file, e)
 
 
 def _select_for_index(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,8 @@ def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
     if changed:
         raise errors.StorageError(
             f"The index of {escape(root)} was out of date: the metadata of {len(changed)} checkpoints, such as "
-            f"{escape(changed[0])}, have changed or are gone. It was removed, and nothing was deleted. Try again."
+            f"{escape(changed[0])}, have changed or are gone. The index was removed, and no checkpoint was deleted. "
+            "Try again."
         )
 
 

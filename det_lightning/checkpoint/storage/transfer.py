@@ -195,15 +195,15 @@ def download(
     outside = [name for name in names if not _is_inside(name)]
     if outside:
         raise errors.UnsafeCheckpointError(
-            f"{escape(source)} holds files whose names lead out of it: {', '.join(map(repr, outside))}. Nothing was "
-            "copied."
+            f"{escape(source)} holds files whose names lead out of the checkpoint: {', '.join(map(repr, outside))}. "
+            "Nothing was copied."
         )
     parents = {parent.as_posix() for name in names for parent in pathlib.PurePosixPath(name).parents}
     ambiguous = sorted(parents & set(names))
     if ambiguous:
         raise errors.UnsafeCheckpointError(
-            f"{escape(source)} holds files that have the name of a directory there: {', '.join(map(repr, ambiguous))}. "
-            "An object store can hold both, a disk cannot; remove or rename one of them. Nothing was copied."
+            f"{escape(source)} holds files with the names of directories: {', '.join(map(repr, ambiguous))}. An object "
+            "store can hold both, a disk cannot: remove or rename the files. Nothing was copied."
         )
     for name in names:
         local = target / name

@@ -144,7 +144,7 @@ def _encode_load_data(load_data: Mapping[str, Any]) -> str:
         else:
             content[name] = spell_numbers(plain, name, places)
     if losses.notes:
-        logger.warning("Not everything can be stored: %s.", mask_text(escape("; ".join(losses.notes))))
+        logger.warning("The checkpoint cannot hold all values: %s.", mask_text(escape("; ".join(losses.notes))))
     if losses.left_out:
         content[LEFT_OUT] = losses.left_out
     if places:

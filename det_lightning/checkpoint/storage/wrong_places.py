@@ -65,7 +65,7 @@ def explain_absence(root: Location, storages: Mapping[str, Location]) -> str:
     if not storages:
         return f"{escape(root)} holds no checkpoints."
     shown = [f"{escape(one.parent)} (such as {escape(one.name)})" for one in storages.values()]
-    return f"{escape(root)} holds no checkpoints itself. There are checkpoints below it, in {name_some(shown)}."
+    return f"{escape(root)} holds no checkpoints itself. There are checkpoints below, in {name_some(shown)}."
 
 
 def find_wrong_directory(root: Location) -> str | None:
@@ -85,7 +85,7 @@ def require_checkpoint(directory: Location) -> None:
     storages = find_storages(directory)
     if directory.path in storages:
         raise errors.CheckpointNotFound(
-            f"{escape(directory)} is not a checkpoint but holds some: name one of them, such as "
+            f"{escape(directory)} is a directory of checkpoints, not a checkpoint: name a checkpoint, such as "
             f"{escape(storages[directory.path])}. CheckpointStorage({str(directory)!r}).newest() returns the newest."
         )
     if storages:
@@ -100,9 +100,9 @@ def require_path(value: Any, expected: str) -> None:
 
 def require_checkpoint_path(value: Any) -> None:
     """Raise a TypeError unless a value can name a checkpoint."""
-    expected = "A checkpoint is named by its id, path or URL"
+    expected = "A checkpoint must be named by its id, path or URL"
     if hasattr(value, "newest"):
-        raise TypeError(f"{expected}; got the storage {escape(value)}, whose newest() is the newest one in it.")
+        raise TypeError(f"{expected}; got the storage {escape(value)}, whose newest() returns a checkpoint.")
     if value is None:
         expected += ", and CheckpointStorage.newest() returns None where there is no checkpoint"
     require_path(value, expected)

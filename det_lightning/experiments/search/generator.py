@@ -16,7 +16,7 @@ class Generator:
 
     def __init__(self, seed: int) -> None:
         if not 0 <= seed <= _MAX_WORD:
-            raise ValueError(f"experiment_seed must be between 0 and 2**32 - 1; got {seed}.")
+            raise ValueError(f"experiment_seed must be from 0 to 2**32 - 1; got {seed}.")
         words = [seed]
         for position in range(1, _WORDS):
             previous = words[-1]

@@ -100,7 +100,7 @@ def plan_trials(settings: SearcherSettings, space: SearchSpace, experiment_seed:
     search = Search(settings, space, experiment_seed)
     is_grid = search.settings.name == "grid"
     if (Grid(space).size if is_grid else search.settings.max_trials) > _MOST_PLANNED:
-        raise ValueError(f"There are more than {_MOST_PLANNED:,} trials, which cannot be listed.")
+        raise ValueError(f"At most {_MOST_PLANNED:,} trials can be listed; the experiment has more.")
     planned = [operation for operation in search.initial() if isinstance(operation, CreateTrial)]
     for trial in planned:  # the list grows by followers
         followers = search.trial_exited(trial.trial_id, ExitReason.COMPLETED)

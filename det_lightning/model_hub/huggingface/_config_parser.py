@@ -179,8 +179,8 @@ def default_parse_config_tokenizer_model_kwargs(hparams: Mapping[str, Any]) -> t
     missing = [name for name, arguments in own_names.items() if arguments.pretrained_model_name_or_path is None]
     if missing:
         raise ValueError(
-            f"The hyperparameters have neither pretrained_model_name_or_path nor {', '.join(missing)}: give the name "
-            "of a model of the hub, or a directory."
+            f"The hyperparameters have neither pretrained_model_name_or_path nor {', '.join(missing)}: set the name of "
+            "a model of the hub, or a directory."
         )
     return config, tokenizer, model
 

@@ -80,7 +80,7 @@ def build_using_auto(
         OSError: configuration, tokenizer or weights cannot be found or loaded.
     """
     if model_mode not in MODEL_MODES:
-        raise ValueError(f"model_mode is one of {', '.join(MODEL_MODES)}; got {model_mode!r}.")
+        raise ValueError(f"model_mode must be one of {', '.join(MODEL_MODES)}; got {model_mode!r}.")
     config = transformers.AutoConfig.from_pretrained(**_with_token(config_kwargs))
     tokenizer = transformers.AutoTokenizer.from_pretrained(**_with_token(tokenizer_kwargs))
     builder = MODEL_MODES[model_mode]
@@ -168,8 +168,8 @@ def default_load_dataset(data_config_input: Mapping[str, Any]) -> Any:
         share = data.validation_split_percentage
         if share is None:
             raise ValueError(
-                f"The dataset {data.dataset_name} has no validation data, but {', '.join(loaded)}. Give "
-                "validation_split_percentage in the section data, and that part of its training data is used."
+                f"The dataset {data.dataset_name} has no validation data, but {', '.join(loaded)}. Set "
+                "validation_split_percentage in the section data to validate on a part of the training data."
             )
         for name, part in (("validation", f"train[:{share}%]"), ("train", f"train[{share}%:]")):
             loaded[name] = datasets.load_dataset(data.dataset_name, data.dataset_config_name, split=part)
@@ -180,7 +180,7 @@ def _load_files(datasets: Any, data: DatasetKwargs) -> Any:
     named = {"train": data.train_file, "validation": data.validation_file}
     files = {name: file for name, file in named.items() if file is not None}
     if not files:
-        raise ValueError("The section data names no data: give dataset_name, or train_file and validation_file.")
+        raise ValueError("The section data names no data: set dataset_name, or train_file and validation_file.")
     extension = Path(next(iter(files.values()))).suffix[1:]
     return datasets.load_dataset(_LOADERS.get(extension, extension), data_files=files)
 
@@ -261,7 +261,7 @@ class BaseTransformerTrial(PyTorchTrial):
         missing = [name for name in ("model_mode", "use_apex_amp") if name not in self.hparams]
         if missing:
             raise InvalidExperimentException(
-                f"{type(self).__name__} needs the hyperparameters {' and '.join(missing)}; it got "
+                f"{type(self).__name__} needs the hyperparameters {' and '.join(missing)}; got "
                 f"{', '.join(self.hparams) or 'none'}."
             )
         if "num_training_steps" not in self.hparams:

@@ -89,7 +89,7 @@ class TorchBatchProcessorContext:
         """Return the hyperparameters of the trial; raise a ValueError if the script runs alone."""
         info = self._core_context.info
         if info is None:
-            raise ValueError("There are no hyperparameters here; a configuration has them: `det-lightning run CONFIG`.")
+            raise ValueError("There are no hyperparameters without a configuration: use `det-lightning run CONFIG`.")
         return info.trial.hparams
 
     def to_device(self, data: Any, warned_types: set[type] | None = None) -> Any:

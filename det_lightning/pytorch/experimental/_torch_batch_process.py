@@ -197,10 +197,10 @@ def _loader_options(
         if name in options
     ]
     if options.pop("shuffle", False):
-        mistakes.append("dataloader_kwargs has shuffle=True, and a resumed run could not go on: leave it out")
+        mistakes.append("dataloader_kwargs has shuffle=True, and a resumed run could not continue: leave it out")
     if batch_size is not None:
         if "batch_size" in options:
-            mistakes.append("batch_size is given twice, as an argument and in dataloader_kwargs: leave one out")
+            mistakes.append("batch_size is passed twice, as an argument and in dataloader_kwargs: leave one out")
         options["batch_size"] = batch_size
     size = options.setdefault("batch_size", 1)
     counts = {"batch_size": size, "checkpoint_interval": checkpoint_interval}

@@ -39,7 +39,7 @@ def loads(runs: TrialRuns) -> None:
     if failure is not None:
         raise CheckFailed(
             f"The trial cannot resume from {path}: it fails {failure.description}",
-            "other hyperparameters than those it was trained with",
+            "other hyperparameters than in the training",
             "a model that has changed since",
         )
 
@@ -69,7 +69,7 @@ def reproduces_metrics(runs: TrialRuns) -> None:
         if not apart <= tolerance * max(abs(measured[name]), abs(value)) + 1e-6:
             raise CheckFailed(
                 f"validation metric {name!r} was {value:.9g} when the checkpoint was written, and is "
-                f"{measured[name]:.9g} now, {apart:.3g} apart (allowed: {tolerance:g} of it).",
+                f"{measured[name]:.9g} now, {apart:.3g} apart (allowed: {tolerance:g} of the value).",
                 "other validation data, or another preprocessing of them",
                 "a model in training mode while it validates, or state that is not in the checkpoint",
             )

@@ -46,7 +46,7 @@ def share_samples(runs: TrialRuns) -> list[str]:
         raise CheckFailed(
             f"The training data have {lengths[1]} samples in each of two processes, and {lengths[0]} in one: they are "
             "sharded twice.",
-            "data that the trial shards by rank, and det_lightning.pytorch.DataLoader shards again: pass all of them",
+            "data that the trial shards by rank, and det_lightning.pytorch.DataLoader shards again: pass all data",
             details=runs.code.find(reads_rank),
         )
     draws = draws_while_training(results.one.record)
@@ -262,7 +262,7 @@ def two_train(runs: TrialRuns) -> None:
     batches = ranks[0].record.settings.batches
     if any(rank.record.batches != batches or not rank.record.select("callback") for rank in ranks):
         trained = " and ".join(str(rank.record.batches) for rank in ranks)
-        raise CheckFailed(f"Two processes trained {trained} batches, and should train {batches}.")
+        raise CheckFailed(f"Two processes must train {batches} batches; they trained {trained}.")
 
 
 def _find_different(ranks: list[ProcessResult], when: str, trained: bool) -> Iterator[tuple[str, str, str]]:

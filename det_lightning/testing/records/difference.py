@@ -18,7 +18,7 @@ _KEEP_IN_CALLBACK = "keep it in a callback, whose state_dict() returns it"
 _CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
     # With the real determined.
     "reference": {
-        "settings": "The two runs had different settings. Record again with the same ones.",
+        "settings": "The two runs had different settings. Record again with the same settings.",
         "error": "One side ends with an error that does not occur on the other.",
         "number of batches": "One side stops earlier: it requests a stop, or the runs have different lengths.",
         "data": "The batches differ: in the order of the data, the split over ranks, or the transforms.",
@@ -26,7 +26,7 @@ _CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
         "random state": "One side draws more random numbers than the other, or seeds a generator again.",
         "learning rate": "A scheduler is stepped more or less often, or both by the trial and by the context.",
         "metric": "The loss is computed or averaged differently, or the metric depends on something else that differs.",
-        "gradient": "The loss is not the one that the metrics show, is scaled differently, or its graph is cut.",
+        "gradient": "The loss is not the loss in the metrics, is scaled differently, or its graph is cut.",
         "parameter": "The update differs: in how gradients are clipped, averaged or zeroed, or in the optimizer.",
         "buffer": "The model sees other batches, or is in another mode (train or eval), which changes buffers.",
         "validation metric": "Validation metrics are reduced differently, or the model is in another mode or was "

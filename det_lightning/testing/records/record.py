@@ -97,21 +97,21 @@ def read_record(path: str | os.PathLike[str], trial: str | None = None) -> Train
         require_file(path)
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RecordError(f"There is no {path}. {advice}") from None
+        raise RecordError(f"There is no file {path}. {advice}") from None
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not a record of a training, or is damaged: {error}. {advice}") from None
     record = parse_record(content, str(path))
     if trial is not None and record.trial.rpartition(":")[2] != trial.rpartition(":")[2]:
-        raise RecordError(f"{path} is a record of {record.trial}; expected one of {trial}. {advice}")
+        raise RecordError(f"{path} must be a record of {trial}; got a record of {record.trial}. {advice}")
     return record
 
 
 def _advise_recording(trial: str | None) -> str:
     return (
-        f"Make one where the trial has trained so far, with a copy of recorder.py: "
-        f"python recorder.py {shlex.quote(trial or 'model_def:MyTrial')} --config const.yaml --output ref.json"
+        "Make a record where the trial has trained so far, with a copy of recorder.py: python recorder.py "
+        f"{shlex.quote(trial or 'model_def:MyTrial')} --config const.yaml --output ref.json"
     )
 
 

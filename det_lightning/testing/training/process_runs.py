@@ -110,7 +110,7 @@ def train_in_processes(
         Stuck: the processes crash, or wait for each other forever.
     """
     if not isinstance(source, ImportedTrial):
-        raise NotCompared(f"{source.name} is not given by the name of its module")
+        raise NotCompared(f"{source.name} was not given as MODULE:CLASS")
     folder.mkdir(parents=True)
     threads = max(1, torch.get_num_threads() // len(roles)) if len(roles) > 1 else torch.get_num_threads()
     arguments = (source.spec, source.directory, roles, folder, free_port("127.0.0.1"), threads)
@@ -257,7 +257,7 @@ def _require_success(results: list[list[ProcessResult]], own_groups: Collection[
     if "training loader is empty" in text:
         raise NotCompared("an epoch of this trial has too few batches for two processes")
     if "uninitialized parameter" in text:
-        raise NotCompared("wrap_model() gets a lazy model; call it once before, for several processes")
+        raise NotCompared("wrap_model() gets a lazy model; for several processes, call the model once before")
     causes = ["process-group code of the trial, in addition to that of the context"] if own_groups else []
     raise CheckFailed(f"With two processes the trial fails {stage}:\n{text}", *causes, details=own_groups)
 

@@ -73,14 +73,14 @@ def _find_reference(options: TrialOptions, source: TrialSource, settings: RunSet
         if options.record is not None:
             raise BadTrial(
                 "--trial-record needs the real determined, which is not installed here (pip install "
-                "determined==0.38.1); or run det_lightning/testing/recorder.py where it is."
+                "determined==0.38.1); or run det_lightning/testing/recorder.py where determined is installed."
             )
         raise NotCompared(
             "the real determined is not installed here: pip install determined==0.38.1, or pass --trial-reference a "
-            "record made by det_lightning/testing/recorder.py where it is"
+            "record made by det_lightning/testing/recorder.py where determined is installed"
         )
     if not isinstance(source, ImportedTrial):
-        raise NotCompared(f"{source.name} is not given by the name of its module")
+        raise NotCompared(f"{source.name} was not given as MODULE:CLASS")
     try:
         return record_determined(source.spec, settings, directory=source.directory)
     except (RecordError, Stuck) as e:
@@ -96,8 +96,8 @@ def _require_same_hparams(options: TrialOptions, reference: TrainingRecord) -> N
     if other := [name for name in names if recorded.get(name) != given.get(name)]:
         listed = ", ".join(f"{name} {recorded.get(name)!r} and {given.get(name)!r} here" for name in other)
         raise BadTrial(
-            f"--trial-reference {options.reference} was recorded with other hyperparameters: {listed}. Pass those of "
-            "the record, or record it again."
+            f"--trial-reference {options.reference} was recorded with other hyperparameters: {listed}. Pass the "
+            "hyperparameters of the record, or record again."
         )
 
 

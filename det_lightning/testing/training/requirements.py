@@ -16,7 +16,7 @@ from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import Failure
 from det_lightning.testing.training.trial_source import TrialSource, is_own_file
 
-_MISSING = ("There is no hyperparameter", "This trial has no hparams", "The batch size is not known")
+_MISSING = ("There is no hyperparameter", "This trial has no hparams", "The batch size is unknown")
 
 
 def read_code(source: TrialSource) -> TrialCode:

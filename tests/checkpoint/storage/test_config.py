@@ -77,20 +77,20 @@ def test_remote_types_have_an_extra() -> None:
         ({"type": "s3", "bucket": None}, ["bucket is missing"]),
         ({"type": "s3", "bucket": ""}, ["bucket must not be empty"]),
         ({"type": "gcs", "bucket": 3}, ["bucket must be a string; got 3"]),
-        ({"type": "directory", "container_path": "/x", "host_path": "/y"}, ["host_path is not known"]),
+        ({"type": "directory", "container_path": "/x", "host_path": "/y"}, ["host_path is unknown"]),
         ({"type": "shared_fs", "host_path": "data"}, ["host_path must be absolute; got 'data'"]),
         (
             {"type": "s3", "prefix": "a/../b", "endpoint_url": 1, "buckets": "x"},
             [
                 "bucket is missing",
-                "buckets is not known (did you mean bucket?)",
+                "buckets is unknown (did you mean bucket?)",
                 "endpoint_url must be a string; got 1",
                 "prefix must not contain '..'; got 'a/../b'",
             ],
         ),
         (
             {"type": "shared_fs", "host_path": "/data", "storage_path": "/elsewhere", "x": 1},
-            ["storage_path must lie under host_path '/data'; got '/elsewhere'", "x is not known"],
+            ["storage_path must lie under host_path '/data'; got '/elsewhere'", "x is unknown"],
         ),
     ],
     ids=str,

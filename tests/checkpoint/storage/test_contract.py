@@ -322,7 +322,9 @@ def test_names_that_lead_out_are_refused(
     location = storage.root / write(storage)
     location.fs.pipe_file(f"{location.path}/{name}", b"evil")
     with (
-        pytest.raises(errors.UnsafeCheckpointError, match=r"lead out of it: .*evil|lead out of it: '..'"),
+        pytest.raises(
+            errors.UnsafeCheckpointError, match=r"lead out of the checkpoint: .*evil|lead out of the checkpoint: '..'"
+        ),
         open_checkpoint(str(location), backend.options, with_code=True),
     ):
         pass

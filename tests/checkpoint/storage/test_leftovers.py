@@ -278,7 +278,7 @@ def test_key_of_file_and_directory(s3_options: dict[str, Any], tmp_path: Path) -
     fs, checkpoint = storage.root.fs, storage.root / odd
     for name in ("a", "a/b", "code/x", "code/x/y/z"):
         fs.pipe_file((checkpoint / name).path, b"content")
-    with pytest.raises(errors.UnsafeCheckpointError, match=r"files that have the name of a directory there: 'a'\. .*"):
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"files with the names of directories: 'a'\. .*"):
         load_checkpoint(str(checkpoint), s3_options)
     assert storage.list_ids() == sorted([odd, fine])
     load_checkpoint(storage.find(fine), s3_options)

@@ -117,7 +117,9 @@ def test_storage_behind_a_link(tmp_path: Path) -> None:
 def test_link_cannot_be_deleted(tmp_path: Path, to_outside: bool) -> None:
     storage, _ = written_with_a_link(tmp_path, to_outside)
     before = content(tmp_path)
-    with pytest.raises(errors.CheckpointNotFound, match=r"latest is a link to .*, and nothing is deleted through one"):
+    with pytest.raises(
+        errors.CheckpointNotFound, match=r"latest is a link to .*, and nothing is deleted through a link"
+    ):
         storage.delete("latest")
     assert content(tmp_path) == before
 

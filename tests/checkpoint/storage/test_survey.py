@@ -206,9 +206,9 @@ def test_too_large_index(bucket: Bucket, caplog: pytest.LogCaptureFixture, monke
     content = bucket.read(INDEX)
     monkeypatch.setattr(survey, "_MAX_INDEX_BYTES", len(content) - 1)
     assert bucket.storage.list_ids() == ids
-    limits = f"has {len(content):,} bytes, and no more than {len(content) - 1:,} are read"
+    limits = f"has {len(content):,} bytes; at most {len(content) - 1:,} are read"
     assert f"checkpoints.json {limits}). The checkpoints themselves are read." in caplog.text
-    assert f"each checkpoint is read the next time: it would have {len(content):,} bytes" in caplog.text
+    assert f"the next reader reads each checkpoint: it would have {len(content):,} bytes" in caplog.text
 
 
 def test_index_has_a_checksum(bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:

@@ -222,5 +222,5 @@ def test_trial_error_is_not_hidden(flaky: Backend, caplog: pytest.LogCaptureFixt
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict")
     with pytest.raises(RuntimeError, match="the trial failed"):
         train(flaky.storage(), fail_at=3)
-    assert "when the run failed is lost" in caplog.text
+    assert "and this checkpoint is lost" in caplog.text
     assert writing_threads() == []

@@ -144,10 +144,10 @@ def test_two_launchers_at_once_are_refused(tmp_path: Path, launch: Launch, launc
     asks = {"torchrun": {"USE_HOROVOD": "1"}, "horovod": {"USE_TORCH_DISTRIBUTED": "1"}}[launcher]
     # Both would go on to train "raises" to its mistake, if they were not stopped before.
     printed = launch(MODULE, "raises", str(tmp_path), launcher=launcher, fails=True, **asks)
-    assert "ask for something else" in printed
+    assert "asks for another launcher" in printed
     assert "a mistake on rank 1" not in printed
 
 
 def test_run_without_launcher_is_alone(tmp_path: Path, launch: Launch) -> None:
     printed = launch(MODULE, "lightning", str(tmp_path), launcher="none")
-    assert "Horovod knows of this process only" in printed
+    assert "Horovod knows of one process only" in printed

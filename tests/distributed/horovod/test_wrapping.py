@@ -74,7 +74,7 @@ def test_skipped_parameters_are_refused(backend: Backend) -> None:
     with pytest.raises(errors.InvalidExperimentException, match="weight belongs to two"):
         backend.placement.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
-    with pytest.raises(errors.InvalidExperimentException, match="was given parameters after"):
+    with pytest.raises(errors.InvalidExperimentException, match="got parameters after"):
         backend.gradients.synchronize(optimizer)
 
 

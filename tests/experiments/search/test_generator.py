@@ -50,5 +50,5 @@ def test_one_possibility_draws_nothing() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seed_of_more_than_32_bits_is_refused(seed: int) -> None:
-    with pytest.raises(ValueError, match=rf"experiment_seed must be between 0 and 2\*\*32 - 1; got {seed}"):
+    with pytest.raises(ValueError, match=rf"experiment_seed must be from 0 to 2\*\*32 - 1; got {seed}"):
         Generator(seed)
