@@ -1,4 +1,4 @@
-"""``DeterminedCheckpoint``: where and how often a run saves; ``engine/checkpointing.py`` does the work."""
+"""``DeterminedCheckpoint``: where and how often a run saves; ``det_lightning/engine/checkpointing.py`` does it."""
 
 from __future__ import annotations
 
