@@ -1,4 +1,4 @@
-"""How a trial becomes a Lightning module."""
+"""The code that uses Lightning: ``TrialModule``, the driver of a run, strategies, Lightning's checkpoints."""
 
 if not __name__.startswith("det_lightning."):
     raise ImportError(

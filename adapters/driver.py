@@ -1,4 +1,4 @@
-"""Driving the run of a trial from within Lightning's loops."""
+"""``RunDriver``: trains batches in Lightning's steps; reports, validates, saves and stops at boundaries."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StopIterationGuard:
 
 @contextlib.contextmanager
 def _end_run_on_invalid_hp() -> Iterator[None]:
-    """End the run, without an error or the checkpoint, on an ``InvalidHP`` from a hook during the checkpoint."""
+    """Turn an ``InvalidHP`` from a hook during a checkpoint into a ``ShouldExit`` without another checkpoint."""
     try:
         yield
     except errors.InvalidHP as e:
@@ -121,7 +121,7 @@ class RunDriver:
         return batch, run.state.batches_trained % run.data.epoch_len
 
     def train(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
-        """Train up to the next boundary or the end of the epoch; or on one batch, and return the batch's metrics."""
+        """Train to the end of the step, past boundaries that only report; or on one batch, and return its metrics."""
         run = self.run
         if run.state.batches_trained == 0 and not run.has_validated:
             conflicts.warn_of_evaluation_mode(part for model in run.context.models for part in model.modules())

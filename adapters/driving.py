@@ -1,4 +1,4 @@
-"""The Lightning callbacks that drive a trial, so that subclasses of ``TrialModule`` may override any hook."""
+"""``TrialDriving`` and other Lightning callbacks that call the driver, so that subclasses may override any hook."""
 
 from __future__ import annotations
 

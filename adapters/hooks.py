@@ -1,4 +1,8 @@
-"""Overrides in modules and callbacks: methods that a trial answers, and Lightning's hooks of batches and updates."""
+"""Overridden hooks: methods that must call ``super()``, hooks of batches and updates, clipping by flag.
+
+Change here: ``WatchedHooks.attach`` connects ``gradient_clip_val`` and the hooks of updates; the calls are in
+``det_lightning/pytorch/_wrapped_parts.py``.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def answers(instead: str) -> Callable[[_Method], _Method]:
-    """Mark a method: Lightning needs the trial's answer, so overrides must call the method, or do ``instead``."""
+    """Mark a method whose result Lightning needs: overrides must call ``super()``; errors advise ``instead``."""
 
     def mark(method: _Method) -> _Method:
         method.instead = instead  # type: ignore[attr-defined]
@@ -106,7 +110,7 @@ class DrivenModule(pl.LightningModule):
 
 
 def _find_hidden_names(cls: type[DrivenModule]) -> dict[str, str]:
-    """Return the mistakes of attributes in a user's class that hide attributes for driving the trial, by name."""
+    """Return, by name, a message for each attribute of a user's class that hides an attribute driving the trial."""
     found = {}
     for base in filter(_is_own, cls.__mro__):
         for name in vars(base).keys() - {*dir(pl.LightningModule)} if issubclass(base, DrivenModule) else ():
@@ -171,8 +175,8 @@ class WatchedHooks:
     Hooks set on an instance count too, since ``LambdaCallback`` sets hooks there.
 
     Attributes:
-        see_training_batches: steps of the training must be single batches; not for bars and ``ModelCheckpoint`` by
-            epoch.
+        see_training_batches: each training step must be one batch. Progress bars and a ``ModelCheckpoint`` by epoch do
+            not need this.
         see_validation_batches: the same for the validation.
     """
 

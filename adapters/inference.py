@@ -92,7 +92,7 @@ class InferenceModule(DrivenModule):
         self.to(device)
 
     def adopt_trial(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
-        """Take a built trial; weights of the trial that :meth:`build_from` built are loaded."""
+        """Take a built trial, with the weights that :meth:`build_from` loaded, if any."""
         if self._loaded is not None and self._loaded is not context:
             conflicts.refuse_lost_changes(self._loaded.models, context.models)
             weights = [model.state_dict() for model in self._loaded.models]
@@ -145,7 +145,7 @@ class InferenceModule(DrivenModule):
             ) from e
 
     def require_built_trial(self) -> tuple[PyTorchTrial, PyTorchTrialContext]:
-        """Return the trial, adapted if legacy, and its context; raise an InternalException before."""
+        """Return the trial, adapted if legacy, and its context; raise an InternalException if not built yet."""
         if self.runnable is None or self.context is None:
             raise errors.InternalException(
                 "The trial is not built yet: fit(), validate(), test() and predict() of pl.Trainer build the trial "

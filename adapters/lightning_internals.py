@@ -1,4 +1,4 @@
-"""Undocumented uses of Lightning, with a contract test for each: trainers, hooks, metrics, processes.
+"""Uses of undocumented names of Lightning, with a contract test for each: trainers, hooks, metrics, processes.
 
 Loops are in ``lightning_loops``, strategies in ``lightning_strategies``. If a new release of Lightning moves a name, a
 test in ``tests/adapters/test_lightning_internals.py`` fails.
@@ -101,7 +101,7 @@ def end_training(trainer: pl.Trainer, early: bool) -> None:
 
 
 def move_to(trainer: pl.Trainer, state: TrialState, optimizer_steps: int, extra_batches: int = 0) -> None:
-    """Make Lightning's counters agree with the trial's; a step has ``extra_batches`` beyond Lightning's count."""
+    """Make Lightning's counters agree with the trial's: add a step's ``extra_batches`` that Lightning did not count."""
     epoch_loop = trainer.fit_loop.epoch_loop
     show_optimizer_steps(trainer, optimizer_steps)
     if extra_batches > 0:
@@ -262,7 +262,7 @@ def set_printing_rank(rank: int) -> None:
 
 
 def choose_exit_code(trainer: pl.Trainer, exit_code: int) -> int:
-    """Return an exit code for this process, so that the run ends with ``exit_code``.
+    """Return the exit code for this process: ``exit_code``, but 0 in a process that Lightning's launcher started.
 
     Lightning's launcher kills its calling process when a started process ends with an error.
     """

@@ -1,4 +1,4 @@
-"""Loading a module with the weights of a checkpoint, without a trainer."""
+"""``SavedTrial``: a trial in a ``.ckpt`` file or directory, for ``TrialModule.load_from_checkpoint``."""
 
 from __future__ import annotations
 

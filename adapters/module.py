@@ -1,4 +1,4 @@
-"""A trial inside Lightning's manual optimization."""
+"""``TrialModule``: the ``LightningModule`` with a trial inside; passes Lightning's hooks to the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing checkpoints in Determined's format."""
+"""``DeterminedCheckpoint``: where and how often a run saves; ``det_lightning/engine/checkpointing.py`` does it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class DeterminedCheckpoint(pl.Callback):
         self.fill_in()
 
     def fill_in(self, storage: Any = None, on_complete: Callable[[str, int], None] | None = None, **names: Any) -> None:
-        """Prepare for another run; ``storage`` and ``names`` count where the callback was given none.
+        """Prepare for another run: ``storage`` and ``names`` fill in what the callback's own arguments leave open.
 
         ``on_complete`` is called in addition to the callback's own function.
         """
@@ -166,7 +166,7 @@ class DeterminedCheckpoint(pl.Callback):
 
     @property
     def best_checkpoint_path(self) -> str | None:
-        """The path or URL of the checkpoint after the best validation; None before, or by other policies."""
+        """The path or URL of the best validation's checkpoint; None before the first, or under another policy."""
         return self._make_path(self._checkpoints.best_id)
 
     @property

@@ -1,4 +1,4 @@
-"""What a trial reports to its experiment: metrics, checkpoints, and that it gave up on its hyperparameters."""
+"""``ExperimentReporter``: reports a trial's metrics, checkpoints and ``InvalidHP`` to ``det-lightning run``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def report_invalid_hp(task: TrialTask | None) -> None:
-    """Report to the experiment, if any, that the trial gave up, on any rank; the search replaces the trial."""
+    """Report to the experiment, if any, that a rank gave up on the hyperparameters; the search replaces the trial."""
     if task is not None:
         task.report("early_exit", None, {"reason": "INVALID_HP"})
 

@@ -1,4 +1,4 @@
-"""TensorBoard files with Determined's tags."""
+"""``DeterminedTensorBoard``: the callback that writes reports to ``TensorBoardOutput``, with Determined's tags."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _TEXTS = "These hyperparameters are texts:"
 
 
 def explain_texts(error: TypeError, hparams: Mapping[str, Any] | None) -> None:
-    """Add to an error about a text the hyperparameters that are texts and read like numbers, such as ``"0.1"``."""
+    """If an error is about a text, add the hyperparameters that are texts but read like numbers, such as ``"0.1"``."""
     texts = {name: value for name, value in flatten(mask(hparams or {})).items() if _is_number(value)}
     if texts and _ABOUT_TEXT.search(str(error)) and _TEXTS not in str(error):
         listed = ", ".join(f"{name}={value!r}" for name, value in texts.items())

@@ -46,7 +46,7 @@ def how_to_install(extra: str) -> str:
 
 
 def explain_requirement() -> str | None:
-    """Return how to satisfy the requirement that ``port`` writes, if the package index cannot."""
+    """Return how to install det-lightning before a ported project's requirements; None once there is a release."""
     if IS_PUBLISHED:
         return None
     return "det-lightning has no release yet: install it from a clone (pip install -e CLONE) before the requirements."

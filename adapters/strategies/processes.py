@@ -1,4 +1,7 @@
-"""The processes of a trial's training: exchange of objects, the backend, and the Lightning strategy."""
+"""The processes of a trial's training: exchange of objects, the backend, and the Lightning strategy.
+
+Change here: a new strategy's name is an entry of ``TRIAL_STRATEGIES``.
+"""
 
 from __future__ import annotations
 

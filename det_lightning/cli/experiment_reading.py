@@ -1,6 +1,8 @@
 """``det-lightning experiment ls``, ``show``, ``compare`` and ``logs``, which only read files of experiments.
 
 Each command imports its parts when run, so that no command slows down the start of another.
+
+Change here: options and printing; the contents of the table are made in ``det_lightning/experiments/trial_table.py``.
 """
 
 from __future__ import annotations

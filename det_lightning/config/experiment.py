@@ -1,4 +1,7 @@
-"""The experiment configuration as a whole."""
+"""``ExperimentConfig``: the whole configuration; also ``optimizations``, ``profiling``, ``reproducibility``, logs.
+
+Change here: a new field of a configuration; ``det_lightning/config/effects.py`` says what the field does.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ def _action(value: Any) -> Any:
 
 
 def compile_log_pattern(pattern: str) -> re.Pattern[str]:
-    """Return a pattern for Go, compiled by Python; raise an ``re.error`` for syntax unknown to Python."""
+    """Compile a pattern written for Go; raise an ``re.error`` for syntax that Python lacks."""
     if (found := _NAMED_CLASS.search(pattern)) is not None:
         raise re.error(f"{found[0]} is syntax of Go only: write the characters, such as A-Za-z for [:alpha:]")
     return re.compile(pattern)

@@ -1,4 +1,4 @@
-"""Rules across the sections of a configuration."""
+"""Rules across sections: missing fields, grids without ``count``, unusable lengths, ``max_slots`` too small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TensorBoard files of a run."""
+"""``TensorBoardOutput`` and ``EventFile``: the TensorBoard files of a run, their tags and format."""
 
 from __future__ import annotations
 

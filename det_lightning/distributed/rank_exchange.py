@@ -1,4 +1,8 @@
-"""Exchanges among ranks at the boundaries of a run, by tensor collectives if there is a process group."""
+"""Exchanges among ranks at the boundaries of a run, by tensor collectives if there is a process group.
+
+A report or a validation takes two exchanges of tensors for metrics and requests to stop. Values of a user's reducers
+travel as pickles. At a checkpoint the chief gathers random states, positions and gradients of an aggregation.
+"""
 
 from __future__ import annotations
 

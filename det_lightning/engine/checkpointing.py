@@ -107,7 +107,7 @@ class RunCheckpoints:
         self._cleaning = BackgroundCleaning(storage)
 
     def attach(self, run: TrialRun) -> None:
-        """Save this run from now on."""
+        """Attach the run whose state :meth:`save` writes."""
         self._run = run
         self._content = RunContent(run)
         self._distributed = run.context.distributed
@@ -119,7 +119,7 @@ class RunCheckpoints:
             self.queue.reserve_memory(context.models, context.optimizers)
 
     def save(self) -> None:
-        """Write a checkpoint, or begin to write, once the previous checkpoint is written."""
+        """Write a checkpoint; in the background, only begin, once the previous checkpoint is written."""
         if self._unreported:
             self._report_complete(wait=True)
         run = self._run
@@ -258,7 +258,7 @@ class RunCheckpoints:
     def _write(
         self, content: CheckpointContent, checkpoint_id: str, report_written: ReportWritten | None = None
     ) -> None:
-        """Write a checkpoint, or begin to write, once the previous checkpoint is written."""
+        """Write a checkpoint; in the background, only begin, once the previous checkpoint is written."""
         self._trial.report_vanished()
         batches_trained = content.trial_state.batches_trained
         metric = self._metrics.get(batches_trained)

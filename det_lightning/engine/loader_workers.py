@@ -1,4 +1,4 @@
-"""Reading the loaders of a run: without workers as torch does, but without labels; workers end with the run."""
+"""Iterators over the loaders of a run, whose workers end with the run; without workers, no labels for profilers."""
 
 from __future__ import annotations
 

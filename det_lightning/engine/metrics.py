@@ -72,7 +72,7 @@ class MetricWindow:
             self._latest = metrics
 
     def take_latest(self) -> dict[str, Any] | None:
-        """Return the metrics added last, and forget the latest metrics; None if there are none."""
+        """Return the metrics of the latest batch, and forget them; None if there are none."""
         latest = self._latest
         self._latest = None
         return latest

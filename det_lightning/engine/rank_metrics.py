@@ -61,7 +61,7 @@ def reduce_validation_metrics(
 ) -> tuple[dict[str, Any], int]:
     """Return the metrics of a validation, reduced over batches and ranks, and the flags of all ranks.
 
-    A rank may have no batches, but any of several ranks must have some.
+    A rank may have no batches, but at least one of several ranks must have some.
     """
     own: dict[str, Any] = {}
     reducers: dict[str, Reducer] = {}
@@ -192,7 +192,7 @@ class PlainWindow:
         return cls(kinds, batches)
 
     def with_means(self, bits: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-        """Return the means of the metrics of each batch, given their bits, in numpy's types of means."""
+        """Return the metrics of each batch from ``bits``, the means as float64, in the types of numpy's means."""
         return [
             {name: kind.as_mean(mean) for name, kind, mean in zip(self._names, self._kinds, means, strict=True)}
             for means in bits.view(np.float64).reshape(-1, len(self._names))
@@ -256,6 +256,6 @@ def _from_bits(bits: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _hash_meaning(*meaning: object) -> int:
-    """Return a number for the meaning of rows, from objects with the same ``repr`` on all ranks."""
+    """Return a hash of ``meaning``, equal on ranks whose rows mean the same, if the ``repr`` is the same on all."""
     digest = hashlib.sha256(repr(meaning).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:7], "big") + 1  # not 0

@@ -1,4 +1,8 @@
-"""When to report, validate, checkpoint and stop, and in which order. Imports neither Lightning nor torch."""
+"""When to report, validate, checkpoint and stop, and in which order. Imports neither Lightning nor torch.
+
+Change here: when something is due. Default periods are in ``det_lightning/pytorch/_trainer.py`` and, for a
+configuration, in ``det_lightning/config/training.py``.
+"""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class Evaluation:
 
 
 def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
-    """Return whether ``evaluate_batch`` gets ``batch_idx``: has a parameter of that name, or a third parameter.
+    """Return whether to pass ``batch_idx``: a parameter has that name, or follows ``self`` and the batch.
 
     As in Determined, keyword-only parameters do not count, and for a decorated function the parameters of the decorator
     do. A ``batch_idx`` without a default is passed in any case.

@@ -139,7 +139,7 @@ def find_gpus() -> dict[int, Gpu]:
 
 
 def _find_part(name: str, parts: list[str]) -> str:
-    """Return the part of a GPU with a name, of which only the beginning may be given."""
+    """Return the only part of a GPU whose name begins with ``name``; raise an ExperimentError otherwise."""
     found = [part for part in parts if part.startswith(name)]
     if len(found) != 1:
         raise errors.ExperimentError(

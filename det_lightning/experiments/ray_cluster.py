@@ -69,7 +69,7 @@ def _check_address(address: str) -> None:
 
 
 class RayCluster:
-    """The connect cluster. A trial runs on a single node."""
+    """The connected Ray cluster. Each trial runs on a single node."""
 
     def check(self, demand: Demand, folder: Path) -> None:
         """Check that a node is large enough for a trial, and that all such nodes share ``folder`` with this machine."""
@@ -112,7 +112,7 @@ def _find_needs(demand: Demand) -> dict[str, int]:
 
 
 def _count_trials(node: dict[str, Any], needs: dict[str, int]) -> int:
-    """Return the number of trials for an otherwise idle node."""
+    """Return how many trials an otherwise idle node can run at once."""
     return min(int(node["Resources"].get(name, 0)) // number for name, number in needs.items())
 
 

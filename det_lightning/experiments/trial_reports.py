@@ -15,7 +15,7 @@ from det_lightning.files.strict_json import as_number
 
 
 def note_steps(trial: TrialRecord, record: Mapping[str, Any]) -> None:
-    """Note the trial's progress, which also records without an event have."""
+    """Update the trial's number of batches from a record, even from a record that is no event."""
     if record["steps_completed"] is not None:
         trial.steps_completed = max(trial.steps_completed, record["steps_completed"])
 

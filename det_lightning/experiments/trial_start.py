@@ -51,7 +51,7 @@ class TrialStart:
     def start(
         self, environment: Mapping[str, str], devices: Iterable[int | str], *, detached: bool = False
     ) -> TrialProcess:
-        """Start the run on this machine with these GPUs; ``detached`` if not as a child of this process.
+        """Start the run on this machine with these GPUs. With ``detached``, the run is no child of this process.
 
         The run gets ``environment`` in addition to the variables of the configuration and the platform.
         """

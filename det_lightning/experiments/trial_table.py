@@ -1,4 +1,7 @@
-"""The table of trials in ``experiment show``, ``experiment compare`` and the page: order, columns and numbers."""
+"""The table of trials in ``experiment show``, ``experiment compare`` and the page: order, columns and numbers.
+
+Change here: a new column; the commands in ``det_lightning/cli/experiment_reading.py`` only print the table.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,7 @@ COLUMNS = ("trials", "metric", "seed")
 
 
 def compare_experiments(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one experiment with the best trial of each, or the first trial of an experiment without a metric.
+    """Compare experiments in the form of one: the best trial of each, or the first if an experiment has no metric.
 
     ``best_trial`` is the best of all trials if the experiments have the same metric. Raise a ``ValueError`` if an
     experiment has no trial.

@@ -1,4 +1,4 @@
-"""Commands in any text: launch layers and variables."""
+"""Launch commands (``-m determined.launch...``) in any text, and findings for variables such as ``DET_MASTER``."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class FileGraph:
         return {name: named for name, named in found.items() if named is not None}
 
     def find_missing_classes(self, port: FilePort) -> list[tuple[str, FilePort]]:
-        """Return the classes named by commands in a file but missing in their modules, with these."""
+        """Return each class that commands in a file name but its module lacks, with the module's file."""
         given = [name.partition(":") for name in port.facts.classes]
         found = [(name, self._module(port, module)) for module, _, name in given]
         return [(name, module) for name, module in found if module and not {name, "*"} & set(module.facts.names)]

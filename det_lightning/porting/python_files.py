@@ -1,4 +1,4 @@
-"""Python source."""
+"""``port_python``: all rewrites and findings for the source of one Python file."""
 
 from __future__ import annotations
 

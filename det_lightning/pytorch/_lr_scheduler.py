@@ -86,7 +86,7 @@ class LRScheduler:
         self.scheduler.step(*args, **kwargs)
 
     def get_last_lr(self) -> list[float]:
-        """Return the current learning rates, one per parameter group."""
+        """Return the learning rates that the scheduler set last, one per parameter group."""
         return [float(lr) for lr in self.scheduler.get_last_lr()]
 
     def state_dict(self) -> dict[str, Any]:

@@ -294,6 +294,6 @@ class PyTorchTrialContext:
         return self.tensorboard.writer
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
-        """Profile training with ``torch.profiler.profile``, stepped once per batch; traces are TensorBoard files."""
+        """Profile with ``torch.profiler.profile``, stepped once per batch; traces go to TensorBoard's directory."""
         handler = torch.profiler.tensorboard_trace_handler(str(self.get_tensorboard_path()))
         self.profiler = torch.profiler.profile(*args, on_trace_ready=handler, **kwargs)

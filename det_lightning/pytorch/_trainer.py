@@ -1,4 +1,4 @@
-"""Determined's API: ``init`` and ``Trainer``, a thin wrapper around ``pl.Trainer`` and ``TrialModule``."""
+"""Determined's API: ``init`` and ``Trainer`` around ``pl.Trainer`` and ``TrialModule``, and a run's default periods."""
 
 from __future__ import annotations
 

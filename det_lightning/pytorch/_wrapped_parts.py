@@ -1,4 +1,7 @@
-"""The wrapped models, optimizers and schedulers of a trial, and the hooks around backward passes and updates."""
+"""The wrapped models, optimizers and schedulers of a trial, and the hooks around backward passes and updates.
+
+Change here: a new point in a backward pass or an update; ``adapters/hooks.py`` connects Lightning's hooks and flags.
+"""
 
 from __future__ import annotations
 

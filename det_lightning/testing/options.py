@@ -1,4 +1,4 @@
-"""The options of the command line."""
+"""The options of ``pytest --trial``, read into ``TrialOptions``, with all mistakes at once."""
 
 from __future__ import annotations
 

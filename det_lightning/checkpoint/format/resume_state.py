@@ -38,8 +38,8 @@ class ResumeState:
         rng_states: the random state of each rank.
         journals: the starts of each rank's passes over the training data; see ``PassJournal``.
         optimizer_steps: number of steps that all optimizers took together.
-        gradients: of an unfinished aggregation, by model and parameter name. A list with the gradients of each rank, or
-            only the average of all ranks where models are sharded.
+        gradients: of an unfinished aggregation: for each model, a dict by parameter name. With several ranks, a list
+            with such a list for each rank, or with only the average of all ranks where models are sharded.
         precision: state of the precision in an unfinished aggregation.
         world_size: number of ranks that wrote the state.
         settings: ``hparams`` and ``experiment_config``, as JSON and without secrets, and ``left_out`` if JSON could not

@@ -39,7 +39,7 @@ class Trial(NamedTuple):
 
 @dataclasses.dataclass
 class PrunePlan:
-    """The ids of the checkpoints to delete, and of the others by the reason to stay.
+    """The checkpoints of a storage by id: those to delete, and those to keep, by reason.
 
     Attributes:
         by_rule: checkpoints of each trial to delete by the rule.
@@ -172,7 +172,7 @@ def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[li
 
 
 def _delete(storage: CheckpointStorage, checkpoint_id: str) -> bool:
-    """Remove a checkpoint, unless a run has begun to use it; return whether that happened."""
+    """Remove a checkpoint, unless a run has begun to use it; return whether the checkpoint was removed."""
     try:
         return delete_unless_used(storage, checkpoint_id)
     except errors.CheckpointNotFound as e:  # another process was faster, or it is another program's

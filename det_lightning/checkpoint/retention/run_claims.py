@@ -226,7 +226,7 @@ def list_used(root: Location, by_others_than: str | None = None, among: Containe
 
 
 def delete_unless_used(storage: CheckpointStorage, checkpoint_id: str, run_id: str | None = None) -> bool:
-    """Remove a checkpoint, unless a live run other than ``run_id`` uses it; return whether that happened."""
+    """Remove a checkpoint, unless a live run other than ``run_id`` uses it; return whether it was removed."""
     # A run that begins to use it meanwhile sees that it is being deleted; any earlier use is seen here.
     root = storage.root
     call = functools.partial(storage.retry.call, where=checkpoint_id)

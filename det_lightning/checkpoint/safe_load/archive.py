@@ -164,7 +164,7 @@ def _find_directory(file: Section) -> int:
 
 
 def _read_end_64(tail: bytes, position: int) -> tuple[int, int, int]:
-    """Return number of entries, length and position of the list of entries, from the record for large archives."""
+    """Return the number of entries, and the length and position of their list, from the record for large archives."""
     if len(tail) < _END_64.size + _LOCATOR.size + _END.size:
         raise ValueError("the end of the archive is missing")
     _, locator_disk, located, disks = _LOCATOR.unpack(tail[_END_64.size :][: _LOCATOR.size])

@@ -57,7 +57,7 @@ Claim = Callable[[str, int], bool]
 
 
 class UnsafeReference(pickle.UnpicklingError):
-    """A pickle refers to a forbidden name, the only argument."""
+    """A pickle refers to a forbidden name. The name is the only argument of the error."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reads the weights of a checkpoint that holds objects elsewhere: placeholders take the objects' places.
+"""Reading the weights of a checkpoint with objects besides the weights: placeholders take the objects' places.
 
 A placeholder takes any arguments, state and items, keeps nothing, and calls nothing.
 """

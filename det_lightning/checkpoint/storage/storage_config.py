@@ -1,4 +1,7 @@
-"""The types of ``checkpoint_storage``, and the conversion of a section to a URL and file system options."""
+"""The types of ``checkpoint_storage``, and the conversion of a section to a URL and file system options.
+
+Change here: a new type is an entry of ``STORAGE_TYPES``; the configuration's model follows from the entry.
+"""
 
 from __future__ import annotations
 

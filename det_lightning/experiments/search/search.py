@@ -1,4 +1,7 @@
-"""A hyperparameter search: events of trials in, operations out."""
+"""A hyperparameter search: events of trials in, operations out.
+
+Change here: choose a new search method by its name; its fields are in ``det_lightning/config/searchers.py``.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ class Search:
         return operations
 
     def trial_retried(self, trial_id: int) -> None:
-        """Count a failed trial as training again; the consequences of its failure stay."""
+        """Count a failed trial as training again; trials created because of its failure stay."""
         self._check_created(trial_id)
         self._exits.pop(trial_id, None)
         self._failed.discard(trial_id)

@@ -1,4 +1,7 @@
-"""The list of checks of a ported trial, with their outcomes. Imports nothing slow."""
+"""The list of checks of a ported trial, with their outcomes. Imports nothing slow.
+
+Change here: a new check is a function in a module beside this file, and a ``Check`` in ``CHECKS``.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "lear
 
 
 def is_complete(runs: TrialRuns) -> list[str]:
-    """After a resume, no state is missing that decides the training; state for messages only is a remark."""
+    """Checkpoints hold all state that decides the training; missing state for messages only is a remark."""
     lost = find_lost_state(runs)
     essential = lost if lost and _resumes_differently(runs) else {n: why for n, why in lost.items() if why.is_essential}
     if essential:
@@ -190,23 +190,23 @@ def _describe_loss(holder: Holder, paths: list[str], lines: Mapping[str, str]) -
 
 
 def mid_epoch(runs: TrialRuns) -> None:
-    """From a checkpoint between two batches of an epoch."""
+    """A run resumed between two batches of an epoch ends as if never interrupted."""
     _require_equal_resume(runs, runs.straight, runs.boundaries.mid_epoch, "an epoch of this trial has one batch")
 
 
 def epoch_end(runs: TrialRuns) -> None:
-    """From a checkpoint at the end of an epoch."""
+    """A run resumed at the end of an epoch ends as if never interrupted."""
     reason = "the training loader of this trial has no length, so its epochs do not end"
     _require_equal_resume(runs, runs.straight, runs.boundaries.epoch_end, reason)
 
 
 def after_validation(runs: TrialRuns) -> None:
-    """From a checkpoint right after a validation."""
+    """A run resumed right after a validation ends as if never interrupted."""
     _require_equal_resume(runs, runs.straight, runs.boundaries.after_validation)
 
 
 def mid_aggregation(runs: TrialRuns) -> None:
-    """From a checkpoint between two batches of one update."""
+    """A run resumed between two batches of one update ends as if never interrupted."""
     runs.require(runs.straight)
     _require_equal_resume(runs, runs.aggregation[0], runs.boundaries.mid_aggregation(runs.aggregation_frequency))
 

@@ -80,6 +80,7 @@ class ModeWatch:
         self._entered: dict[nn.Module, int] = {}  # the latest batch that called a module
         self._trained: set[nn.Module] = set()  # modules that a batch called first in training mode
         self._left_on: dict[nn.Module, tuple[str, bool]] = {}  # the user's line, and whether a batch executed the line
+        self._reset: set[nn.Module] = set()  # modules left in evaluation mode until the training loop reset the mode
 
     @property
     def findings(self) -> list[str]:
@@ -104,7 +105,7 @@ class ModeWatch:
                 yield
             finally:
                 hook.remove()
-                for modules in (self.switched, self._entered, self._trained, self._left_on):
+                for modules in (self.switched, self._entered, self._trained, self._left_on, self._reset):
                     modules.clear()
 
     def _switch(self, log: recorder.TrainingLog, module: nn.Module, mode: bool) -> None:
@@ -112,11 +113,15 @@ class ModeWatch:
         self.switched.pop(module, None)
         if line is None:
             # Only by chance does the training loop reset a mode right after the batch that left the mode on.
-            if module in self._left_on and not self._left_on[module][1]:
-                del self._left_on[module]
+            if module in self._left_on:
+                if module.training or not self._left_on[module][1]:
+                    del self._left_on[module]
+                else:
+                    self._reset.add(module)
             return
         self.switched[module] = line
         self._left_on.pop(module, None)
+        self._reset.discard(module)
         was_trained = self._entered.get(module) == log.batches and module in self._trained
         if not mode and (was_trained or not _is_in_batch(log)):
             self._left_on[module] = (line, _is_in_batch(log))
@@ -125,7 +130,7 @@ class ModeWatch:
         if not _is_in_batch(log) or self._entered.get(module) == log.batches or not _depends_on_mode(module):
             return
         self._entered[module] = log.batches
-        if module in self._left_on and module in self._trained and not module.training:
+        if module in self._left_on and module in self._trained and (not module.training or module in self._reset):
             names = {id(part): name for name, part in _collect_modules(log.trial).items()}
             _, modules = self._findings.setdefault(self._left_on[module][0], (log.batches, []))
             if (name := names.get(id(module), type(module).__name__)) not in modules:
