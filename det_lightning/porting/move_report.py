@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import pathlib
 import re
 import xml.etree.ElementTree as ElementTree
@@ -109,9 +110,9 @@ def _projects(project: ProjectPort) -> Iterator[MovedProject]:
 
 
 def _count_changed(port: FilePort) -> int:
-    before = Counter(port.before.splitlines())
-    after = Counter(port.after.splitlines())
-    return max((before - after).total(), (after - before).total())
+    before, after = (text.splitlines(keepends=True) for text in (port.before, port.after))
+    changes = difflib.SequenceMatcher(None, before, after).get_opcodes()
+    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in changes if kind != "equal")
 
 
 def _markdown_cell(text: object) -> str:
