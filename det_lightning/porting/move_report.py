@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import operator
 import pathlib
 import re
 import xml.etree.ElementTree as ElementTree
@@ -111,8 +111,9 @@ def _projects(project: ProjectPort) -> Iterator[MovedProject]:
 
 def _count_changed(port: FilePort) -> int:
     before, after = (text.splitlines(keepends=True) for text in (port.before, port.after))
-    changes = difflib.SequenceMatcher(None, before, after).get_opcodes()
-    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in changes if kind != "equal")
+    gone, new = Counter(before), Counter(after)
+    # Lines in another order count by place. difflib would take many seconds for a large notebook.
+    return max((gone - new).total(), (new - gone).total()) or sum(map(operator.ne, before, after))
 
 
 def _markdown_cell(text: object) -> str:
