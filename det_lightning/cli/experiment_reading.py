@@ -70,6 +70,7 @@ def show(
     from det_lightning.experiments.directory import ExperimentDirectory
     from det_lightning.experiments.trial_table import sort_trials
 
+    _require_html_alone(html, {"--json": json, "--sort": sort is not None, "--best": best})
     found, is_run_here = _find_experiments(experiment, option, with_curves=html is not None)
     if html is not None:
         if len(found) > 1:
@@ -111,6 +112,7 @@ def compare(
     """Compare the best trials of several experiments or storages: metrics, seeds, different hyperparameters."""
     from det_lightning.experiments.trial_table import COLUMNS, compare_experiments
 
+    _require_html_alone(html, {"--json": json})
     found = [_find_experiments(given, option, with_curves=html is not None)[0] for given in experiments]
     compared = compare_experiments([details for group in found for details in group])
     if html is not None:
@@ -137,6 +139,12 @@ def _find_experiments(given: str, option: list[str] | None, *, with_curves: bool
     if stored:
         return stored, False
     return [describe_experiment(ExperimentDirectory.existing(Path(given)), with_curves=with_curves)], True
+
+
+def _require_html_alone(html: Path | None, others: dict[str, bool]) -> None:
+    given = [name for name, is_given in others.items() if is_given]
+    if html is not None and given:
+        raise ValueError(f"--html writes a page in place of any other output; leave out {' and '.join(given)}.")
 
 
 def _write_page(details: dict[str, Any], file: Path, more_columns: Sequence[str] = ()) -> None:

@@ -24,7 +24,7 @@ def write_report(details: dict[str, Any], file: Path, more_columns: Sequence[str
             "name": f"Trial {trial['id']}" if isinstance(trial["id"], int) else trial["id"],
             "hparams": flatten(trial["hparams"] or {}),
             "curves": {name: make_curve(points) for name, points in trial["curves"].items()},
-            "at": trial["best_batches"],
+            "values": _find_values(trial["curves"], trial["best_batches"]),
         }
         for trial in details["trials"]
     ]
@@ -43,9 +43,24 @@ def write_report(details: dict[str, Any], file: Path, more_columns: Sequence[str
         "report",
         {"cell": format_cell},
         charts=charts if reported else None,
+        title=str(details["name"] or details["id"]),
         details=details,
-        summary=[(name.replace("_", " "), format_cell(details[name]), False) for name in known if details.get(name)],
+        summary=[
+            (name.replace("_", " "), format_cell(details[name]), False)
+            for name in known
+            if details.get(name) is not None
+        ],
         columns=make_columns(details, more=more_columns),
         constants=constants,
     )
     file.write_text(page, encoding="utf-8")
+
+
+def _find_values(curves: dict[str, list[tuple[float, float]]], best_batches: int | None) -> dict[str, float]:
+    """Return each metric's value at the best validation, or the last before; without a validation, the last of all."""
+    values = {}
+    for name, points in curves.items():
+        for batch, value in sorted(points, key=lambda point: point[0]):
+            if best_batches is None or batch <= best_batches:
+                values[name] = value
+    return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,9 +13,12 @@ from det_lightning.checkpoint.format.manifest import leads_out
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, read_notes
+from det_lightning.escaping import escape
 from det_lightning.experiments.overview import find_best_trial
 from det_lightning.files.strict_json import as_number
 from det_lightning.masking import mask
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +109,15 @@ def _trial(storage: CheckpointStorage, trial: str, noted: list[_Noted]) -> dict[
 
 
 def _read_hparams(checkpoint: Location) -> Any:
-    """Return the hyperparameters in ``load_data.json``, as written by the Trainer API; None if missing."""
+    """Return the hyperparameters in ``load_data.json``, from the Trainer API; None if missing or unreadable."""
     if checkpoint.is_local and leads_out(checkpoint.local_path, checkpoint.local_path / LOAD_DATA_FILE):
         return None
     try:
         content = json.loads((checkpoint / LOAD_DATA_FILE).read())
     except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    except OSError as e:
+        logger.warning("The hyperparameters of %s cannot be read: %s", escape(checkpoint), escape(e))
         return None
     return content.get("hparams") if isinstance(content, dict) and is_shallow(content) else None
 

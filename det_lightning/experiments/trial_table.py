@@ -124,9 +124,11 @@ COLUMNS = ("trials", "metric", "seed")
 def compare_experiments(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Compare experiments in the form of one: the best trial of each, or the first if an experiment has no metric.
 
+    An experiment given twice counts once.
     ``best_trial`` is the best of all trials if the experiments have the same metric. Raise a ``ValueError`` if an
     experiment has no trial.
     """
+    found = list({(details["directory"], details["id"]): details for details in found}.values())
     names = [details["directory"].rstrip("/").rpartition("/")[2] for details in found]
     if len(set(names)) < len(names):
         names = [f"{details['directory']} ({details['id']})" for details in found]

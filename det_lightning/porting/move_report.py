@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import pathlib
 import re
 import xml.etree.ElementTree as ElementTree
@@ -109,9 +110,10 @@ def _projects(project: ProjectPort) -> Iterator[MovedProject]:
 
 
 def _count_changed(port: FilePort) -> int:
-    before = Counter(port.before.splitlines())
-    after = Counter(port.after.splitlines())
-    return max((before - after).total(), (after - before).total())
+    before, after = (text.splitlines(keepends=True) for text in (port.before, port.after))
+    gone, new = Counter(before), Counter(after)
+    # Lines in another order count by place. difflib would take many seconds for a large notebook.
+    return max((gone - new).total(), (new - gone).total()) or sum(map(operator.ne, before, after))
 
 
 def _markdown_cell(text: object) -> str:

@@ -225,6 +225,30 @@ def test_experiments_and_storages_are_compared(tmp_path: Path) -> None:
     assert '"curves": {"loss": [[10.0, 20.0], [0.1, 0.05]]}' in (tmp_path / "page.html").read_text()
 
 
+def test_experiment_given_twice_counts_once(tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    lines = run("compare", directory.path, f"{directory.path}/").stdout.splitlines()
+    assert sum(line.startswith("* ") for line in lines) == 1
+
+
+@pytest.mark.parametrize("option", ["--json", "--best", "--sort=loss"])
+def test_html_goes_alone(option: str, tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    commands = ["show", "compare"] if option == "--json" else ["show"]
+    for command in commands:
+        result = run(command, directory.path, option, "--html", tmp_path / "page.html", ends_with=2)
+        assert f"leave out {option.partition('=')[0]}." in result.stderr
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_unreadable_hyperparameters_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = write_checkpoint(tmp_path, notes={"experiment": "a-run", "trial": "a-run"})
+    (checkpoint / "load_data.json").unlink()
+    (checkpoint / "load_data.json").mkdir()
+    assert checkpoint.name in run("show", tmp_path).stdout
+    assert f"The hyperparameters of {checkpoint} cannot be read" in caplog.text
+
+
 def shown_at_terminal(width: int, *arguments: object) -> list[str]:
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "det_lightning.cli", "experiment", *map(str, arguments)]

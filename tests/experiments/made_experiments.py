@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import EventLog
@@ -37,3 +38,26 @@ def made_experiment(parent: Path, trials: int = 3) -> ExperimentDirectory:
     log.append({"type": "experiment_ended", "time": 3.0, "outcome": "COMPLETED"})
     log.close()
     return directory
+
+
+def make_details(validation: list[tuple[int, float]], training: list[tuple[int, float]]) -> dict[str, Any]:
+    """Return the description of a storage with a trial of these losses by batch, as for a page, without a name."""
+    batches, best = min(validation, key=lambda point: point[1])
+    trial = {
+        **dict.fromkeys(("latest", "restarts", "checkpoint", "checkpoint_batches", "hparams", "state", "batches")),
+        "id": "a-run",
+        "best": best,
+        "best_batches": batches,
+        "metrics": {"loss": best},
+        "curves": {"loss": validation, "training loss": training} if training else {"loss": validation},
+    }
+    return {
+        "id": "a-run",
+        "name": None,
+        "directory": "/storage",
+        "metric": "loss (smaller is better)",
+        "best": best,
+        "best_trial": "a-run",
+        "messages": [],
+        "trials": [trial],
+    }

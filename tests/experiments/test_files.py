@@ -27,7 +27,7 @@ from det_lightning.experiments.stored import read_stored_experiments
 from det_lightning.experiments.trial_process import RecordReader
 from det_lightning.masking import MASK
 from tests.checkpoint.made_checkpoints import write_checkpoint
-from tests.experiments.made_experiments import NAME, made_experiment
+from tests.experiments.made_experiments import NAME, made_experiment, make_details
 from tests.experiments.running import run, write_project
 
 
@@ -356,6 +356,29 @@ def test_page_needs_no_network(experiment: ExperimentDirectory) -> None:
     assert "<h1>a &lt;search&gt;</h1>" in page
     assert "<script src" not in page
     assert "hidden" not in page.partition("const data")[2].partition(chr(10))[0]
+
+
+def write_data(details: dict[str, Any], file: Path) -> tuple[str, dict[str, Any]]:
+    """Return a page and the data of its charts."""
+    write_report(details, file)
+    page = file.read_text()
+    return page, json.loads(page.partition("const data = ")[2].partition(";\n")[0])
+
+
+def test_long_curve_keeps_exact_values(tmp_path: Path) -> None:
+    losses = [(batch, 1.0) for batch in range(2500)]
+    losses[1001] = (1001, 0.0)
+    page, data = write_data(make_details(losses, [(1002, 3.0)]), tmp_path / "page.html")
+    (trial,) = data["trials"]
+    assert len(trial["curves"]["loss"][0]) <= 1001
+    assert trial["values"] == {"loss": 0.0}
+    assert "<dt>best</dt><dd>0</dd>" in page
+
+
+def test_page_without_name_has_the_id(tmp_path: Path) -> None:
+    page, _ = write_data(make_details([(1, 1.0)], []), tmp_path / "page.html")
+    assert "<title>a-run</title>" in page
+    assert "<h1>a-run</h1>" in page
 
 
 @pytest.mark.parametrize("value", [-1.0, 0, 10**400, float("inf"), "</script><script>alert(1)</script>"], ids=str)

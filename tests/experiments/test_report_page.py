@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.browser import LAPTOP, PHONE, Visit, chromium, needs_chromium
-from tests.experiments.made_experiments import made_experiment
+from tests.experiments.made_experiments import made_experiment, make_details
 
 plotly = pytest.importorskip("plotly", reason="plotly is not installed; run tox -e browser")
 
@@ -71,6 +71,29 @@ def test_training_loss_can_be_chosen(browser: Any, page_file: Path) -> None:
     visit.page.locator("#metric").select_option("training loss")
     assert [(curve["name"], curve["x"], curve["y"]) for curve in traces(visit, "curves")] == [("Trial 1", [10], [0.7])]
     assert [points["colors"] for points in traces(visit, "points")] == [[0.7]]
+
+
+def test_late_curves_are_drawn(browser: Any, tmp_path: Path) -> None:
+    """The only validation was at batch 0, before the first report of a training loss."""
+    details = make_details(validation=[(0, 2.0)], training=[(10, 0.5), (20, 0.75)])
+    write_report(details, tmp_path / "page.html")
+    visit = Visit(browser, tmp_path / "page.html")
+    visit.page.locator("#metric").select_option("training loss")
+    assert [(curve["x"], curve["y"]) for curve in traces(visit, "curves")] == [([10, 20], [0.5, 0.75])]
+
+
+def test_values_are_no_links(browser: Any, tmp_path: Path) -> None:
+    link = "<a href='http://example.com'>click</a>"
+    details = make_details(validation=[(0, 2.0)], training=[])
+    (trial,) = details["trials"]
+    trial["curves"][link] = [(0, 1.0)]
+    details["trials"] = [{**trial, "hparams": {"kind": link}}, {**trial, "id": 2, "hparams": {"kind": "b"}}]
+    write_report(details, tmp_path / "page.html")
+    visit = Visit(browser, tmp_path / "page.html")
+    visit.page.locator("#metric").select_option(link)
+    assert visit.page.locator(".plot a").count() == 0
+    assert visit.page.locator("#points .cbtitle").text_content() == link
+    assert visit.page.locator("#points .xtick text").first.text_content() == link
 
 
 def test_points_have_the_metric_as_color(browser: Any, page_file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from det_lightning.cli.app import app
+from det_lightning.porting.file_port import FilePort
+from det_lightning.porting.move_report import MovedProject
 
 PROJECTS = Path(__file__).parent / "projects"
 CHECKS = """<?xml version="1.0"?><testsuites><testsuite>
@@ -56,6 +59,7 @@ def test_page_lists_done_and_left(projects: Path) -> None:
     assert "6 of 8 entry points should run on det_lightning" in words
     assert "classic/const.yaml should run with `det-lightning run classic/const.yaml classic`" in words
     assert "deepspeed/zero.yaml still needs Determined because of deepspeed/model_def.py:2" in words
+    assert re.findall('<th scope="col"[^>]*>([^<]*)', page)[-2:] == ["Outcome", "Check"]
     assert "Done: classic/data.py : 1 line" in words
     assert "deepspeed/model_def.py:2 (problem): determined.pytorch.deepspeed.DeepSpeedTrial: DeepSpeedTrial is" in words
     assert "resumes exactly model_def:PriceTrial batch 3 differs | <b>" in words
@@ -102,3 +106,13 @@ def test_wrong_options_write_nothing(options: list[str], message: str, projects:
     assert message in port("classic", *([] if "--to" in options else ["--write"]), *options, ends_with=2).stderr
     assert not Path("move.md").exists()
     assert "determined" in Path("classic/data.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("after", "lines"),
+    [("b\na\nc\n", 2), ("a\nb\n", 1), ("a\nb\nc", 1), ("a\nB\nC\n", 2)],
+    ids=["reordered", "removed", "no line break", "replaced"],
+)
+def test_changed_lines_are_counted(after: str, lines: int) -> None:
+    changed = FilePort(Path("data.py"), "a\nb\nc\n", after, [])
+    assert MovedProject("", [], [changed]).changed == [(changed, lines)]
