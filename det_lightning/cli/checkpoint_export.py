@@ -239,7 +239,7 @@ def _create_module(plain: _PlainModule, content: CheckpointContent) -> tuple[Any
     given_ones = {name: value for name, value in hparams.items() if takes_all or name in parameters}
     try:
         created = plain.kind(hparams=hparams) if as_one else plain.kind(**given_ones)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise ValueError(
             f"--module {plain.given}: {plain.kind.__name__} does not take the trial's hyperparameters: "
             f"{type(e).__name__}: {e}"

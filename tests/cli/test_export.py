@@ -185,6 +185,11 @@ class Picky(Plain):
             raise ValueError("lr is too large")
 
 
+class Ending(Plain):
+    def __init__(self):
+        raise SystemExit(0)
+
+
 class Bare(torch.nn.Module):
     pass
 
@@ -248,6 +253,7 @@ def test_order_of_equal_models_proves_nothing(checkpoint: Path) -> None:
         ("wrong.py", "def f(:", "Plain", "SyntaxError: "),
         ("ends.py", "raise SystemExit(0)", "Plain", "SystemExit: 0"),
         ("parts.py", PARTS, "Broken", "KeyError: 'width'"),
+        ("parts.py", PARTS, "Ending", "SystemExit: 0"),
         ("parts.py", PARTS, "Bare", "Bare is not the class of a LightningModule"),
         ("parts.py", PARTS, "function", "function is not the class of a LightningModule"),
         ("parts.py", PARTS, "number", "number is not the class of a LightningModule"),
@@ -261,7 +267,7 @@ def test_unusable_module_is_one_line(
 ) -> None:
     Path(file).write_text(text)
     what = (checkpoint.parent, "--all") if all_ else (checkpoint,)
-    is_of_checkpoint = all_ and class_name == "Broken"
+    is_of_checkpoint = all_ and class_name in ("Broken", "Ending")
     ends_with = 1 if is_of_checkpoint else 2
     result = export("lightning", *what, "--module", f"{file}:{class_name}", "-o", "out", ends_with=ends_with)
     (line,) = result.stderr.splitlines()
@@ -320,9 +326,9 @@ def test_only_whole_files_of_the_kind_are_there(checkpoint: Path) -> None:
     arguments = ("storage", "--all", "-o", "out", "--json")
     assert json.loads(export("lightning", *arguments).stdout)["exported"] == [checkpoint.name]
     assert empty.stat().st_size > 0
-    arguments = (*arguments, "--module", "parts.py:Plain")
-    assert json.loads(export("lightning", *arguments).stdout)["exported"] == [checkpoint.name]
-    assert json.loads(export("lightning", *arguments).stdout)["already_there"] == [checkpoint.name]
+    module = ("--module", "parts.py:Plain")
+    assert json.loads(export("lightning", *arguments, *module).stdout)["exported"] == [checkpoint.name]
+    assert json.loads(export("lightning", *arguments, *module).stdout)["already_there"] == [checkpoint.name]
     assert {path.name for path in folder.iterdir()} == {empty.name, f"{checkpoint.name}.Plain.ckpt"}
 
 
