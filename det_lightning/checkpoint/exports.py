@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 import shutil
 import tempfile
-import uuid
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
@@ -23,7 +25,11 @@ from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.safe_load import read_checkpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.escaping import escape, name_some
+from det_lightning.files.local_files import is_locked, lock_new_file
 from det_lightning.missing_parts import how_to_install
+
+# In the directory of an unfinished file.
+_LOCK = "lock"
 
 
 def require_tensors(content: CheckpointContent) -> None:
@@ -54,41 +60,68 @@ def export_for_module(
 ) -> None:
     """Write a Lightning ``.ckpt`` file whose weights have the names of a LightningModule with the same models.
 
-    ``module`` is such an object; weights outside the models keep its values. ``hparams_name`` is the parameter of its
-    class that takes all hyperparameters, None if they are passed by their own names. The file has weights, optimizers
-    and schedulers, but no state of Lightning's loops, so epochs start at 0 again.
+    ``module`` is such an object, and gets the weights; weights outside the models keep their values. ``hparams_name``
+    is the parameter of its class that takes all hyperparameters, None if they are passed by their own names. The file
+    has weights, optimizers and schedulers, but no state of Lightning's loops, so epochs start at 0 again.
 
     Raises:
-        InvalidCheckpointException: the module lacks a model of the checkpoint.
+        InvalidCheckpointException: the module lacks a model of the checkpoint, or several parts fit a model.
     """
     ckpt = to_lightning(content)
     models, _ = split_models(ckpt.pop("state_dict"))
-    weights = module.state_dict()
-    for name, model in zip(_find_models(models, module), models, strict=True):
-        weights.update({f"{name}.{key}": value for key, value in model.items()})
+    for part, model in _match_parts(models, module):
+        try:
+            # Not a change of names: another attribute of the module may hold a part of this part.
+            part.load_state_dict(model)
+        except RuntimeError as e:
+            raise errors.InvalidCheckpointException(
+                f"{type(part).__name__} in {type(module).__name__} does not load its weights: {e}"
+            ) from e
     left_out = (TRIAL_KEY, "loops", "callbacks", "hparams_name")
     ckpt = {name: value for name, value in ckpt.items() if name not in left_out}
     with _replacing(file) as unfinished:
         hparams = {} if hparams_name is None else {"hparams_name": hparams_name}
-        save_state({**ckpt, **hparams, "state_dict": weights}, unfinished)
+        save_state({**ckpt, **hparams, "state_dict": module.state_dict()}, unfinished)
 
 
-def _find_models(models: list[Any], module: torch.nn.Module) -> list[str]:
-    """Return the name of each model in a module: the first part with weights of the same names and shapes."""
+def _match_parts(
+    models: list[OrderedDict[str, Any]], module: torch.nn.Module
+) -> list[tuple[torch.nn.Module, OrderedDict[str, Any]]]:
+    """Return each model that has weights, with the only part of a module that has weights of these names and shapes.
 
-    def shapes(weights: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: getattr(value, "shape", None) for name, value in weights.items()}
-
-    parts = {name: shapes(part.state_dict()) for name, part in module.named_modules() if name}
-    found: list[str] = []
+    The order of parts proves nothing: a trial may wrap models in another order than its attributes, or not all of them.
+    """
+    parts = [(name, part, part.state_dict(keep_vars=True)) for name, part in module.named_modules() if name]
+    matched: dict[str, tuple[torch.nn.Module, OrderedDict[str, Any]]] = {}
     for index, model in enumerate(models):
-        name = next((name for name, part in parts.items() if part == shapes(model) and name not in found), None)
-        if name is None:
+        if not model:
+            continue
+        # The first of several parts that share their tensors stands for all.
+        fitting: dict[tuple[int, ...], tuple[str, torch.nn.Module]] = {}
+        for name, part, weights in parts:
+            if _describe_shapes(weights) == _describe_shapes(model):
+                fitting.setdefault(_identify(part, weights), (name, part))
+        names = [name for name, _ in fitting.values()]
+        shown = f"the weights of model {index}: {name_some(sorted(model))}"
+        if len(names) > 1:
             raise errors.InvalidCheckpointException(
-                f"{type(module).__name__} has no part with the weights of model {index}: {name_some(sorted(model))}."
+                f"{type(module).__name__} has {len(names)} parts that fit {shown}. A checkpoint does not name its "
+                f"models, so {name_some(names)} cannot be told apart; export with --to weights, and load by hand."
             )
-        found.append(name)
-    return found
+        if not names or names[0] in matched:
+            raise errors.InvalidCheckpointException(f"{type(module).__name__} has no part with {shown}.")
+        ((_, found),) = fitting.values()
+        matched[names[0]] = found, model
+    return [*matched.values()]
+
+
+def _describe_shapes(weights: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if is_lazy(value) else getattr(value, "shape", None) for name, value in weights.items()}
+
+
+def _identify(part: torch.nn.Module, weights: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return a key that parts with the same tensors share."""
+    return tuple(id(value) for value in weights.values() if isinstance(value, torch.Tensor)) or (id(part),)
 
 
 def export_safetensors(content: CheckpointContent, file: pathlib.Path) -> list[str]:
@@ -141,18 +174,31 @@ def _separate_tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield the path of a temporary file, and give the file its final name after the block."""
-    # Another container that writes this file may have the same process id.
-    unfinished = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
+    """Yield the path of a temporary file, and give the file its final name after the block.
+
+    The file is in a directory of its own, since safetensors writes further temporary files beside it.
+    """
+    _remove_leftovers(file)
     try:
-        unfinished.touch(exist_ok=False)
-        yield unfinished
-        unfinished.replace(file)
+        with tempfile.TemporaryDirectory(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent) as directory:
+            lock = lock_new_file(pathlib.Path(directory, _LOCK), b"")
+            unfinished = pathlib.Path(directory, "unfinished")
+            try:
+                yield unfinished
+                unfinished.replace(file)
+            finally:
+                lock.release()
     except (OSError, RuntimeError) as e:  # torch.save reports a full disk by a RuntimeError
         raise errors.StorageError(f"{file} cannot be written: {e}") from e
-    finally:
+
+
+def _remove_leftovers(file: pathlib.Path) -> None:
+    """Remove what killed runs left of ``file``; a process that still writes holds a lock."""
+    leftover = re.compile(rf"\.{re.escape(file.name)}\.\w{{8}}\.tmp")
+    for path in [*file.parent.iterdir()] if file.parent.is_dir() else []:
         with contextlib.suppress(OSError):
-            unfinished.unlink()
+            if leftover.fullmatch(path.name) and is_locked(path / _LOCK) is False:
+                shutil.rmtree(path)
 
 
 def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, trusted: bool = False) -> str:

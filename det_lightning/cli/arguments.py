@@ -62,9 +62,7 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
 
 def output_file(output: str, force: bool) -> pathlib.Path:
     """Return the local file of ``--output``; raise if the file exists, unless ``force``."""
-    if "://" in output:
-        raise ValueError(f"--output takes the path of a local file; got {output!r}.")
-    file = pathlib.Path(output).expanduser()
+    file = _expand_path(output)
     if file.is_dir() or not file.name:
         raise ValueError(f"--output takes the path of a file; {output!r} is a directory.")
     require_file(file, may_be_missing=True)
@@ -73,6 +71,24 @@ def output_file(output: str, force: bool) -> pathlib.Path:
     if file.exists() and not force:
         raise ValueError(f"--output {output!r} exists; --force replaces it.")
     return file
+
+
+def output_directory(output: str) -> pathlib.Path:
+    """Return the local directory of ``--output``, created if necessary."""
+    directory = _expand_path(output)
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"--output takes the path of a directory here; {output!r} is a file.")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _expand_path(output: str) -> pathlib.Path:
+    if "://" in output:
+        raise ValueError(f"--output takes a local path; got {output!r}.")
+    try:
+        return pathlib.Path(output).expanduser()
+    except RuntimeError as e:
+        raise ValueError(f"--output {output!r}: {e}") from e
 
 
 def _parse_value(key: str, value: str) -> Any:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import importlib
 import inspect
+import keyword
 import pathlib
+import signal
+import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from importlib import util
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from det_lightning import errors
-from det_lightning.cli.arguments import JsonFlag, Options, TrustedFlag, output_file, parse_options
+from det_lightning.cli.arguments import JsonFlag, Options, TrustedFlag, output_directory, output_file, parse_options
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
 from det_lightning.escaping import escape
+from det_lightning.masking import mask_text
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.format.content import CheckpointContent
@@ -31,6 +34,16 @@ class ExportKind(str, enum.Enum):
     lightning = "lightning"
 
 
+class _PlainModule(NamedTuple):
+    """The LightningModule of ``--module``."""
+
+    given: str
+    file: pathlib.Path
+    kind: Any
+
+
+# Not the name of the file: another module may be loaded under that name.
+_IMPORTED = "_module_of_export"
 _SUFFIXES = {ExportKind.weights: ".pt", ExportKind.safetensors: ".safetensors", ExportKind.lightning: ".ckpt"}
 _PROGRAM = """\
 import {package} as pl
@@ -59,7 +72,12 @@ def export(
         str, typer.Option("--output", "-o", help="The file to write; with --all the directory.", show_default=False)
     ],
     all_: Annotated[
-        bool, typer.Option("--all", help="Export all complete checkpoints of a storage. Existing files are kept.")
+        bool,
+        typer.Option(
+            "--all",
+            help="Export all complete checkpoints of a storage. Existing files are kept, except empty ones; with "
+            "--module the names of files have the name of the class.",
+        ),
     ] = False,
     module: Annotated[
         str | None,
@@ -80,20 +98,30 @@ def export(
     if module is not None and to is not ExportKind.lightning:
         raise ValueError("--module goes with --to lightning only.")
     options = parse_options(option)
-    write = functools.partial(_export_one, to=to, module=module, trusted=trusted, options=options)
-    if all_:
-        _export_all(checkpoint, options, pathlib.Path(output), _SUFFIXES[to], write, force=force, json=json)
-        return
-    file = output_file(output, force)
-    left_out, program = write(locate_checkpoint(checkpoint, options), file)
-    if left_out:
-        warn(f"Left out, since they are not tensors: {', '.join(left_out)}")
+    with contextlib.ExitStack() as stack:
+        # An end by a signal removes the unfinished file.
+        previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        stack.callback(signal.signal, signal.SIGTERM, previous)
+        target = output_directory(output) if all_ else output_file(output, force)
+        plain = None if module is None else stack.enter_context(_import_module(module))
+        write = functools.partial(_export_one, to=to, plain=plain, trusted=trusted, options=options)
+        if all_:
+            suffix = _SUFFIXES[to] if plain is None else f".{plain.kind.__name__}{_SUFFIXES[to]}"
+            _export_all(checkpoint, options, target, suffix, write, force=force, json=json)
+            return
+        left_out = write(locate_checkpoint(checkpoint, options), target)
+    _warn_of_missing(left_out)
     if json:
-        print_json({"path": str(file), "bytes": file.stat().st_size, "left_out": left_out})
+        print_json({"path": str(target), "bytes": target.stat().st_size, "left_out": left_out})
     else:
-        print_lines([str(file)])
-    for line in program.splitlines():
+        print_lines([str(target)])
+    for line in [] if plain is None else _write_program(plain, target).splitlines():
         typer.echo(line, err=True)
+
+
+def _warn_of_missing(names: list[str], prefix: str = "") -> None:
+    if names:
+        warn(f"{prefix}Left out, since they are not tensors: {', '.join(names)}")
 
 
 def _export_all(
@@ -101,7 +129,7 @@ def _export_all(
     options: dict[str, Any],
     folder: pathlib.Path,
     suffix: str,
-    write: Callable[..., Any],
+    write: Callable[..., list[str]],
     *,
     force: bool,
     json: bool,
@@ -110,22 +138,25 @@ def _export_all(
     from det_lightning.cli.checkpoint_locations import open_storage
 
     storage = open_storage(url, options)
-    folder.mkdir(parents=True, exist_ok=True)
     summary: dict[str, list[str]] = {"exported": [], "already_there": [], "failed": []}
+    left_out: dict[str, list[str]] = {}
     for checkpoint_id in sorted(storage.list_ids()):
         file = folder / f"{checkpoint_id}{suffix}"
-        if file.exists() and not force:
+        if not force and file.is_file() and file.stat().st_size > 0:
             summary["already_there"].append(checkpoint_id)
             continue
         try:
-            write(storage.root / checkpoint_id, file)
-        except errors.DetLightningError as e:
-            warn(f"{checkpoint_id}: {e}")
+            missing = write(storage.root / checkpoint_id, file)
+        except Exception as e:  # also of the imported module
+            warn(f"{checkpoint_id}: {mask_text(str(e) or type(e).__name__)}")
             summary["failed"].append(checkpoint_id)
-        else:
-            summary["exported"].append(checkpoint_id)
+            continue
+        summary["exported"].append(checkpoint_id)
+        _warn_of_missing(missing, f"{checkpoint_id}: ")
+        if missing:
+            left_out[checkpoint_id] = missing
     if json:
-        print_json({"directory": str(folder), **summary})
+        print_json({"directory": str(folder), **summary, "left_out": left_out})
     else:
         counts = ", ".join(f"{len(ids)} {name.replace('_', ' ')}" for name, ids in summary.items())
         print_lines([f"{counts}, in {folder}"])
@@ -138,11 +169,11 @@ def _export_one(
     file: pathlib.Path,
     *,
     to: ExportKind,
-    module: str | None,
+    plain: _PlainModule | None,
     trusted: bool,
     options: dict[str, Any],
-) -> tuple[list[str], str]:
-    """Export a checkpoint; return the names of omitted entries, and a program that goes on with the file."""
+) -> list[str]:
+    """Export a checkpoint; return the names of omitted entries."""
     from det_lightning.checkpoint import exports  # imports torch
     from det_lightning.checkpoint.safe_load import read_checkpoint
     from det_lightning.cli.checkpoint_locations import open_local
@@ -150,23 +181,25 @@ def _export_one(
     with open_local(location, options) as directory:
         content = read_checkpoint(directory, trusted=trusted, only_weights=to is not ExportKind.lightning)
         exports.require_tensors(content)
-        if module is not None:
-            with _create_module(module, content) as (created, hparams_name):
-                exports.export_for_module(content, created, hparams_name, file)
-                return [], _write_program(type(created), file)
-        if to is ExportKind.lightning:
+        if plain is not None:
+            exports.export_for_module(content, *_create_module(plain, content), file)
+        elif to is ExportKind.lightning:
             exports.export_lightning(content, file)
         elif to is ExportKind.weights:
             exports.export_weights(content, file)
         else:
-            return exports.export_safetensors(content, file), ""
-    return [], ""
+            return exports.export_safetensors(content, file)
+    return []
 
 
 @contextlib.contextmanager
-def _create_module(given: str, content: CheckpointContent) -> Iterator[tuple[Any, str | None]]:
-    """Yield an object of the class ``FILE:CLASS``, and the name of a parameter for all hyperparameters, or None."""
-    from det_lightning.checkpoint.format.resume_state import read_settings
+def _import_module(given: str) -> Iterator[_PlainModule]:
+    """Import the class of ``FILE:CLASS`` for a ``with`` block, in which the file may import others beside it."""
+    import torch
+
+    # Before the search path changes.
+    from det_lightning.checkpoint import exports, safe_load  # noqa: F401
+    from det_lightning.cli import checkpoint_locations  # noqa: F401
     from det_lightning.importing import import_from_path
 
     name, _, class_name = given.rpartition(":")
@@ -175,23 +208,46 @@ def _create_module(given: str, content: CheckpointContent) -> Iterator[tuple[Any
         raise ValueError(f"--module takes FILE:CLASS, such as module.py:MyModule; got {given!r}.")
     if not file.is_file():
         raise FileNotFoundError(f"--module {given}: there is no file {file}.")
+    if not file.stem.isidentifier() or keyword.iskeyword(file.stem):
+        raise ValueError(f"--module {given}: no program can import {file.name}; rename it, such as to my_module.py.")
     with import_from_path(file.parent):
-        found = getattr(importlib.import_module(file.stem), class_name, None)
+        spec = util.spec_from_file_location(_IMPORTED, file.resolve())
+        assert spec is not None
+        assert spec.loader is not None
+        imported = sys.modules[_IMPORTED] = util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(imported)
+        except (Exception, SystemExit) as e:
+            raise ValueError(f"--module {given}: {file} cannot be imported: {type(e).__name__}: {e}") from e
+        found = getattr(imported, class_name, None)
         if found is None:
             raise ValueError(f"--module {given}: {file} has no class {class_name}.")
-        hparams = read_settings(content.resume, content.load_data)["hparams"] or {}
-        parameters = inspect.signature(found).parameters
-        takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-        as_one = "hparams" in parameters and parameters["hparams"].kind is not inspect.Parameter.VAR_KEYWORD
-        given_ones = {name: value for name, value in hparams.items() if takes_all or name in parameters}
-        try:
-            created = found(hparams=hparams) if as_one else found(**given_ones)
-        except TypeError as e:
-            raise ValueError(f"--module {given}: {class_name} does not take the trial's hyperparameters: {e}.") from e
-        yield created, "hparams" if as_one else None
+        is_module = isinstance(found, type) and issubclass(found, torch.nn.Module)
+        if not (is_module and hasattr(found, "load_from_checkpoint")):
+            raise ValueError(f"--module {given}: {class_name} is not the class of a LightningModule.")
+        yield _PlainModule(given, file, found)
 
 
-def _write_program(kind: type, file: pathlib.Path) -> str:
-    uses_lightning = any(base.__module__.startswith("lightning.") for base in kind.__mro__)
+def _create_module(plain: _PlainModule, content: CheckpointContent) -> tuple[Any, str | None]:
+    """Return an object of the class, and the name of a parameter for all hyperparameters, or None."""
+    from det_lightning.checkpoint.format.resume_state import read_settings
+
+    hparams = read_settings(content.resume, content.load_data)["hparams"] or {}
+    parameters = inspect.signature(plain.kind).parameters
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    as_one = "hparams" in parameters and parameters["hparams"].kind is not inspect.Parameter.VAR_KEYWORD
+    given_ones = {name: value for name, value in hparams.items() if takes_all or name in parameters}
+    try:
+        created = plain.kind(hparams=hparams) if as_one else plain.kind(**given_ones)
+    except (Exception, SystemExit) as e:
+        raise ValueError(
+            f"--module {plain.given}: {plain.kind.__name__} does not take the trial's hyperparameters: "
+            f"{type(e).__name__}: {e}"
+        ) from e
+    return created, "hparams" if as_one else None
+
+
+def _write_program(plain: _PlainModule, file: pathlib.Path) -> str:
+    uses_lightning = any(base.__module__.startswith("lightning.") for base in plain.kind.__mro__)
     package = "lightning.pytorch" if uses_lightning else "pytorch_lightning"
-    return _PROGRAM.format(package=package, module=kind.__module__, name=kind.__name__, file=escape(file))
+    return _PROGRAM.format(package=package, module=plain.file.stem, name=plain.kind.__name__, file=escape(file))

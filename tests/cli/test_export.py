@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from det_lightning import import_from_path, pytorch
 from det_lightning.cli.app import app
-from tests.checkpoint.made_checkpoints import write_checkpoint
+from tests.checkpoint.made_checkpoints import make_state, write_checkpoint
 
 TRIAL = """
 import torch
@@ -134,3 +135,231 @@ def test_all_of_a_storage_is_exported_once(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{first.name}.pt"]
     summary = json.loads(run(*arguments, "--json", ends_with=1).stdout)
     assert (summary["already_there"], summary["failed"]) == ([first.name], [second.name])
+    assert summary["left_out"] == {}
+
+
+# The models of write_checkpoint() in several modules.
+PARTS = """
+import copy
+import pytorch_lightning as pl
+import torch
+
+
+def build_body():
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+
+
+class Plain(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(3, 1)
+        self.body = build_body()
+
+
+class Aliases(Plain):
+    def __init__(self):
+        super().__init__()
+        self.same = self.body
+        self.wrapped = torch.nn.Sequential(self.head)
+        self.first = self.body[0]
+
+
+class Target(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.body = build_body()
+        self.target = torch.nn.Linear(3, 1)
+        self.head = copy.deepcopy(self.target)
+
+
+class Broken(Plain):
+    def __init__(self, **hparams):
+        super().__init__()
+        hparams["width"]
+
+
+class Picky(Plain):
+    def __init__(self, lr):
+        super().__init__()
+        if lr > 1:
+            raise ValueError("lr is too large")
+
+
+class Ending(Plain):
+    def __init__(self):
+        raise SystemExit(0)
+
+
+class Bare(torch.nn.Module):
+    pass
+
+
+def function():
+    pass
+
+
+number = 3
+"""
+
+
+def export(to: str, *more: object, ends_with: int = 0) -> Result:
+    return run("checkpoint", "export", *more, "--to", to, ends_with=ends_with)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint in the storage of the working directory, and a file with modules."""
+    monkeypatch.chdir(tmp_path)
+    Path("parts.py").write_text(PARTS)
+    return write_checkpoint("storage")
+
+
+@pytest.mark.parametrize("name", ["Plain", "Aliases"])
+def test_weights_reach_all_names(name: str, checkpoint: Path) -> None:
+    export("lightning", checkpoint, "--module", f"parts.py:{name}", "-o", "a.ckpt")
+    weights = torch.load("a.ckpt", weights_only=True)["state_dict"]
+    body, head = make_state()["models_state_dict"]
+    expected = {"head": head, "body": body}
+    if name == "Aliases":
+        first = {key.removeprefix("0."): value for key, value in body.items() if key.startswith("0.")}
+        expected |= {"same": body, "wrapped.0": head, "first": first}
+    assert {f"{part}.{key}" for part, model in expected.items() for key in model} == set(weights)
+    for part, model in expected.items():
+        assert all(torch.equal(weights[f"{part}.{key}"], value) for key, value in model.items())
+
+
+def test_ambiguous_part_is_refused(checkpoint: Path) -> None:
+    result = export("lightning", checkpoint, "--module", "parts.py:Target", "-o", "a.ckpt", ends_with=1)
+    assert "Target has 2 parts that fit the weights of model 1: bias, weight." in result.stderr
+    assert "target, head" in result.stderr
+    assert "--to weights" in result.stderr
+    assert not Path("a.ckpt").exists()
+
+
+def test_order_of_equal_models_proves_nothing(checkpoint: Path) -> None:
+    state = make_state()
+    head = state["models_state_dict"][1]
+    equal = write_checkpoint("equal", state={**state, "models_state_dict": [head, {}, head]})
+    result = export("lightning", equal, "--module", "parts.py:Target", "-o", "a.ckpt", ends_with=1)
+    assert "Target has 2 parts that fit the weights of model 0" in result.stderr
+    result = export("lightning", equal, "--module", "parts.py:Plain", "-o", "a.ckpt", ends_with=1)
+    assert "Plain has no part with the weights of model 2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "class_name", "message"),
+    [
+        ("absent.py", "import there_is_no_such_module", "Plain", "ModuleNotFoundError: No module named"),
+        ("wrong.py", "def f(:", "Plain", "SyntaxError: "),
+        ("ends.py", "raise SystemExit(0)", "Plain", "SystemExit: 0"),
+        ("parts.py", PARTS, "Broken", "KeyError: 'width'"),
+        ("parts.py", PARTS, "Ending", "SystemExit: 0"),
+        ("parts.py", PARTS, "Bare", "Bare is not the class of a LightningModule"),
+        ("parts.py", PARTS, "function", "function is not the class of a LightningModule"),
+        ("parts.py", PARTS, "number", "number is not the class of a LightningModule"),
+        ("my-module.py", PARTS, "Plain", "no program can import my-module.py; rename it"),
+        ("class.py", PARTS, "Plain", "no program can import class.py; rename it"),
+    ],
+)
+@pytest.mark.parametrize("all_", [False, True])
+def test_unusable_module_is_one_line(
+    file: str, text: str, class_name: str, message: str, all_: bool, checkpoint: Path
+) -> None:
+    Path(file).write_text(text)
+    what = (checkpoint.parent, "--all") if all_ else (checkpoint,)
+    is_of_checkpoint = all_ and class_name in ("Broken", "Ending")
+    ends_with = 1 if is_of_checkpoint else 2
+    result = export("lightning", *what, "--module", f"{file}:{class_name}", "-o", "out", ends_with=ends_with)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"{checkpoint.name}: " if is_of_checkpoint else f"Error: --module {file}:{class_name}: ")
+    assert message in line
+
+
+@pytest.mark.parametrize("name", ["json", "yaml"])
+def test_file_named_like_another_module(name: str, checkpoint: Path) -> None:
+    folder = Path("modules")
+    folder.mkdir()
+    Path("parts.py").rename(folder / f"{name}.py")
+    result = export("lightning", checkpoint, "--module", f"modules/{name}.py:Plain", "-o", "a.ckpt")
+    assert f"from {name} import Plain" in result.stderr
+
+
+@pytest.mark.parametrize("all_", [False, True])
+@pytest.mark.parametrize("output", ["s3://bucket/out", "~nobody_of_this_name/out", "parts.py/"])
+def test_unusable_output_is_refused(output: str, all_: bool, checkpoint: Path) -> None:
+    before = sorted(Path().iterdir())
+    what = (checkpoint.parent, "--all") if all_ else (checkpoint,)
+    result = export("weights", *what, "-o", output, ends_with=2)
+    assert len(result.stderr.splitlines()) == 1
+    assert sorted(Path().iterdir()) == before
+
+
+def test_directory_in_the_home(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    export("weights", "storage", "--all", "-o", "~/out")
+    assert [path.name for path in (tmp_path / "home" / "out").iterdir()] == [f"{checkpoint.name}.pt"]
+
+
+def test_all_names_omitted_entries(checkpoint: Path) -> None:
+    weights = {"weight": torch.ones(2), "_extra_state": {"a": 1}}
+    other = write_checkpoint("storage", state={**make_state(), "models_state_dict": [weights]})
+    result = export("safetensors", "storage", "--all", "-o", "out", "--json")
+    assert json.loads(result.stdout)["left_out"] == {other.name: ["_extra_state"]}
+    assert result.stderr == f"{other.name}: Left out, since they are not tensors: _extra_state\n"
+
+
+def test_error_of_a_checkpoint_stops_no_other(checkpoint: Path) -> None:
+    hparams = {"lr": 5.0}
+    load_data = {"trial_type": "PyTorchTrial", "experiment_config": None, "hparams": hparams, "is_trainer": True}
+    other = write_checkpoint("storage", by_determined=True, load_data=load_data)
+    result = export("lightning", "storage", "--all", "--module", "parts.py:Picky", "-o", "out", "--json", ends_with=1)
+    summary = json.loads(result.stdout)
+    assert (summary["exported"], summary["failed"]) == ([checkpoint.name], [other.name])
+    assert "ValueError: lr is too large" in result.stderr
+
+
+def test_only_whole_files_of_the_kind_are_there(checkpoint: Path) -> None:
+    folder = Path("out")
+    folder.mkdir()
+    empty = folder / f"{checkpoint.name}.ckpt"
+    empty.touch()
+    arguments = ("storage", "--all", "-o", "out", "--json")
+    assert json.loads(export("lightning", *arguments).stdout)["exported"] == [checkpoint.name]
+    assert empty.stat().st_size > 0
+    module = ("--module", "parts.py:Plain")
+    assert json.loads(export("lightning", *arguments, *module).stdout)["exported"] == [checkpoint.name]
+    assert json.loads(export("lightning", *arguments, *module).stdout)["already_there"] == [checkpoint.name]
+    assert {path.name for path in folder.iterdir()} == {empty.name, f"{checkpoint.name}.Plain.ckpt"}
+
+
+# Exports, and waits while the temporary file is open.
+WAITING = """
+import sys, time
+from det_lightning.checkpoint import exports
+from det_lightning.cli.app import app
+
+def wait(state, file):
+    file.write_bytes(b"unfinished")
+    print("WAITS", flush=True)
+    time.sleep(600)
+
+exports.save_state = wait
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_export_leaves_nothing_for_long(number: int, checkpoint: Path) -> None:
+    arguments = ["checkpoint", "export", str(checkpoint), "--to", "weights", "-o", "out.pt"]
+    command = [sys.executable, "-c", WAITING, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "WAITS\n"
+        (unfinished,) = Path().glob(".out.pt.*.tmp")
+        run(*arguments)
+        assert unfinished.exists()  # the process still writes
+        process.send_signal(number)
+        assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
+    assert unfinished.exists() == (number == signal.SIGKILL)
+    run(*arguments, "--force")
+    assert not [*Path().glob(".out.pt.*")]
