@@ -37,8 +37,8 @@ def _average_gathered(per_rank: list[list[dict[str, Any]]]) -> list[dict[str, An
         names = [list(batch) for batch in theirs]
         if [set(batch) for batch in names] != [set(batch) for batch in first]:
             raise ValueError(
-                f"train_batch() must return the same metrics on every rank; got {_summary(first)} for the batches of "
-                f"the workload on rank 0, and {_summary(names)} on rank {rank}."
+                "train_batch() must return the same metrics on every rank; got, for the batches of a workload, "
+                f"{_summary(first)} on rank 0, and {_summary(names)} on rank {rank}."
             )
     return [
         {name: _mean_over_ranks([theirs[index][name] for theirs in per_rank]) for name in names}

@@ -111,7 +111,8 @@ def _projects(project: ProjectPort) -> Iterator[MovedProject]:
 
 def _count_changed(port: FilePort) -> int:
     before, after = (text.splitlines(keepends=True) for text in (port.before, port.after))
-    gone, new = Counter(before), Counter(after)
+    gone = Counter(before)
+    new = Counter(after)
     # Lines in another order count by place. difflib would take many seconds for a large notebook.
     return max((gone - new).total(), (new - gone).total()) or sum(map(operator.ne, before, after))
 

@@ -220,7 +220,7 @@ def test_links_of_an_sftp_server(tmp_path: Path, sftp_options: dict[str, Any]) -
     (tmp_path / "storage/latest").symlink_to(ids[0])
     assert storage.list_ids() == sorted(ids)
     assert storage.list_links() == {"latest": ""}
-    with pytest.raises(errors.CheckpointNotFound, match="is a link, and nothing is deleted through one"):
+    with pytest.raises(errors.CheckpointNotFound, match="is a link, and nothing is deleted through a link"):
         storage.delete("latest")
     with open_checkpoint(storage.find("latest"), backend.options) as directory:
         assert equal(load_checkpoint(directory).state, STATE)
