@@ -21,6 +21,7 @@ from det_lightning.cli.output import (
     print_lines,
     print_table,
     report_errors,
+    warn,
 )
 from det_lightning.masking import mask
 
@@ -41,7 +42,7 @@ def list_checkpoints(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """List the checkpoints of a storage, newest first, incomplete ones included; then the links to them."""
+    """List the checkpoints of a storage, newest first, incomplete checkpoints and links included."""
     from det_lightning.checkpoint.retention.trial_checkpoints import with_metrics
     from det_lightning.cli.checkpoint_locations import open_storage
 
@@ -54,6 +55,8 @@ def list_checkpoints(
         content = {"storage": str(listed), "checkpoints": mask(found)}
         print_json({**content, "links": links} if links else content)
         return
+    if best and entries and not found:
+        warn("No complete checkpoint has a metric; `det-lightning checkpoint annotate` adds those of the master.")
     _print_checkpoints(found, links, with_trial=best)
 
 

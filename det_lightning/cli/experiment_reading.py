@@ -13,9 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from det_lightning import errors
 from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag, Options, parse_options
 from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
 from det_lightning.files.file_kinds import require_file
+
+Page = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")]
 
 
 @report_errors()
@@ -47,9 +50,7 @@ def show(
         ),
     ],
     json: JsonFlag = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")
-    ] = None,
+    html: Page = None,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -70,7 +71,8 @@ def show(
     from det_lightning.experiments.directory import ExperimentDirectory
     from det_lightning.experiments.trial_table import sort_trials
 
-    _require_html_alone(html, {"--json": json, "--sort": sort is not None, "--best": best})
+    _require_alone("--html", html is not None, {"--json": json, "--sort": sort is not None, "--best": best})
+    _require_alone("--best", best, {"--json": json, "--sort": sort is not None})
     found, is_run_here = _find_experiments(experiment, option, with_curves=html is not None)
     if html is not None:
         if len(found) > 1:
@@ -104,17 +106,23 @@ def compare(
         ),
     ],
     json: JsonFlag = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")
-    ] = None,
+    html: Page = None,
     option: Options = None,
 ) -> None:
     """Compare the best trials of several experiments or storages: metrics, seeds, different hyperparameters."""
     from det_lightning.experiments.trial_table import COLUMNS, compare_experiments
 
-    _require_html_alone(html, {"--json": json})
-    found = [_find_experiments(given, option, with_curves=html is not None)[0] for given in experiments]
-    compared = compare_experiments([details for group in found for details in group])
+    _require_alone("--html", html is not None, {"--json": json})
+    found: list[dict[str, Any]] = []
+    mistakes: list[str] = []
+    for given in experiments:
+        try:
+            found += _find_experiments(given, option, with_curves=html is not None)[0]
+        except errors.ExperimentError as e:
+            mistakes.append(str(e))
+    if mistakes:
+        raise errors.ExperimentError("\n".join(mistakes))
+    compared = compare_experiments(found)
     if html is not None:
         _write_page(compared, html, COLUMNS)
     elif json:
@@ -141,10 +149,11 @@ def _find_experiments(given: str, option: list[str] | None, *, with_curves: bool
     return [describe_experiment(ExperimentDirectory.existing(Path(given)), with_curves=with_curves)], True
 
 
-def _require_html_alone(html: Path | None, others: dict[str, bool]) -> None:
-    given = [name for name, is_given in others.items() if is_given]
-    if html is not None and given:
-        raise ValueError(f"--html writes a page in place of any other output; leave out {' and '.join(given)}.")
+def _require_alone(option: str, is_given: bool, others: dict[str, bool]) -> None:
+    """Raise a ValueError if an option with an output of its own is given beside ``others``."""
+    beside = [name for name, is_beside in others.items() if is_beside]
+    if is_given and beside:
+        raise ValueError(f"{option} replaces all other output; leave out {' and '.join(beside)}.")
 
 
 def _write_page(details: dict[str, Any], file: Path, more_columns: Sequence[str] = ()) -> None:

@@ -27,8 +27,7 @@ from det_lightning.porting.python_syntax import (
 #: The options of this package are renamed in every file of a project.
 _WITH_OPTIONS = "transformers"
 _GENERATOR = "<generator>"
-#: The text before an option that is a key of YAML, in blocks and in braces.
-_YAML_KEY = r"(?:^[ \t-]*|[{,][ \t]*)[\"']?(?=\w+[\"']?[ \t]*:)"
+_YAML_KEY = r"(?:^[ \t-]*|[{,][ \t]*)[\"']?(?=\w+[\"']?[ \t]*:)"  # the text before a key, in blocks and in braces
 _RUFF_READS = re.compile(r"\bnumpy\b|\bunittest\b|^[ \t]*from[ \t]+collections[ \t]+import", re.MULTILINE)
 _USE = re.compile(r"[^\n,]*")
 

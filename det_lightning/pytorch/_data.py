@@ -20,10 +20,8 @@ from det_lightning.pytorch._random_state import PassJournal
 logger = logging.getLogger(__name__)
 
 TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
-
 # The kinds of numpy dtype with tensors in torch: float, complex, int, unsigned int, bool.
 _TENSOR_KINDS = "fciub"
-
 # The types of batches and their parts.
 _BATCH_TYPES = (torch.Tensor, list, tuple, dict, np.ndarray)
 

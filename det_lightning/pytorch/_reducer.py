@@ -120,12 +120,11 @@ def _is_torchmetrics(reducer: Any) -> bool:
 
 
 class TorchMetricReducer(MetricReducer):
-    """A torchmetrics metric or collection: ``compute`` runs on every rank, and synchronizes through ``allgather``.
+    """A metric or collection of torchmetrics; ``compute`` synchronizes all ranks through ``allgather``, if any."""
 
-    Without ``allgather``, torchmetrics uses ``torch.distributed``.
-    """
-
-    def __init__(self, metric: torchmetrics.Metric | torchmetrics.MetricCollection, allgather: AllGather | None):
+    def __init__(
+        self, metric: torchmetrics.Metric | torchmetrics.MetricCollection, allgather: AllGather | None
+    ) -> None:
         self.metric = metric
         if allgather is None:
             return

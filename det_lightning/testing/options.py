@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import re
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from det_lightning.errors import ConfigError
 from det_lightning.files.file_kinds import require_file
 from det_lightning.hyperparameters import choose_hparams
 from det_lightning.masking import mask_text
+from det_lightning.missing_parts import how_to_install
 from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.records.record import RecordError, read_record
 
@@ -78,6 +80,8 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     arguments = attempt(_parse_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
     for output in paths.keys() & {"record", "report"}:
         attempt(require_file, paths[output], True)
+    if "report" in paths and not all(map(importlib.util.find_spec, ("jinja2", "plotly"))):
+        mistakes.append(f"--trial-report needs jinja2 and plotly: {how_to_install('testing')}.")
     metrics = attempt(_parse_object, "--trial-metrics", values.trial_metrics, '{"validation_loss": 0.25}') or {}
     if wrong := {name: value for name, value in metrics.items() if not isinstance(value, int | float)}:
         mistakes.append(f"--trial-metrics must be numbers; got {wrong}.")

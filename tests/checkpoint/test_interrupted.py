@@ -92,7 +92,7 @@ def test_interrupt_at_any_instruction(tmp_path: Path) -> None:
     queue = CheckpointQueue(CheckpointStorage(tmp_path / "count"), CodeCopier(tmp_path / "code"), True)
     instructions = interrupt_at(-1, lambda: queue.write(files_of()))
     queue.take_complete(wait=True)
-    for point in range(3, instructions + 100, instructions // 25):
+    for point in range(3, instructions + 100, instructions // 50):
         storage = CheckpointStorage(tmp_path / str(point))
         assert exit_status(save_and_end, storage, point) == 0, f"at instruction {point} of {instructions}"
         left = [path.name for path in storage.root.local_path.glob("*")]

@@ -103,6 +103,10 @@ def test_annotated_checkpoints_load(platform: Platform) -> None:
 
 def test_ls_best_lists_best_first(platform: Platform) -> None:
     assert json_of("ls", platform.storage, "--best")["checkpoints"] == []
+    assert (
+        "No complete checkpoint has a metric; `det-lightning checkpoint annotate`"
+        in run("ls", platform.storage, "--best").stderr
+    )
     run("annotate", platform.storage, *platform.files)
     best = json_of("ls", platform.storage, "--best")["checkpoints"]
     assert [entry["uuid"] for entry in best] == [platform.ids[name] for name in ("8 at 10", "7 at 20", "7 at 10")]

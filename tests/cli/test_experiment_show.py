@@ -241,6 +241,17 @@ def test_html_goes_alone(option: str, tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.parametrize("option", ["--json", "--sort=loss"])
+def test_best_goes_alone(option: str, tmp_path: Path) -> None:
+    result = run("show", made_experiment(tmp_path).path, "--best", option, ends_with=2)
+    assert f"--best replaces all other output; leave out {option.partition('=')[0]}." in result.stderr
+
+
+def test_compare_names_all_that_are_no_experiments(tmp_path: Path) -> None:
+    result = run("compare", made_experiment(tmp_path).path, tmp_path / "one", tmp_path / "two", ends_with=2)
+    assert all(f"{tmp_path / name} is not an experiment" in result.stderr for name in ("one", "two"))
+
+
 def test_unreadable_hyperparameters_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint = write_checkpoint(tmp_path, notes={"experiment": "a-run", "trial": "a-run"})
     (checkpoint / "load_data.json").unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -240,6 +241,13 @@ def test_invalid_options_are_usage_errors(pytester: pytest.Pytester, arguments: 
     result = run(pytester, *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(lines)
+
+
+def test_report_without_plotly_is_a_usage_error(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    result = run(pytester, "--trial", "model_def:MyTrial", "--trial-report", "page.html")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--trial-report needs jinja2 and plotly: pip install *"])
 
 
 def test_failed_import_shows_own_frames(pytester: pytest.Pytester) -> None:
