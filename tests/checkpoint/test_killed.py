@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_unfinished_marks(tmp_path: Path) -> None:
 
 def test_next_run_finishes_a_deletion(tmp_path: Path) -> None:
     """The next run has no checkpoint to write, after which it would try again."""
-    writing = {"period": pytorch.Batch(1), "retention": Retention(0, 0, 1)}
+    writing: dict[str, Any] = {"period": pytorch.Batch(1), "retention": Retention(0, 0, 1)}
     train(tmp_path, 2, **writing)
     storage = CheckpointStorage(tmp_path)
     (kept,) = storage.list_ids()

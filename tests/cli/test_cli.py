@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ def write_remote(storage: CheckpointStorage, tmp_path: Path, **changes: Any) -> 
 # Starting
 
 
-def modules_after(*commands: list[object], ends_with: int = 0) -> set[str]:
+def modules_after(*commands: Sequence[object], ends_with: int = 0) -> set[str]:
     """Run the program with each command in one new process; return what it imported."""
     code = f"""
 import sys
@@ -149,7 +149,7 @@ def test_missing_checkpoint_needs_no_torch() -> None:
 @pytest.mark.slow
 def test_no_command_needs_lightning(checkpoint: Path) -> None:
     exports = [["export", checkpoint, "--to", kind, "-o", kind] for kind in ("lightning", "safetensors")]
-    commands: list[list[object]] = [["show", checkpoint], ["verify", checkpoint], *exports]
+    commands: list[Sequence[object]] = [["show", checkpoint], ["verify", checkpoint], *exports]
     imported = modules_after(*(["checkpoint", *command] for command in commands))
     assert "torch" in imported
     assert imported.isdisjoint({"pytorch_lightning", "lightning_fabric", "det_lightning.pytorch"})
