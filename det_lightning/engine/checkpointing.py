@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import LIGHTNING_FILE, RESUME_FILE, SHARDED_STATE_FILE, STATE_FILE
 from det_lightning.checkpoint.format.manifest import digest_file
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy
-from det_lightning.checkpoint.retention.run_claims import BackgroundCleaning, RunClaims
+from det_lightning.checkpoint.retention.run_claims import RunClaims, remove_remains
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
 from det_lightning.checkpoint.storage.background import WORKER_DIED, CheckpointQueue, defer_signal
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -31,6 +32,8 @@ from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
 
+# How long the end of a run waits for the cleaning thread: a run that finds nothing to remove ends in no request.
+_LAST_WAIT_S = 1.0
 # Files with objects of users' code; other files hold numbers, texts and tensors only.
 _FILES_WITH_OBJECTS = (STATE_FILE, SHARDED_STATE_FILE, RESUME_FILE, LIGHTNING_FILE)
 
@@ -68,7 +71,7 @@ class RunCheckpoints:
         self.digests: dict[str, list[str]] | None = None
         self._saving = saving or Saving()
         self.queue = CheckpointQueue(storage, self._saving.code, self._saving.in_background)
-        self._cleaning: BackgroundCleaning | None = None
+        self._cleaning: threading.Thread | None = None
         self.begin(None)
 
     def begin(self, best_value: float | None) -> None:
@@ -104,7 +107,9 @@ class RunCheckpoints:
         self._trial = TrialCheckpoints(storage, self.policy, trial, self.claims.run_id)
         if self.policy.retention is not None:
             self._trial.learn(experiment, parent)
-        self._cleaning = BackgroundCleaning(storage)
+        cleaning = threading.Thread(target=remove_remains, args=[storage], name="det_lightning-cleaning", daemon=True)
+        cleaning.start()
+        self._cleaning = cleaning  # started, even if a signal comes in between
 
     def attach(self, run: TrialRun) -> None:
         """Attach the run whose state :meth:`save` writes."""
@@ -199,7 +204,7 @@ class RunCheckpoints:
         """
         if self._distributed.size == 1 or self._run.exchange.checkpoint_completed:
             if self._distributed.size > 1 or self._must_renew():
-                _run_on_chief(self._distributed, self._renew)
+                _run_on_chief(self._distributed, lambda: self.claims.renew() if self._must_renew() else None)
             self._report_complete()
 
     def has_news(self) -> bool:
@@ -211,10 +216,6 @@ class RunCheckpoints:
     def _must_renew(self) -> bool:
         # Not every connection can be shared by two threads, and the background thread writes through this connection.
         return (not self._unreported or self.storage.root.is_object_store) and self.claims.are_due()
-
-    def _renew(self) -> None:
-        if self._must_renew():
-            self.claims.renew()
 
     def _report_complete(self, wait: bool = False) -> None:
         if not self._unreported:
@@ -244,14 +245,13 @@ class RunCheckpoints:
         try:
             self._report(self.queue.finish_in_a_hurry())
         except errors.CheckpointError as e:
-            # This failure must not hide the error at the end of the run.
-            if e is not exception:
+            if e is not exception:  # this failure must not hide the error at the end of the run
                 logger.error("The run failed while a checkpoint was being written, and this checkpoint is lost: %s", e)
 
     def close(self) -> None:
         """Release the trial's name, and let other runs delete checkpoints."""
         if self._cleaning is not None:
-            self._cleaning.end()
+            self._cleaning.join(_LAST_WAIT_S)
             self._cleaning = None
         self.claims.release()
 

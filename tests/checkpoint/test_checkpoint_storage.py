@@ -68,19 +68,6 @@ def test_unneeded_files_are_left_out(tmp_path: Path) -> None:
     assert code_of(write(tmp_path)) == ["kept.py", "package/", "package/.hidden"]
 
 
-def test_detignore_syntax(tmp_path: Path) -> None:
-    touch("kept.py", "data/big.bin", "logs/a.log", "deep/b.log", "deep/kept.log", "/".join(["deep", "data", "x"]))
-    Path(".detignore").write_text("# comment\n/data/\n*.log\n!kept.log\n")
-    assert code_of(write(tmp_path)) == ["deep/", "deep/data/", "deep/data/x", "deep/kept.log", "kept.py", "logs/"]
-
-
-def test_inner_storage_is_not_copied() -> None:
-    touch("model_def.py", "output/notes.txt")
-    for _ in range(3):
-        checkpoint = write(Path("output/checkpoints"))
-    assert code_of(checkpoint) == ["model_def.py", "output/", "output/notes.txt"]
-
-
 @pytest.mark.parametrize("storage", ["output/checkpoints", "output/../output/checkpoints", "a link", "file URL"])
 def test_inner_storage_under_any_name(storage: str) -> None:
     touch("model_def.py", "output/checkpoints/notes.txt")
@@ -120,9 +107,3 @@ def test_other_checkpoints_are_not_copied() -> None:
         second = write(Path("second"))
     assert code_of(first) == ["model_def.py", "results/", "results/notes.txt"]
     assert code_of(second) == ["model_def.py", "results/", "results/first/", "results/notes.txt"]
-
-
-def test_dangling_link_stops_nothing(tmp_path: Path) -> None:
-    touch("model_def.py")
-    Path("dangling").symlink_to("nowhere")
-    assert code_of(write(tmp_path)) == ["model_def.py"]

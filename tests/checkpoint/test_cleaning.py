@@ -13,7 +13,7 @@ import pytest
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.retention.run_claims import BackgroundCleaning
+from det_lightning.checkpoint.retention.run_claims import remove_remains
 from det_lightning.checkpoint.storage.location import new_id
 from tests.launching import environment
 from tests.trials import SmallTrial
@@ -91,7 +91,7 @@ def test_foreign_leftovers_stay(tmp_path: Path) -> None:
     for path in (of_others, removed_by_others):
         os.chown(path, 65534, 65534)
     storage = CheckpointStorage(tmp_path)
-    BackgroundCleaning(storage).end()
+    remove_remains(storage)
     assert [path for path in tmp_path.iterdir() if path.name != ".det_lightning"] == [of_others]
     assert removed_by_others.exists()
     assert storage.remove_abandoned() == [of_others.name]
@@ -100,7 +100,7 @@ def test_foreign_leftovers_stay(tmp_path: Path) -> None:
 
 def test_failed_cleaning_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / ".det_lightning").symlink_to(tmp_path)
-    BackgroundCleaning(CheckpointStorage(tmp_path)).end()
+    remove_remains(CheckpointStorage(tmp_path))
     assert f"The files of killed runs in {tmp_path} cannot be removed" in caplog.text
 
 

@@ -7,13 +7,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from det_lightning import pytorch
-from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, Retention, TrialState
-from tests.trials import SmallTrial, seed_everything
+from tests.checkpoint.trainings import train
 
 pytestmark = pytest.mark.slow
 
@@ -45,25 +45,13 @@ def test_unfinished_marks(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def train(storage: Path, length: int, latest: str = "last") -> None:
-    """Train with the rule that only the latest checkpoint is kept."""
-    seed_everything()
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(length),
-            checkpoints=DeterminedCheckpoint(
-                storage, policy="none", period=pytorch.Batch(1), retention=Retention(0, 0, 1)
-            ),
-            latest_checkpoint=latest,
-        )
-
-
 def test_next_run_finishes_a_deletion(tmp_path: Path) -> None:
     """The next run has no checkpoint to write, after which it would try again."""
-    train(tmp_path, 2)
+    writing: dict[str, Any] = {"period": pytorch.Batch(1), "retention": Retention(0, 0, 1)}
+    train(tmp_path, 2, **writing)
     storage = CheckpointStorage(tmp_path)
     (kept,) = storage.list_ids()
     names = {name: storage.read_metadata(kept)[name] for name in ("experiment", "trial")}
     storage.write(CheckpointContent({}, TrialState(batches_trained=1), notes={**names, "time": 1.0}))
-    train(tmp_path, 2, kept)
+    train(tmp_path, 2, kept, **writing)
     assert [path.name for path in tmp_path.iterdir()] == [kept]

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from det_lightning import errors, pytorch
-from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.storage.ancestry import Ancestry, newest_first
+from tests.checkpoint import trainings
 from tests.checkpoint.storage.backends import write
-from tests.trials import SmallTrial, seed_everything
 
 
-def train(storage: Path, length: int, latest: str | None = None, fall_back: bool = True) -> int:
+def train(storage: Path, length: int, latest: str | None = None, **writing: Any) -> int:
     """Train with a checkpoint after each second batch; return the batch at which the run began."""
-    seed_everything()
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(length),
-            checkpoints=DeterminedCheckpoint(storage, policy="none", period=pytorch.Batch(2), fall_back=fall_back),
-            latest_checkpoint=latest,
-        )
-        return context.get_initial_batch()
+    return trainings.train(storage, length, latest, **writing).context.get_initial_batch()
 
 
 def by_steps(storage: Path) -> dict[int, Path]:
@@ -139,6 +132,19 @@ def test_run_is_newer_than_its_parent(checkpoints: list[Ancestry], expected: str
 # Damage
 
 
+@pytest.fixture(scope="module")
+def six_batches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    storage, code = tmp_path_factory.mktemp("storage"), tmp_path_factory.mktemp("code")
+    train(storage, 6, code_dir=code)
+    return storage
+
+
+@pytest.fixture
+def trained(six_batches: Path, tmp_path: Path) -> Path:
+    """A storage with the checkpoints of a run of six batches."""
+    return Path(shutil.copytree(six_batches, tmp_path / "storage"))
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -161,41 +167,36 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damaged_newest_falls_back(
-    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    trained: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    train(tmp_path, 6)
-    known = by_steps(tmp_path)
+    known = by_steps(trained)
     damage(known[6])
     with pytest.raises(errors.CheckpointError, match=known[6].name):
-        train(tmp_path, 8, "last", fall_back=False)
-    assert train(tmp_path, 8, "last") == 4
+        train(trained, 8, "last", fall_back=False)
+    assert train(trained, 8, "last") == 4
     (warning,) = [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()]
     assert known[6].name in warning
     assert known[4].name in warning
 
 
-@pytest.mark.slow
-def test_several_damaged_are_skipped(tmp_path: Path) -> None:
-    train(tmp_path, 8)
-    for steps in (8, 6):
-        truncate(by_steps(tmp_path)[steps] / "state_dict.pth")
-    assert train(tmp_path, 10, "last") == 4
+def test_several_damaged_are_skipped(trained: Path) -> None:
+    for steps in (6, 4):
+        truncate(by_steps(trained)[steps] / "state_dict.pth")
+    assert train(trained, 3, "last") == 2
 
 
-def test_all_damaged_names_the_newest(tmp_path: Path) -> None:
-    train(tmp_path, 4)
-    for checkpoint in by_steps(tmp_path).values():
+def test_all_damaged_names_the_newest(trained: Path) -> None:
+    for checkpoint in by_steps(trained).values():
         truncate(checkpoint / "state_dict.pth")
-    with pytest.raises(errors.IncompleteCheckpointError, match=by_steps(tmp_path)[4].name):
-        train(tmp_path, 6, "last")
+    with pytest.raises(errors.IncompleteCheckpointError, match=by_steps(trained)[6].name):
+        train(trained, 6, "last")
 
 
-def test_named_checkpoint_never_falls_back(tmp_path: Path) -> None:
-    train(tmp_path, 4)
-    newest = by_steps(tmp_path)[4]
+def test_named_checkpoint_never_falls_back(trained: Path) -> None:
+    newest = by_steps(trained)[6]
     truncate(newest / "state_dict.pth")
     with pytest.raises(errors.IncompleteCheckpointError, match=newest.name):
-        train(tmp_path, 6, newest.name)
+        train(trained, 6, newest.name)
 
 
 def test_restarted_job_skips_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,9 @@ python tests/soak/interrupt_training.py --moments 500
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import dataclasses
-import json
 import logging
 import multiprocessing
 import os
@@ -17,7 +15,6 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
 import warnings
@@ -27,15 +24,13 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import torch
-
 # What init() imports: before Python 3.12, Ctrl-C in the middle of an import may raise another error.
 import det_lightning.config  # noqa: F401
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from tests.soak import kill_training
-from tests.soak.kill_training import RecordedTrial, Variant, compare, holds_any, look_at, read_record
+from tests.soak.kill_training import RecordedTrial, Variant, compare, holds_any, look_at, read_record, run_soak
 
 # A training that was interrupted has so long to end; what it writes here takes some milliseconds.
 LIMIT_S = 10.0
@@ -271,29 +266,7 @@ class Soak:
         self.outcome.findings.append(f"{folder.name}: {finding}\n{said}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--moments", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="file for the outcome")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+if __name__ == "__main__":
     # As in a shell's foreground, however the soak itself was started.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = Soak(Path(folder).resolve(), args.seed).go_on(args.moments)
-    if args.json:
-        args.json.write_text(json.dumps(vars(outcome)))
-    for finding in outcome.findings:
-        print(f"--- {finding}")
-    print(", ".join(f"{count} {what}" for what, count in sorted(outcome.counts.items())))
-    print(f"exit statuses: {dict(sorted(outcome.statuses.items()))}")
-    print(
-        f"{outcome.moments} trainings interrupted, the slowest ended after {outcome.slowest_s:.1f} s; "
-        f"{outcome.resumed} resumed to a bit-equal end, in {outcome.seconds:.0f} s; {len(outcome.findings)} findings"
-    )
-    sys.exit(bool(outcome.findings))
-
-
-if __name__ == "__main__":
-    main()
+    run_soak("moments", 500, lambda args, folder: Soak(folder, args.seed).go_on(args.moments))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +159,7 @@ def _exact(value: Any) -> Any:
     return [_exact(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def start(folder: Path, variant: Variant, seed: int) -> int:
+def start(folder: Path, work: Callable[[], None], name: str = "") -> int:
     """Begin a training in a process that has imported all it needs; return its id."""
     (folder / "code").mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -173,10 +175,10 @@ def start(folder: Path, variant: Variant, seed: int) -> int:
         logging.disable(logging.CRITICAL)
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
-        train(folder, variant, seed)
+        work()
         code = 0
     except BaseException:
-        (folder / "failure").write_text(traceback.format_exc())
+        (folder / f"failure{name}").write_text(traceback.format_exc())
     finally:
         os._exit(code)
 
@@ -292,7 +294,7 @@ def soak(kills: int, seed: int, folder: Path, variants: list[Variant] = VARIANTS
     for _ in range(2):  # the first one is slower
         shutil.rmtree(straight, ignore_errors=True)
         since = time.monotonic()
-        wait(start(straight, Variant(), 3))
+        wait(start(straight, lambda: train(straight, Variant(), 3)))
         usual_s = time.monotonic() - since
     if not (straight / "end").exists():
         outcome.findings.append(f"the straight training failed: {(straight / 'failure').read_text()}")
@@ -321,7 +323,7 @@ def _run_and_kill(
     storage = CheckpointStorage(folder / "storage")
     begun = 0
     while True:
-        pid = start(folder, variant, seed=100 + begun)
+        pid = start(folder, functools.partial(train, folder, variant, 100 + begun))
         begun += 1
         if begun > kills:
             wait(pid)
@@ -354,25 +356,33 @@ def compare(folder: Path, straight: Path, expected: dict[str, set[str]]) -> list
     return findings
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=200)
+def run_soak(count: str, default: int, soak: Callable[[argparse.Namespace, Path], Any], **more: dict[str, Any]) -> None:
+    """Run a soak with the arguments of the command line; print what it found, and exit with 1 if that is anything.
+
+    Args:
+        count: the option that says how much to do.
+        default: how much, by default.
+        soak: called with the arguments and an empty folder; returns an outcome.
+        more: further options.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument(f"--{count}", type=int, default=default)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the outcome")
+    for name, settings in more.items():
+        parser.add_argument(f"--{name}", **settings)
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        outcome = soak(args.kills, args.seed, Path(folder).resolve())
+        outcome = soak(args, Path(folder).resolve())
     if args.json:
         args.json.write_text(json.dumps(vars(outcome)))
     for finding in outcome.findings:
         print(f"--- {finding}")
-    print(
-        f"{outcome.kills} kills ({outcome.torn} while a checkpoint was written), {outcome.ends} trainings ended, in "
-        f"{outcome.seconds:.0f} s; {len(outcome.findings)} findings"
-    )
+    print(*(f"{name}: {value}" for name, value in vars(outcome).items() if name != "findings"), sep="; ", end="; ")
+    print(f"{len(outcome.findings)} findings")
     sys.exit(bool(outcome.findings))
 
 
 if __name__ == "__main__":
-    main()
+    run_soak("kills", 200, lambda args, folder: soak(args.kills, args.seed, folder))

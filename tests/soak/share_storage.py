@@ -8,25 +8,18 @@ python tests/soak/share_storage.py --rounds 50
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import logging
+import functools
 import os
 import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
-import traceback
-import warnings
 from pathlib import Path
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-import torch
 
 from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
@@ -36,7 +29,8 @@ from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.pytorch._trainer import Trainer, init
 
 # Imported here, and not by each of the processes that begin.
-from tests.soak.kill_training import wait
+from tests.soak import kill_training
+from tests.soak.kill_training import run_soak, wait
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 FIRST_PART, LENGTH = 3, 14
@@ -88,26 +82,8 @@ def train(folder: Path, name: str, length: int, latest: str | None, async_write:
 
 def start(folder: Path, name: str, length: int, latest: str | None, async_write: bool = False) -> int:
     """Begin a run in a process that has imported all it needs; return its id."""
-    (folder / "code").mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        with (folder / "log").open("a") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        os.chdir(folder / "code")
-        logging.disable(logging.CRITICAL)
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
-        train(folder, name, length, latest, async_write)
-        code = 0
-    except BaseException:
-        (folder / f"failure-{name}").write_text(traceback.format_exc())
-    finally:
-        os._exit(code)
+    work = functools.partial(train, folder, name, length, latest, async_write)
+    return kill_training.start(folder, work, f"-{name}")
 
 
 def share(folder: Path, runs: int, rng: random.Random, outcome: Outcome) -> None:
@@ -191,26 +167,6 @@ def soak(rounds: int, seed: int, folder: Path, runs: int = 2) -> Outcome:
     return outcome
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--runs", type=int, default=2, help="in each storage")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="file for the outcome")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = soak(args.rounds, args.seed, Path(folder).resolve(), args.runs)
-    if args.json:
-        args.json.write_text(json.dumps(vars(outcome)))
-    for finding in outcome.findings:
-        print(f"--- {finding}")
-    print(
-        f"{outcome.rounds} storages shared by {args.runs} runs each: {outcome.ends} ends, {outcome.kills} kills, "
-        f"{outcome.trials} trials, in {outcome.seconds:.0f} s; {len(outcome.findings)} findings"
-    )
-    sys.exit(bool(outcome.findings))
-
-
 if __name__ == "__main__":
-    main()
+    runs = {"type": int, "default": 2, "help": "in each storage"}
+    run_soak("rounds", 50, lambda args, folder: soak(args.rounds, args.seed, folder, args.runs), runs=runs)

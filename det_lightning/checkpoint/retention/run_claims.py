@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import threading
 import time
 import uuid
 from collections.abc import Container, Iterator
@@ -33,10 +32,6 @@ _DELETING = "deleting"
 _PRUNING = "prune"
 _PAUSE_S = 0.5
 _MOST_PAUSES = 120
-
-# Long enough for a run that finds nothing to remove not to end in the middle of a request.
-_LAST_WAIT_S = 1.0
-
 _TRIAL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -248,41 +243,25 @@ def remove_dead_claims(root: Location) -> None:
         folders = [root.bookkeeping(name) for name in (_USES_DIR, _TRIALS_DIR)]
         for file in [folder / name for folder in folders for name in folder.list_names()]:
             with contextlib.suppress(PermissionError):  # another user's
-                _remove_if_dead(file)
+                if is_claimed(file):  # taking the claim would mean waiting
+                    continue
+                if not file.is_local:
+                    file.remove()
+                elif (dead := Claim.take(file)) is not None:
+                    dead.release()
 
 
-def _remove_if_dead(file: Location) -> None:
-    if is_claimed(file):  # taking the claim would mean waiting
-        return
-    if not file.is_local:
-        file.remove()
-    elif (dead := Claim.take(file)) is not None:
-        dead.release()
-
-
-class BackgroundCleaning(threading.Thread):
-    """Removes the remains of this user's killed runs from a storage. If the process ends, the next run goes on."""
-
-    def __init__(self, storage: CheckpointStorage) -> None:
-        super().__init__(name="det_lightning-cleaning", daemon=True)
-        self._storage = storage
-        self.start()
-
-    def end(self) -> None:
-        """Wait for the end, but not for long."""
-        self.join(_LAST_WAIT_S)
-
-    def run(self) -> None:
-        storage = self._storage
-        try:
-            if not (storage.is_local or storage.root.is_object_store):
-                # A connection such as SFTP's serves one thread at a time.
-                options = {**storage.options, "skip_instance_cache": True}
-                storage = CheckpointStorage(storage.root.url, options=options, retry=storage.retry)
-            remove_dead_claims(storage.root)
-            storage.remove_abandoned(own_only=True)
-        except errors.StorageError as e:
-            logger.warning("The files of killed runs in %s cannot be removed: %s", escape(self._storage), e)
+def remove_remains(storage: CheckpointStorage) -> None:
+    """Remove what this user's killed runs have left in a storage; after an interruption, the next run goes on."""
+    try:
+        if not (storage.is_local or storage.root.is_object_store):
+            # A connection such as SFTP's serves one thread at a time.
+            options = {**storage.options, "skip_instance_cache": True}
+            storage = CheckpointStorage(storage.root.url, options=options, retry=storage.retry)
+        remove_dead_claims(storage.root)
+        storage.remove_abandoned(own_only=True)
+    except errors.StorageError as e:
+        logger.warning("The files of killed runs in %s cannot be removed: %s", escape(storage), e)
 
 
 def _use_file(root: Location, checkpoint_id: str, run_id: str) -> Location:

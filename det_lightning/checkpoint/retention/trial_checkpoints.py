@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -153,10 +152,29 @@ class TrialCheckpoints:
 
     def report_vanished(self) -> None:
         """Log an error that names the vanished checkpoints of this run; training goes on."""
-        if self._written and (gone := find_missing(self._storage, self._written)):
+        if self._written and (gone := self._find_vanished()):
             self._forget(gone)
             self._vanished += gone
             logger.error("%s", self._describe_vanished(gone))
+
+    def _find_vanished(self) -> list[str]:
+        """Return the ids of this run's checkpoints that no longer exist, or have been replaced by links.
+
+        A remote storage is listed once to find existing checkpoints; only the last is checked to be complete.
+        """
+        root, call = self._storage.root, self._storage.retry.call
+        if not root.is_local:
+            last = root / self._written[-1]
+            names = {*call("looking for checkpoints in", root.list_names, where=root)}
+            if not call("looking for checkpoints in", (last / METADATA_FILE).exists, where=root):
+                names.discard(last.name)
+            return [name for name in self._written if name not in names]
+        gone = []
+        with explain_errors("looking for checkpoints in", root):
+            for folder in map(root.local_path.joinpath, self._written):
+                if folder.is_symlink() or not (folder / METADATA_FILE).exists():
+                    gone.append(folder.name)
+        return gone
 
     def finish(self) -> None:
         """End the run: delete unneeded checkpoints, and raise a ``StorageError`` that names vanished checkpoints."""
@@ -172,33 +190,6 @@ class TrialCheckpoints:
             "hand? Retention deletes old checkpoints of this trial, and `det-lightning checkpoint prune` those of "
             "earlier runs."
         )
-
-
-def find_missing(storage: CheckpointStorage, checkpoint_ids: Sequence[str]) -> list[str]:
-    """Return the ids of complete checkpoints that no longer exist, or have been replaced by links.
-
-    A remote storage is listed once to find existing checkpoints; only the last is checked to be complete.
-    """
-    root = storage.root
-
-    def find() -> list[str]:
-        names = {*root.list_names()} if checkpoint_ids else set()
-        torn = [name for name in checkpoint_ids[-1:] if not (root / name / METADATA_FILE).exists()]
-        return [name for name in checkpoint_ids if name not in names or name in torn]
-
-    if not storage.is_local:
-        return storage.retry.call("looking for checkpoints in", find, where=storage)
-    missing: list[str] = []
-    with explain_errors("looking for checkpoints in", storage):
-        for name in checkpoint_ids:
-            try:
-                os.stat(f"{root.path}/{name}/{METADATA_FILE}")  # noqa: PTH116 (of a string)
-                is_there = not os.path.islink(f"{root.path}/{name}")  # noqa: PTH114
-            except (FileNotFoundError, NotADirectoryError):
-                is_there = False
-            if not is_there:
-                missing.append(name)
-    return missing
 
 
 def with_metrics(root: Location, infos: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:

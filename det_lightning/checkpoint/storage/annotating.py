@@ -92,7 +92,11 @@ def _plan_one(
         return mistakes
     if not has_load_data and (config := export.find_config(exported)) is not None:
         entries["experiment_config"] = config  # a release up to 0.17.7 needs only this and the hyperparameters
-    content = _annotate(present, entries, exported, written_s)
+    entries[MASTER_KEY] = _merge_values(present.get(MASTER_KEY), {**entries[MASTER_KEY], WRITTEN_KEY: written_s})
+    if read_notes(present).time_s is None:
+        reported_s = plausible_time(exported.time_s, written_s)
+        entries["time"] = written_s if reported_s is None else reported_s
+    content = with_entries(present, entries)
     if _as_json(content) == _as_json(present):
         plan.unchanged.append(exported.checkpoint_id)
     else:
@@ -101,18 +105,6 @@ def _plan_one(
     if "metric" not in content:
         plan.without_metric.append(exported.checkpoint_id)
     return []
-
-
-def _annotate(
-    present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint, written_s: float
-) -> dict[str, Any]:
-    """Return the content of a ``metadata.json``, written at ``written_s``, with entries added."""
-    master = _merge_values(present.get(MASTER_KEY), {**entries[MASTER_KEY], WRITTEN_KEY: written_s})
-    added = {**entries, MASTER_KEY: master}
-    if read_notes(present).time_s is None:
-        reported_s = plausible_time(exported.time_s, written_s)
-        added["time"] = written_s if reported_s is None else reported_s
-    return with_entries(present, added)
 
 
 def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: ExportedCheckpoint) -> list[str]:

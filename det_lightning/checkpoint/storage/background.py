@@ -81,7 +81,7 @@ class BackgroundTask(Generic[_Result]):
     def __init__(self, work: Callable[[], _Result], name: str) -> None:
         self._result: _Result
         self._error: BaseException | None = None
-        self._done = False
+        self.is_done = False
         self._thread = threading.Thread(target=self._run, args=[work], name=name)
         self._thread.start()
 
@@ -90,15 +90,12 @@ class BackgroundTask(Generic[_Result]):
             self._result = work()
         except BaseException as e:  # raised by result()
             self._error = e
-        self._done = True
-
-    def is_done(self) -> bool:
-        return self._done
+        self.is_done = True
 
     def wait(self) -> None:
         """Wait until the thread has ended. An interrupted wait can be repeated."""
         # Before Python 3.13, an interrupted join() may mark a running thread as ended.
-        while not self._done:
+        while not self.is_done:
             with defer_all_signals():
                 self._thread.join(_POLL_S)
         with defer_all_signals():
@@ -199,7 +196,7 @@ class CheckpointQueue:
 
     def is_under_way(self) -> bool:
         """Return whether a checkpoint is being written in the background."""
-        return self._under_way is not None and not self._under_way.is_done()
+        return self._under_way is not None and not self._under_way.is_done
 
     def wait(self) -> None:
         """Wait for the checkpoint under way; raise any error."""
@@ -214,7 +211,7 @@ class CheckpointQueue:
 
         If ``wait``, wait for the checkpoint under way.
         """
-        if self._under_way is not None and (wait or self._under_way.is_done()):
+        if self._under_way is not None and (wait or self._under_way.is_done):
             self.wait()
         if wait:
             self._wait_for_memory()

@@ -153,7 +153,8 @@ class CheckpointStorage:
             writing.commit_content(begun, begun.content, begun.code)
         else:
             with staging.abandoning(begun, unless=(errors.StorageError,)):
-                begun.commit(dict(metadata or {}), begun.list_files() if self.is_local else [])
+                written = begun.directory.rglob("*") if self.is_local else ()
+                begun.commit(dict(metadata or {}), [str(path) for path in written if path.is_file()])
         return begun.directory.name
 
     def require_writable(self) -> None:

@@ -52,13 +52,9 @@ def delete(root: Location, directory: Location, retry: RetryPolicy) -> None:
 
 def replace(root: Location, old: Location, new: Location, retry: RetryPolicy) -> None:
     """Give the directory ``new`` the name of the checkpoint or link ``old``, and remove ``old``; one always exists."""
-    if root.is_local:
-        _replace_local(root, old, new)
-    else:
+    if not root.is_local:
         _replace_remote(root, old, new, retry)
-
-
-def _replace_local(root: Location, old: Location, new: Location) -> None:
+        return
     aside = None
     if old.link_target() is not None:
         old.local_path.unlink()
@@ -191,17 +187,13 @@ def remove_dead_stagings() -> None:
         try:
             if _is_own_directory(directory) and is_abandoned(Location.parse(directory / layout.STAGING_MARK)):
                 logger.warning("Removing %s, which a killed writer left behind.", escape(directory))
-                _remove_mark_last(directory)
+                # Last of all the mark, which identifies the directory.
+                for path in directory.iterdir():
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path)
+                shutil.rmtree(directory)
         except OSError as e:  # another process was faster, or it must not be removed
             logger.warning("%s, which a killed writer left behind, stays: %s", escape(directory), escape(e))
-
-
-def _remove_mark_last(directory: pathlib.Path) -> None:
-    """Remove a temporary directory, and last of all the mark, which identifies the directory."""
-    for path in directory.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-    shutil.rmtree(directory)
 
 
 def _is_own_directory(path: pathlib.Path) -> bool:

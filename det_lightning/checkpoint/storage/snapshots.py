@@ -68,7 +68,7 @@ class Snapshotter:
             if id(tensor) in memo:
                 continue
             if not _is_plain(tensor):
-                memo[id(tensor)] = _copy_other(tensor)
+                memo[id(tensor)] = copy.deepcopy(tensor) if tensor.is_leaf else tensor.detach().clone().requires_grad_()
                 continue
             key = _identify_memory(tensor)
             if key not in storages:
@@ -153,9 +153,3 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
         and tensor.untyped_storage().nbytes() > 0
     )
-
-
-def _copy_other(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_leaf:
-        return copy.deepcopy(tensor)
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -39,17 +39,14 @@ MARK_SUFFIX = ".json"
 
 def find_writers(root: Location) -> dict[str, bool]:
     """Return the ids of the checkpoints under way, and whether each writer may still be alive."""
-    return {name: not is_abandoned(_locate_mark(root, name)) for name in list_marks(root) if is_name(name)}
+    marks = root.bookkeeping(MARKS_DIR)
+    return {name: not is_abandoned(marks / f"{name}{MARK_SUFFIX}") for name in list_marks(root) if is_name(name)}
 
 
 def list_marks(root: Location) -> set[str]:
     """Return the ids of the checkpoints that are being written or removed, or whose writer was killed."""
     names = root.bookkeeping(MARKS_DIR).list_names()
     return {name.removesuffix(MARK_SUFFIX) for name in names if name.endswith(MARK_SUFFIX)}
-
-
-def _locate_mark(root: Location, checkpoint_id: str) -> Location:
-    return root.bookkeeping(MARKS_DIR) / f"{checkpoint_id}{MARK_SUFFIX}"
 
 
 class _Staging:
@@ -59,10 +56,6 @@ class _Staging:
     content: CheckpointContent | None = None
     code: CodeCopier | None = None
 
-    def list_files(self) -> list[str]:
-        """Return the paths of all files, relative to the directory."""
-        return [path.relative_to(self.directory).as_posix() for path in self.directory.rglob("*") if path.is_file()]
-
 
 class LocalStaging(_Staging):
     """The final directory, on a local disk. A lock on the mark shows others that the writer is alive."""
@@ -70,7 +63,8 @@ class LocalStaging(_Staging):
     def __init__(self, root: Location, checkpoint_id: str, _: RetryPolicy) -> None:
         self.root = root
         self.directory = root.checkpoint(checkpoint_id).local_path
-        self._mark = lock_new_file(_locate_mark(root, checkpoint_id).local_path, json.dumps(make_claim()).encode())
+        mark = root.bookkeeping(MARKS_DIR) / f"{checkpoint_id}{MARK_SUFFIX}"
+        self._mark = lock_new_file(mark.local_path, json.dumps(make_claim()).encode())
         try:
             self.directory.mkdir(parents=True)
         except BaseException:
@@ -106,7 +100,7 @@ def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location
 
     Return the mark, to be removed afterwards. After an interruption the mark shows that the rest is incomplete.
     """
-    mark = retry.call("looking at", lambda: _locate_mark(root, checkpoint_id), where=root)
+    mark = retry.call("looking at", lambda: root.bookkeeping(MARKS_DIR), where=root) / f"{checkpoint_id}{MARK_SUFFIX}"
     retry.call("writing", lambda: mark.write(json.dumps(make_claim()).encode()), where=mark)
     return mark
 
@@ -123,7 +117,8 @@ class RemoteStaging(_Staging):
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
         self.root = root
         self._target = root.checkpoint(checkpoint_id)
-        self._mark = retry.call("looking at", lambda: _locate_mark(root, checkpoint_id), where=root)
+        marks = retry.call("looking at", lambda: root.bookkeeping(MARKS_DIR), where=root)
+        self._mark = marks / f"{checkpoint_id}{MARK_SUFFIX}"
         self._retry = retry
         self._staging = pathlib.Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))
         self.directory = self._staging / checkpoint_id

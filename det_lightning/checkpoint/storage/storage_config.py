@@ -32,12 +32,6 @@ _OPTIONS: dict[str, tuple[str, str | None]] = {
 }
 
 
-_EXPECTED = (
-    "checkpoint_storage must be a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage of a "
-    "configuration, or None for the default"
-)
-
-
 def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLike[str], dict[str, Any]]:
     """Return the path or URL of a storage, and the options of the file system; see ``CheckpointStorage``."""
     if isinstance(root, Mapping):
@@ -47,7 +41,10 @@ def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLi
 
         root = platformdirs.user_data_dir("determined")
     if not isinstance(root, str | os.PathLike):
-        raise TypeError(f"{_EXPECTED}; got {short_text(root)}.")
+        raise TypeError(
+            "checkpoint_storage must be a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage "
+            f"of a configuration, or None for the default; got {short_text(root)}."
+        )
     if root == "":  # as from a variable that is not set
         raise ValueError(
             "The storage of checkpoints must not be empty: pass a directory or a URL, or None for the default."

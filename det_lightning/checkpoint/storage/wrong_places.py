@@ -92,12 +92,6 @@ def require_checkpoint(directory: Location) -> None:
         raise errors.CheckpointNotFound(explain_absence(directory, storages))
 
 
-def require_path(value: Any, expected: str) -> None:
-    """Raise a TypeError with the expectation unless a value is a path or a text."""
-    if not (isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str)):
-        raise TypeError(f"{expected}; got {short_text(value)}.")
-
-
 def require_checkpoint_path(value: Any) -> None:
     """Raise a TypeError unless a value can name a checkpoint."""
     expected = "A checkpoint must be named by its id, path or URL"
@@ -105,7 +99,8 @@ def require_checkpoint_path(value: Any) -> None:
         raise TypeError(f"{expected}; got the storage {escape(value)}, whose newest() returns a checkpoint.")
     if value is None:
         expected += ", and CheckpointStorage.newest() returns None where there is no checkpoint"
-    require_path(value, expected)
+    if not (isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str)):
+        raise TypeError(f"{expected}; got {short_text(value)}.")
 
 
 def describe_unknown(name: str, root: Location, known: Sequence[str]) -> errors.CheckpointNotFound:

@@ -39,12 +39,11 @@ def test_failing_upload_is_retried(flaky: Backend, staging: Path, name: str, cap
     assert random.getstate() == drawn, "the pauses must not change what the trial draws"
     assert storage.list_ids() == [checkpoint_id]
     assert equal(load_checkpoint(storage.find(checkpoint_id)).state, STATE)
-    messages = [record.getMessage() for record in caplog.records]
-    assert [message for message in messages if "try later" in message or "reset" in message] == messages
-    assert len(messages) == 2
-    assert re.fullmatch(
-        r"Failed while writing flaky://.*: OSError: try later\. Trying again in \d\.\d s\.", messages[0]
-    )
+    first, second = caplog.records
+    assert (first.levelno, first.name) == (logging.WARNING, "det_lightning.checkpoint.storage.transfer")
+    said = r"Failed while writing flaky://.*: OSError: try later\. Trying again in \d\.\d s\."
+    assert re.fullmatch(said, first.getMessage())
+    assert "ConnectionError: reset" in second.getMessage()
     assert [*staging.iterdir()] == []
 
 
@@ -191,32 +190,32 @@ def test_unknown_protocol_or_missing_library(url: str) -> None:
         CheckpointStorage(url)
 
 
-@pytest.mark.parametrize(
-    ("url", "library", "extra"),
-    [
-        ("s3://bucket", "s3fs", "s3"),
-        ("s3a://bucket", "s3fs", "s3"),
-        ("gs://bucket", "gcsfs", "gcs"),
-        ("gcs://bucket", "gcsfs", "gcs"),
-        ("az://container", "adlfs", "azure"),
-        ("abfs://container", "adlfs", "azure"),
-        ("sftp://host/x", "paramiko", None),
-    ],
-)
-def test_missing_library_names_the_extra(url: str, library: str, extra: str | None) -> None:
+EXTRAS = {
+    "s3://bucket": "s3",
+    "s3a://bucket": "s3",
+    "gs://bucket": "gcs",
+    "gcs://bucket": "gcs",
+    "az://container": "azure",
+    "abfs://container": "azure",
+    "sftp://host/x": None,
+}
+
+
+def test_missing_library_names_the_extra() -> None:
     code = f"""
 import sys
-sys.modules[{library!r}] = None
+sys.modules.update(dict.fromkeys(["s3fs", "gcsfs", "adlfs", "paramiko"]))
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage
-try:
-    CheckpointStorage({url!r})
-except errors.StorageError as e:
-    print(e)
+for url in {[*EXTRAS]}:
+    try:
+        CheckpointStorage(url)
+    except errors.StorageError as e:
+        print(e)
 """
-    printed = run(code)
-    assert printed.startswith(f"{url} needs a library that is not installed: ")
-    assert (f"pip install -e '.[{extra}]' in a clone" if extra else "paramiko") in printed
+    for printed, (url, extra) in zip(run(code).splitlines(), EXTRAS.items(), strict=True):
+        assert printed.startswith(f"{url} needs a library that is not installed: ")
+        assert (f"pip install -e '.[{extra}]' in a clone" if extra else "paramiko") in printed
 
 
 # Disks
@@ -278,7 +277,7 @@ def run(code: str, *arguments: str, before: tuple[str, ...] = ()) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["state", "resume", "load_data"])
+@pytest.mark.parametrize("what", ["state", "load_data"])
 def test_file_size_limit_loses_nothing(what: str, tmp_path: Path) -> None:
     printed = json.loads(run(FILLS, str(tmp_path), what, "1000000"))
     kind, message = printed["error"]
@@ -315,12 +314,6 @@ def test_full_disk_loses_nothing(what: str, tmp_path: Path) -> None:
         assert re.search(r"No space left on device|torch\.save\(\) could not write all of a file", message)
         assert len(message) < 600
     assert printed["left"] == [printed["earlier"]]
-
-
-def test_impossible_directory_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(errors.CheckpointError, match=f"No checkpoint can be written in {tmp_path}/file/storage"):
-        write(CheckpointStorage(tmp_path / "file/storage"))
 
 
 def test_failed_cleanup_names_the_disk(tmp_path: Path) -> None:
@@ -361,11 +354,3 @@ print(storage.remove_abandoned())
         Path(folder).chmod(0o755)
         assert run(code, folder) == "[]\n"
         assert Path(folder, "theirs").is_dir()
-
-
-def test_messages_of_retries_are_warnings(flaky: Backend, caplog: pytest.LogCaptureFixture) -> None:
-    FlakyFileSystem.fail(OSError("try later"))
-    flaky.storage().require_writable()
-    assert [(record.levelno, record.name) for record in caplog.records] == [
-        (logging.WARNING, "det_lightning.checkpoint.storage.transfer")
-    ]

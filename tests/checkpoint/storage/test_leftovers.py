@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,8 +20,9 @@ from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.storage.location import is_own_id, new_id
 from det_lightning.files.local_files import write_whole
 from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, all_paths, backend_of, write
+from tests.launching import environment
+from tests.warm_python import start_warm_python
 
-ROOT = Path(__file__).parents[3]
 LONG_AGO = json.dumps({"host": "gone", "pid": 1, "started": time.time() - 1e6}).encode()
 
 OWN_ID = "0b7f3c1e-52a9-4d0c-8f6e-9a1d2c3b4e5f"
@@ -138,14 +138,15 @@ def test_leftovers_are_recognized(tmp_path: Path, held: list[str]) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("started", [b"1e999", b"-1e999", b"NaN", b"1" + b"0" * 400, b"[" * 100_000, b'"x"', b"null"])
-def test_mark_with_an_impossible_time(remote: Backend, started: bytes) -> None:
+def test_damaged_mark_removes_nothing(remote: Backend) -> None:
     storage = remote.storage()
     torn = write(storage)
     (storage.root / torn / "metadata.json").remove()
-    (storage.root / ".det_lightning/partial" / f"{torn}.json").write(b'{"started": ' + started + b"}")
-    assert storage.remove_abandoned() == []
-    assert storage.list_ids(complete=False) == [torn]
+    times = [b"1e999", b"-1e999", b"NaN", b"1" + b"0" * 400, b"[" * 100_000, b'"x"', b"null"]
+    for content in [b"", b"[]", b"{", b"null", *(b'{"started": ' + started + b"}" for started in times)]:
+        (storage.root / ".det_lightning/partial" / f"{torn}.json").write(content)
+        assert storage.remove_abandoned() == []
+        assert storage.list_ids(complete=False) == [torn]
 
 
 # Removing
@@ -174,7 +175,10 @@ from det_lightning.checkpoint import CheckpointStorage
 sys.addaudithook(lambda event, _: event == "os.remove" and os.kill(os.getpid(), signal.SIGKILL))
 CheckpointStorage(sys.argv[1]).delete(sys.argv[2])
 """
-    assert subprocess.run([sys.executable, "-c", code, tmp_path, deleted], env=environment()).returncode == -9
+    assert (
+        subprocess.run([start_warm_python().executable, "-c", code, tmp_path, deleted], env=environment()).returncode
+        == -9
+    )
     assert storage.list_ids(complete=False) == [kept]
     assert not (tmp_path / deleted).exists()
     assert (tmp_path / ".det_lightning/removed").exists()
@@ -191,7 +195,7 @@ def test_other_files_among_the_removed_stay(tmp_path: Path) -> None:
     assert len([*(tmp_path / ".det_lightning/removed").iterdir()]) == 2
 
 
-# Staging directories
+# Writers that were killed
 
 WRITES = """
 import os, signal, sys
@@ -200,16 +204,25 @@ from tests.checkpoint.storage.backends import files_of
 
 def stop(directory):
     print(directory, flush=True)
-    if sys.argv[1] == "killed":
+    if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     sys.stdin.readline()
 
-CheckpointStorage("memory://storage").write(files_of(), report_written=stop)
+CheckpointStorage(sys.argv[1]).write(files_of(), report_written=stop)
 """
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+def start_writing(storage: str, how: str, **variables: str) -> tuple[subprocess.Popen[str], Path]:
+    """Start a process that writes a checkpoint, and is killed or waits in the middle; return the directory too."""
+    process = subprocess.Popen(
+        [start_warm_python().executable, "-c", WRITES, storage, how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(**variables),
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
 
 
 @pytest.fixture
@@ -220,15 +233,28 @@ def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_only_dead_stagings_are_removed(flaky: Backend, staging: Path) -> None:
-    def start(how: str) -> subprocess.Popen[str]:
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        return subprocess.Popen([sys.executable, "-c", WRITES, how], env=environment(TMPDIR=str(staging)), **pipes)
+def test_only_dead_leftovers_are_removed(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "storage")
+    complete = write(storage)
+    (live, kept), (dead, left) = (start_writing(storage.root.path, how) for how in ("waits", "killed"))
+    with live, dead:
+        assert dead.wait() == -9
+        assert storage.list_ids() == [complete]
+        assert storage.list_ids(complete=False) == sorted([complete, kept.name, left.name])
+        assert storage.remove_abandoned() == [left.name]
+        assert storage.remove_abandoned() == []
+        assert storage.list_ids(complete=False) == sorted([complete, kept.name])
+        live.communicate("go on\n")
+    assert storage.list_ids() == sorted([complete, kept.name])
+    assert storage.remove_abandoned() == []
+    assert not (tmp_path / "storage/.det_lightning").exists()
 
-    with start("waits") as live, start("killed") as dead:
-        assert live.stdout is not None
-        assert dead.stdout is not None
-        kept, left = (Path(process.stdout.readline().strip()) for process in (live, dead) if process.stdout)
+
+@pytest.mark.slow
+def test_only_dead_stagings_are_removed(flaky: Backend, staging: Path) -> None:
+    variables = {"TMPDIR": str(staging)}
+    (live, kept), (dead, left) = (start_writing("memory://x", how, **variables) for how in ("waits", "killed"))
+    with live, dead:
         assert dead.wait() == -9
         assert left.is_dir()
         flaky.storage().remove_abandoned()
