@@ -17,7 +17,6 @@ import pytest
 
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 from det_lightning.checkpoint.format.code_copy import CodeCopier
-from det_lightning.checkpoint.format.code_selection import CodeLimits
 from det_lightning.checkpoint.safe_load import verify_checkpoint
 
 PEM = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -38,12 +37,18 @@ def files_below(directory: Path) -> list[str]:
 def copied(tmp_path: Path) -> Any:
     """Return a function that copies the working directory and returns the files of the copy."""
 
-    def copy(limits: CodeLimits | None = None, **arguments: Any) -> list[str]:
+    def copy(**arguments: Any) -> list[str]:
         target = tmp_path / str(len(list(tmp_path.iterdir())))
-        CodeCopier(limits=limits, **arguments).copy(target)
+        CodeCopier(**arguments).copy(target)
         return files_below(target)
 
     return copy
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that sets a limit of what is copied."""
+    return lambda name, value: monkeypatch.setattr(f"det_lightning.checkpoint.format.code_selection.{name}", value)
 
 
 @pytest.fixture
@@ -272,15 +277,16 @@ def test_same_files_as_git(copied: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["generated", ".cache/torch_extensions", "runs", ".aws", "large"])
-def test_imported_module_is_copied(where: str, copied: Any, module: Any) -> None:
+def test_imported_module_is_copied(where: str, copied: Any, module: Any, limit: Any) -> None:
     touch(f"{where}/{MODULE}.py", f"{where}/other.csv", content="X = 1\n")
     touch("kept.py")
     touch(".gitignore", content="generated/\n")
-    limits = None if where != "large" else CodeLimits(size_bytes=4)
     assert f"{where}/{MODULE}.py" not in copied() or where == "large"
     module(Path(where).resolve())
-    assert f"{where}/{MODULE}.py" in copied(limits)
-    assert f"{where}/other.csv" not in copied(limits)
+    if where == "large":
+        limit("_MAX_BYTES", 4)
+    assert f"{where}/{MODULE}.py" in copied()
+    assert f"{where}/other.csv" not in copied()
 
 
 def test_linked_module_is_copied(copied: Any, module: Any, tmp_path: Path) -> None:
@@ -418,17 +424,19 @@ def test_large_directory_copies_sources(tmp_path: Path, caplog: pytest.LogCaptur
     )
 
 
-def test_walk_of_many_files_ends_early(copied: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_walk_of_many_files_ends_early(copied: Any, limit: Any, caplog: pytest.LogCaptureFixture) -> None:
+    limit("_MAX_ENTRIES", 100)
     for number in range(60):
         touch(f"{number:02}/deep/deeper/left.py")
     touch("kept.py", "left.csv")
-    assert copied(CodeLimits(entries=100)) == ["kept.py"]
+    assert copied() == ["kept.py"]
     assert "more than 100 files and directories" in warnings_in(caplog)
 
 
-def test_sources_themselves_are_limited(copied: Any) -> None:
+def test_sources_themselves_are_limited(copied: Any, limit: Any) -> None:
+    limit("_MAX_BYTES", 1000)
     touch("near.py", "some/where/far.py", content="x" * 600)
-    assert copied(CodeLimits(size_bytes=1000)) == ["near.py"]
+    assert copied() == ["near.py"]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o027])
