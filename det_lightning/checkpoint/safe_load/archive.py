@@ -22,7 +22,6 @@ _LOCATOR = struct.Struct("<4sIQI")
 _END_64 = struct.Struct("<4sQ2H2I4Q")
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LOCATOR_MAGIC = b"PK\x06\x07"
-_ENCRYPTED = 1
 
 # The checksum of a chunk is computed while the chunk is in the processor's cache.
 _CHUNK_BYTES = 256 * 1024
@@ -108,10 +107,7 @@ def read_entries(file: Section) -> dict[str, Entry]:
     directory = _find_directory(file)
     with zipfile.ZipFile(file) as archive:
         listed = archive.infolist()
-    # torch ignores case. Python truncates names at a zero byte, and torch does not.
-    if len({entry.filename.lower() for entry in listed}) < len(listed) or any(
-        entry.orig_filename != entry.filename for entry in listed
-    ):
+    if len({entry.filename.lower() for entry in listed}) < len(listed):  # torch ignores case
         raise ValueError("torch.save does not use a name twice")
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size for entry in listed):
         unpacked = sum(entry.file_size for entry in listed)
@@ -165,10 +161,10 @@ def _locate(file: Section, found: zipfile.ZipInfo) -> Entry:
     header = file.read(_LOCAL.size)
     if len(header) < _LOCAL.size:
         raise ValueError(f"the entry {found.filename!r:.100} lies outside of the archive")
-    magic, _, flags, method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(header)
+    magic, _, flags, *_, name_length, extra_length = _LOCAL.unpack(header)
     name = file.read(name_length)
     listed = found.orig_filename.encode("utf-8" if flags & 0x800 else "cp437", "replace")
-    if magic != b"PK\x03\x04" or method != zipfile.ZIP_STORED or flags & _ENCRYPTED or name != listed:
+    if magic != b"PK\x03\x04" or name != listed:
         raise ValueError(f"the entry {found.filename!r:.100} differs from the archive's list")
     begin = found.header_offset + _LOCAL.size + name_length + extra_length
     return Entry(found.filename.partition("/")[2], begin, found.file_size, found.CRC)
@@ -195,8 +191,9 @@ class CheckedArchive(_Stream):
         self._entries = entries
         self._parts: list[bytes | Entry] = []  # an entry stands for the content in the file
         self._begins: list[int] = []
+        parts: dict[str, bytes | Entry] = {**contents, **entries}
         with zipfile.ZipFile(self, "w") as archive:
-            for name, part in (*contents.items(), *entries.items()):
+            for name, part in parts.items():
                 info = zipfile.ZipInfo(f"archive/{name}")
                 info.header_offset = self.size
                 info.file_size = info.compress_size = part.size if isinstance(part, Entry) else len(part)
