@@ -17,7 +17,7 @@ import types
 import uuid
 import zoneinfo
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,10 +102,13 @@ _DESCRIBED_AS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 _FACTORIES = {f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, set, str)}
 
 
+# How to pickle the types above; the global table applies to all others.
+_TABLE: Any = collections.ChainMap(_AS_CALLS, copyreg.dispatch_table)
+
+
 class _PickleModule:
     class Pickler(pickle.Pickler):
-        # The global table applies to all types but those above.
-        dispatch_table: ClassVar[Any] = collections.ChainMap(_AS_CALLS, copyreg.dispatch_table)
+        dispatch_table = _TABLE
 
 
 #: Write a state file: ``torch.save`` in a form that torch's restricted reader and Determined both read.
