@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import collections
 import decimal
-import enum
 import functools
 import os
 import types
@@ -27,7 +26,7 @@ from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.safe_load import holds_placeholder, read_state, read_weights
 from det_lightning.cli.app import app
-from tests.checkpoint.test_unreadable_values import KeepingTrial, LightningKeeper
+from tests.checkpoint.test_unreadable_values import KeepingTrial, LightningKeeper, Mode
 from tests.trials import SmallTrial, weights_of
 
 HPARAMS = {"global_batch_size": 8}
@@ -38,12 +37,6 @@ class Meter:
 
     def __init__(self) -> None:
         self.values = torch.ones(2)
-
-
-class Mode(enum.Enum):
-    """An enumeration."""
-
-    fast = 1
 
 
 class Slotted:

@@ -95,11 +95,7 @@ def test_wrong_resume_value_is_named(path: str, value: Any, trained: Path) -> No
         ("journals.0.0.rng.np_rng_state", 5, "'np_rng_state'"),
         ("journals.0.0.samplers", DELETED, "'samplers' of each pass"),
         ("journals.0.0.color", "red", "must have only"),
-        (
-            "trial_state.batches_trained",
-            2,
-            "belongs to another checkpoint.* 2 batches; this checkpoint was written after 3",
-        ),
+        ("trial_state.batches_trained", 2, "belongs to another checkpoint.* 2 batches; .* was written after 3"),
         ("gradients", [{"no such weight": torch.ones(3)}], "gradients"),
         ("gradients", [], "gradients"),
     ],
@@ -198,12 +194,13 @@ def test_wrong_optimizer_option_is_named(name: str, value: Any) -> None:
         require_fitting_optimizer(optimizer, state)
 
 
-@pytest.mark.parametrize("value", [None, "x", torch.ones(5), {}])
-def test_wrong_moment_is_named(value: Any) -> None:
+def test_wrong_moment_is_named() -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
-    state = {"param_groups": [{"params": [0]}], "state": {0: {"step": 1.0, "exp_avg": value}}}
-    with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 must be a tensor of the shape \[3\]; got"):
-        require_fitting_optimizer(optimizer, state)
+    wrong: list[Any] = [None, "x", torch.ones(5), {}]
+    for value in wrong:
+        state = {"param_groups": [{"params": [0]}], "state": {0: {"step": 1.0, "exp_avg": value}}}
+        with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 must be a tensor of the shape \[3\]; got"):
+            require_fitting_optimizer(optimizer, state)
 
 
 @pytest.mark.parametrize(
