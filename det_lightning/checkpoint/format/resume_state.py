@@ -103,17 +103,12 @@ class ResumeState:
 
     def require_journals(self, source: str) -> None:
         """Raise an ``IncompleteCheckpointError`` unless the journals have all entries for an exact resume."""
-        starts = [start for journal in self.journals for start in journal]
-        mistakes = [
-            f"'journals' must have {name!r} of each pass over the data, {expected}; got {_show(start.get(name))}"
-            for start in starts
-            for name, (expected, form) in _EXPECTED_OF_START.items()
-            if name not in start or not _fits(start[name], form)
-        ]
-        if any(start.keys() - _EXPECTED_OF_START.keys() for start in starts):
-            mistakes.append(f"'journals' must have only {', '.join(_EXPECTED_OF_START)} of each pass")
-        if mistakes:
-            raise errors.IncompleteCheckpointError(f"{source} is damaged: {'; '.join(mistakes):.2000}.")
+        for start in (start for journal in self.journals for start in journal):
+            if not _fits(start, {"first_batch": _is_count, "rng": dict, "samplers": [dict]}):
+                raise errors.IncompleteCheckpointError(
+                    f"{source} is damaged: 'journals' must have only 'first_batch', an integer, 'rng', a dict, and "
+                    f"'samplers', a list of dicts, of each pass over the data; got {short_text(start)}."
+                )
 
 
 def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -234,10 +229,4 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
     "positions": ("a list of the positions of the loaders of each rank", [_POSITION]),
     "best_value": ("a number", (int, float, NoneType)),
     "trial": ("a name", (str, NoneType)),
-}
-
-_EXPECTED_OF_START: dict[str, tuple[str, Any]] = {
-    "first_batch": ("an integer", _is_count),
-    "rng": ("a dict", dict),
-    "samplers": ("a list of dicts", [dict]),
 }

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from det_lightning.checkpoint.safe_load.stand_ins import (
+    ALLOWED,
     CHECK_STATE,
     STORAGES,
     TAKE_ATTRIBUTES,
     find_declared,
-    is_allowed,
     spell_name,
 )
 
@@ -189,7 +189,7 @@ class _Look:
 
     def _find(self, module: str, name: str) -> _Name:
         full = spell_name(module, name)
-        if is_allowed(full) or full in self._declared:
+        if full in ALLOWED or full in self._declared:
             return _Name(full)
         if self._placeholder is None:
             raise UnsafeReference(full.removeprefix("builtins."))
