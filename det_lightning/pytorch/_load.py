@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pathlib
@@ -122,7 +123,7 @@ def load_trial_from_checkpoint_path(
         # Determined writes neither if one of them is missing.
         resume = None
         if load_data["hparams"] is None:
-            resume = safe_load.read_resume(directory, trusted=trusted, only_settings=True)
+            resume = safe_load.read_resume(directory, functools.partial(safe_load.read_weights, trusted=trusted))
         settings = read_settings(resume, load_data)
         hparams = settings["hparams"] if hparams is None else hparams
         exp_conf = settings["experiment_config"] if exp_conf is None else exp_conf

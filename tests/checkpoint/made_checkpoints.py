@@ -1,4 +1,4 @@
-"""Checkpoints made without training, for tests of what reads them."""
+"""Checkpoints for tests of what reads them, most made without training."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, ResumeState, TrialState
 from det_lightning.checkpoint.format.layout import read_json
+from tests.trials import SmallTrial, seed_everything, weights_of
 
 LOAD_DATA = {
     "trial_type": "PyTorchTrial",
@@ -85,6 +87,17 @@ def write_checkpoint(root: str | Path, steps: int = 7, by_determined: bool = Fal
     if by_determined:
         forget_checksums(directory)
     return directory
+
+
+def fit(storage: Path, batches: int, **kwargs: Any) -> torch.Tensor:
+    """Train a ``SmallTrial`` up to a number of batches, and write a checkpoint at the end; return the weights."""
+    seed_everything()
+    with pytorch.init(enable_tensorboard_logging=False, hparams={"lr": 0.1}) as context:
+        trial = SmallTrial(context)
+        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
+        length = pytorch.Batch(batches)
+        trainer.fit(max_length=length, checkpoint_policy="none", checkpoint_storage=storage, **kwargs)
+    return weights_of(trial)
 
 
 def forget_checksums(checkpoint: Path) -> None:

@@ -62,19 +62,26 @@ def test_entries_that_share_bytes(tmp_path: Path) -> None:
     [
         ([("archive/data.pkl", HARMLESS), ("Archive/version", b"3\n")], "one directory"),
         ([("archive/data.pkl", HARMLESS), ("archive/DATA.PKL", OTHER)], "twice"),
+        ([("archive/data.pkl", HARMLESS), ("archive/data.pkl", HARMLESS)], "twice"),
         ([("archive/version", b"3\n")], "holds no data.pkl"),
         ([("archive/data.pkl", HARMLESS), ("archive/byteorder", b"middle"), ("archive/version", b"3\n")], "middle"),
     ],
-    ids=["two roots", "capitals", "no pickle", "no byte order"],
+    ids=["two roots", "capitals", "a name twice", "no pickle", "no byte order"],
 )
+@pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_entries_that_torch_never_writes(entries: list[tuple[str, bytes]], message: str, tmp_path: Path) -> None:
     assert message in refused(tmp_path / "state.pth", mutations.zip_of(entries))
 
 
-@pytest.mark.parametrize("side", ["before", "after"])
-def test_archive_is_the_whole_file(side: str, tmp_path: Path) -> None:
+def test_name_with_a_zero_byte(tmp_path: Path) -> None:
+    content = mutations.zip_of([*entries_with(HARMLESS), ("archive/data.pklX", OTHER)])
+    assert "twice" in refused(tmp_path / "state.pth", content.replace(b"data.pklX", b"data.pkl\0"))
+
+
+def test_archive_is_the_whole_file(tmp_path: Path) -> None:
     archive = mutations.zip_of(entries_with(HARMLESS))
-    refused(tmp_path / "state.pth", archive + b"x" * 50 if side == "after" else archive[:4] + b"x" * 50 + archive)
+    for content in (archive + b"x" * 50, archive[:4] + b"x" * 50 + archive, archive[:-22] + b"x" + archive[-22:]):
+        refused(tmp_path / "state.pth", content)
 
 
 def test_packed_archive_is_refused(tmp_path: Path) -> None:
@@ -165,18 +172,11 @@ def test_mmap_has_no_effect(tmp_path: Path) -> None:
 
 
 def test_many_entries_take_linear_time(tmp_path: Path) -> None:
-    entries = [(f"archive/data/{index}", b"") for index in range(50_000)]
+    entries = [(f"archive/data/{index}", b"") for index in range(20_000)]
     (tmp_path / "state.pth").write_bytes(mutations.zip_of([*entries_with(HARMLESS)[::2], *entries]))
     began = time.process_time()
     assert read_state(tmp_path / "state.pth") == {"w": 1}
     assert time.process_time() - began < 10
-
-
-def test_large_and_empty_storages(tmp_path: Path) -> None:
-    state = {"large": torch.randn(700_000), "empty": torch.empty(0), "small": torch.ones(1)}
-    torch.save(state, tmp_path / "state.pth")
-    found = read_state(tmp_path / "state.pth")
-    assert all(torch.equal(found[name], state[name]) for name in state)
 
 
 def write_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import py_compile
 import shutil
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,7 @@ from det_lightning.checkpoint.format.layout import read_json
 from det_lightning.checkpoint.safe_load import verify_checkpoint
 from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch import PyTorchTrial, load_trial_from_checkpoint_path
-from tests.checkpoint.made_checkpoints import forget_checksums
+from tests.checkpoint.made_checkpoints import LOAD_DATA, forget_checksums
 
 TRIAL = """
 import torch
@@ -56,13 +54,7 @@ def checkpoint(tmp_path: Path) -> Path:
     }.items():
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text(content)
-    load_data: dict[str, Any] = {
-        "trial_type": "PyTorchTrial",
-        "trial_cls_spec": "model_def:MyTrial",
-        "hparams": {},
-        "experiment_config": None,
-        "is_trainer": True,
-    }
+    load_data = {**LOAD_DATA, "trial_cls_spec": "model_def:MyTrial", "hparams": {}, "experiment_config": None}
     state = {"models_state_dict": [{"weight": torch.ones(1, 1)}], "callbacks": {}}
     storage = CheckpointStorage(tmp_path / "storage")
     name = storage.write(CheckpointContent(state, TrialState(), load_data), code=code)
@@ -93,10 +85,7 @@ def test_import_leaves_no_bytecode(checkpoint: Path) -> None:
     ("damage", "problem"),
     [
         (lambda c: (c / "code/model_def.py").write_text(RUNS + TRIAL), "code/model_def.py has .* bytes in place of"),
-        (
-            lambda c: (c / "code/a_package/inner.py").write_text("SAID = 'at '\n"),
-            "code/a_package/inner.py has the",
-        ),
+        (lambda c: (c / "code/a_package/inner.py").write_text("SAID = 'at '\n"), "code/a_package/inner.py has the"),
         (lambda c: (c / "code/a_package/inner.py").unlink(), "code/a_package/inner.py is missing"),
         (lambda c: replace_by_link(c / "code/model_def.py"), "code/model_def.py is a link"),
         (lambda c: replace_by_link(c / "code/a_package"), "code/a_package/__init__.py is a link"),
@@ -119,16 +108,12 @@ def replace_by_link(path: Path) -> None:
     path.symlink_to(elsewhere)
 
 
-def add_extension(code: Path) -> None:
-    (code / "model_def.abi3.so").write_bytes(b"\x7fELF of somebody else")
-
-
 @pytest.mark.parametrize(
     ("plant", "name"),
     [
         (lambda code: (code / "torch.py").write_text(RUNS), "code/torch.py"),
         (lambda code: (code / "a_package/more.py").write_text(RUNS), "code/a_package/more.py"),
-        (add_extension, "code/model_def.abi3.so"),
+        (lambda code: (code / "model_def.abi3.so").write_bytes(b"\x7fELF of another"), "code/model_def.abi3.so"),
         (lambda code: (code / "a_namespace/__init__.py").write_text(RUNS), "code/a_namespace/__init__.py"),
         (lambda code: (code / "link.py").symlink_to("model_def.py"), "code/link.py"),
         (lambda code: plant_bytecode(code / "model_def.py", RUNS + TRIAL), "code/__pycache__/model_def."),
@@ -241,15 +226,3 @@ def test_checksum_matches_after_reading(value: Any, tmp_path: Path) -> None:
     checkpoint = tmp_path / CheckpointStorage(tmp_path).write(files)
     assert "metadata_crc32c" in read_json(checkpoint / "metadata.json")
     assert verify_checkpoint(checkpoint).problems == []
-
-
-@pytest.mark.slow
-@pytest.mark.determined
-def test_determined_loads_a_checksum(checkpoint: Path) -> None:
-    (checkpoint / "code" / "model_def.py").write_text(TRIAL.replace("det_lightning", "determined"))
-    code = (
-        "import sys\nfrom determined import pytorch\nprint(pytorch.load_trial_from_checkpoint_path(sys.argv[1]).said)\n"
-    )
-    loading = {**os.environ, "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
-    process = subprocess.run([sys.executable, "-c", code, checkpoint], capture_output=True, text=True, env=loading)
-    assert process.stdout == "as written\n", process.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
 from collections import OrderedDict
 from importlib.metadata import version
@@ -17,34 +15,27 @@ import safetensors.torch
 import torch
 from pytorch_lightning.demos.boring_classes import BoringModel
 
-from det_lightning import errors, pytorch
+from det_lightning import errors
 from det_lightning.adapters import TrialModule
-from det_lightning.checkpoint import (
-    CheckpointContent,
-    CheckpointStorage,
-    TrialState,
-    read_checkpoint,
-)
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, read_checkpoint
 from det_lightning.checkpoint.exports import export_lightning, export_safetensors, export_weights
-from det_lightning.checkpoint.format.lightning_file import (
-    TRIAL_KEY,
-    from_lightning,
-    to_lightning,
-    to_weights,
-)
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_lightning, to_lightning, to_weights
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.safe_load import read_load_data, read_state
-from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_state, write_checkpoint
+from tests.checkpoint.made_checkpoints import (
+    LOAD_DATA,
+    assert_equal,
+    fit,
+    forget_checksums,
+    make_state,
+    write_checkpoint,
+)
 from tests.trials import SmallTrial, seed_everything, weights_of
-
-
-def read(directory: Path) -> CheckpointContent:
-    return read_checkpoint(directory)
 
 
 def there_and_back(directory: Path, tmp_path: Path) -> Path:
     """Convert a checkpoint to a ``.ckpt`` file and that to a new checkpoint; return its directory."""
-    export_lightning(read(directory), tmp_path / "file.ckpt")
+    export_lightning(read_checkpoint(directory), tmp_path / "file.ckpt")
     files = from_lightning(read_state(tmp_path / "file.ckpt"))
     return tmp_path / "back" / CheckpointStorage(tmp_path / "back").write(files)
 
@@ -55,8 +46,8 @@ def there_and_back(directory: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("by_determined", [False, True])
 def test_ckpt_round_trip(by_determined: bool, tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "storage", by_determined=by_determined)
-    before, back = read(directory), there_and_back(directory, tmp_path)
-    after = read(back)
+    before, back = read_checkpoint(directory), there_and_back(directory, tmp_path)
+    after = read_checkpoint(back)
     assert_equal(after.state, before.state)
     assert_equal(after.resume, before.resume)
     assert after.trial_state == before.trial_state
@@ -66,17 +57,17 @@ def test_ckpt_round_trip(by_determined: bool, tmp_path: Path) -> None:
 
 def test_module_versions_are_kept(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "storage")
-    before = read(directory).state["models_state_dict"]
-    after = read(there_and_back(directory, tmp_path)).state["models_state_dict"]
+    before = read_checkpoint(directory).state["models_state_dict"]
+    after = read_checkpoint(there_and_back(directory, tmp_path)).state["models_state_dict"]
     assert before[0]._metadata["1"] == {"version": 2}
     assert [weights._metadata for weights in after] == [weights._metadata for weights in before]
-    assert to_lightning(read(directory))["state_dict"]._metadata["models.0.1"] == {"version": 2}
+    assert to_lightning(read_checkpoint(directory))["state_dict"]._metadata["models.0.1"] == {"version": 2}
 
 
 @pytest.mark.parametrize("models", [[], [{}], [{}, {"weight": torch.ones(2)}, {}], [{"": torch.ones(1)}]])
 def test_models_without_weights_are_not_lost(models: list[dict[str, Any]], tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "storage", state={**make_state(), "models_state_dict": models})
-    assert_equal(read(there_and_back(directory, tmp_path)).state["models_state_dict"], models)
+    assert_equal(read_checkpoint(there_and_back(directory, tmp_path)).state["models_state_dict"], models)
 
 
 def test_names_do_not_change() -> None:
@@ -89,9 +80,9 @@ def test_names_do_not_change() -> None:
 def test_state_of_lightning_is_kept(tmp_path: Path) -> None:
     lightning = {"callbacks": {"EarlyStopping": {"wait_count": 2}}, "loops": {"fit_loop": {}}, "mine": torch.ones(2)}
     directory = write_checkpoint(tmp_path / "storage", lightning=lightning)
-    ckpt = to_lightning(read(directory))
+    ckpt = to_lightning(read_checkpoint(directory))
     assert_equal({name: ckpt[name] for name in lightning}, lightning)
-    found = read(there_and_back(directory, tmp_path)).lightning
+    found = read_checkpoint(there_and_back(directory, tmp_path)).lightning
     assert found is not None
     assert_equal({name: found[name] for name in lightning}, lightning)
 
@@ -101,7 +92,7 @@ def test_unknown_epochs_stay_unknown(tmp_path: Path) -> None:
     workload = {"trial_id": 3, "steps_completed": 40, "last_ckpt": 40, "step_id": 1, "last_val": 0}
     (directory / "workload_sequencer.pkl").write_bytes(pickle.dumps(workload))
     (directory / "trial_state.pkl").unlink()
-    content = read(there_and_back(directory, tmp_path))
+    content = read_checkpoint(there_and_back(directory, tmp_path))
     assert not content.epochs_known
     assert content.trial_state.batches_trained == 40
 
@@ -113,38 +104,21 @@ def test_oldest_keys_are_modernized(tmp_path: Path) -> None:
         "optimizer_state_dict": state["optimizers_state_dict"][0],
         "lr_scheduler": None,
     }
-    content = read(write_checkpoint(tmp_path, state=old, by_determined=True))
+    content = read_checkpoint(write_checkpoint(tmp_path, state=old, by_determined=True))
     ckpt = to_lightning(content)
     assert_equal(from_lightning(ckpt).state["optimizers_state_dict"], state["optimizers_state_dict"])
     assert set(ckpt["state_dict"]) == {f"models.0.{name}" for name in old["model_state_dict"]}
     assert content.state.keys() == old.keys()
 
 
-def test_trial_named_by_the_platform(tmp_path: Path) -> None:
-    directory = write_checkpoint(tmp_path, by_determined=True)
-    (directory / "load_data.json").unlink()
-    config = {"entrypoint": "model_def:DigitsTrial", "name": "digits"}
-    (directory / "metadata.json").write_text(json.dumps({"hparams": {"lr": 1}, "experiment_config": config}))
-    assert read_load_data(directory) == {
-        "trial_type": "PyTorchTrial",
-        "experiment_config": config,
-        "hparams": {"lr": 1},
-        "trial_cls_spec": "model_def:DigitsTrial",
-        "is_trainer": False,
-    }
-
-
 # What Lightning finds
 
 
 def test_ckpt_has_lightnings_entries(tmp_path: Path) -> None:
-    content = read(write_checkpoint(tmp_path))
+    content = read_checkpoint(write_checkpoint(tmp_path))
     ckpt = to_lightning(content)
-    assert (ckpt["epoch"], ckpt["global_step"], ckpt["pytorch-lightning_version"]) == (
-        2,
-        14,
-        version("pytorch-lightning"),
-    )
+    assert (ckpt["epoch"], ckpt["global_step"]) == (2, 14)
+    assert ckpt["pytorch-lightning_version"] == version("pytorch-lightning")
     assert ckpt["hyper_parameters"] == LOAD_DATA["hparams"]
     assert_equal(ckpt["optimizer_states"], content.state["optimizers_state_dict"])
     assert_equal(ckpt["lr_schedulers"], content.state["lr_schedulers_state_dict"])
@@ -155,38 +129,40 @@ def test_ckpt_has_lightnings_entries(tmp_path: Path) -> None:
 def test_schedulers_of_the_trial(tmp_path: Path) -> None:
     schedulers = [{"of_my_own": 1}, *make_state()["lr_schedulers_state_dict"]]
     state = {**make_state(), "lr_schedulers_state_dict": schedulers}
-    ckpt = to_lightning(read(write_checkpoint(tmp_path, state=state)))
+    ckpt = to_lightning(read_checkpoint(write_checkpoint(tmp_path, state=state)))
     assert_equal(ckpt["lr_schedulers"], schedulers[1:])
     assert_equal(ckpt[TRIAL_KEY]["state"]["lr_schedulers_state_dict"], schedulers)
 
 
-def stopped_after(batches: int, storage: Path) -> str:
-    """Train for a number of batches; return the checkpoint's path."""
-    seed_everything()
-    with pytorch.init() as context:
-        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(batches), checkpoint_policy="none", checkpoint_storage=storage)
-    return str(storage / CheckpointStorage(storage).list_ids()[0])
+def train(module: pl.LightningModule, file: Path | None = None, **flags: Any) -> pl.Trainer:
+    """Train with Lightning; write a checkpoint to ``file`` if one is given."""
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    ckpt_path = flags.pop("ckpt_path", None)
+    trainer = pl.Trainer(accelerator="cpu", enable_model_summary=False, **quiet, **flags)
+    trainer.fit(module, ckpt_path=ckpt_path)
+    if file is not None:
+        trainer.save_checkpoint(file)
+    return trainer
 
 
-def resumed_from(ckpt_path: str) -> SmallTrial:
+def resumed_from(ckpt_path: Path) -> SmallTrial:
     seed_everything(99)
     module = TrialModule(SmallTrial)
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    pl.Trainer(accelerator="cpu", max_epochs=4, enable_model_summary=False, **quiet).fit(module, ckpt_path=ckpt_path)
+    train(module, max_epochs=4, ckpt_path=ckpt_path)
     assert isinstance(module.trial, SmallTrial)
     return module.trial
 
 
-@pytest.mark.parametrize("by_determined", [False, True])
-@pytest.mark.parametrize("batches", [5, 14])
+@pytest.mark.parametrize(("batches", "by_determined"), [(5, False), (5, True), (14, True)])
 def test_ckpt_resumes_like_directory(batches: int, by_determined: bool, tmp_path: Path) -> None:
-    checkpoint = Path(stopped_after(batches, tmp_path / "storage"))
+    fit(tmp_path / "storage", batches)
+    (name,) = CheckpointStorage(tmp_path / "storage").list_ids()
+    checkpoint = tmp_path / "storage" / name
     if by_determined:
         (checkpoint / "resume.pth").unlink()
         forget_checksums(checkpoint)
-    export_lightning(read(checkpoint), tmp_path / "file.ckpt")
-    straight, converted = resumed_from(str(checkpoint)), resumed_from(str(tmp_path / "file.ckpt"))
+    export_lightning(read_checkpoint(checkpoint), tmp_path / "file.ckpt")
+    straight, converted = resumed_from(checkpoint), resumed_from(tmp_path / "file.ckpt")
     assert torch.equal(weights_of(converted), weights_of(straight))
     for mine, theirs in zip(converted.context.optimizers, straight.context.optimizers, strict=True):
         assert_equal(mine.state_dict(), theirs.state_dict())
@@ -196,16 +172,13 @@ def test_ckpt_resumes_like_directory(batches: int, by_determined: bool, tmp_path
 def test_lightning_file_resumes(tmp_path: Path) -> None:
     seed_everything()
     module = TrialModule(SmallTrial, hparams={"lr": 0.1})
-    flags: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=2, enable_model_summary=False, **flags)
-    trainer.fit(module)
-    trainer.save_checkpoint(tmp_path / "file.ckpt")
+    train(module, tmp_path / "file.ckpt", max_epochs=2)
     files = from_lightning(read_state(tmp_path / "file.ckpt"))
     assert files.load_data is not None
     assert files.load_data["trial_cls_spec"] == "tests.trials:SmallTrial"
     assert read_settings(files.resume, files.load_data)["hparams"] == {"lr": 0.1}
     imported = tmp_path / CheckpointStorage(tmp_path).write(files)
-    assert torch.equal(weights_of(resumed_from(str(imported))), weights_of(resumed_from(str(tmp_path / "file.ckpt"))))
+    assert torch.equal(weights_of(resumed_from(imported)), weights_of(resumed_from(tmp_path / "file.ckpt")))
 
 
 # Files of other modules
@@ -213,10 +186,7 @@ def test_lightning_file_resumes(tmp_path: Path) -> None:
 
 @pytest.fixture
 def other_ckpt(tmp_path: Path) -> dict[str, Any]:
-    flags: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=2, limit_train_batches=3, enable_model_summary=False, **flags)
-    trainer.fit(BoringModel())
-    trainer.save_checkpoint(tmp_path / "other.ckpt")
+    train(BoringModel(), tmp_path / "other.ckpt", max_epochs=2, limit_train_batches=3)
     return read_state(tmp_path / "other.ckpt")
 
 
@@ -250,32 +220,39 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("ckpt", "message"),
+    ("found", "message"),
     [
-        ({}, "must have an entry 'state_dict'; got"),
-        ({"state_dict": [1], "x": 2}, r"\['state_dict', 'x'\]"),
-        ({"state_dict": {}, TRIAL_KEY: None}, "must be a dict with a dict 'state'; got None"),
-        ({"state_dict": {}, TRIAL_KEY: {"state": 3}}, "must be a dict with a dict 'state'"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra=None)}, "hold the progress of the trial; got None"),
-        ({"state_dict": {}, TRIAL_KEY: entry(load_data="x")}, "must be dicts: 'load_data' is 'x'"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra={})}, "hold the progress of the trial; got None"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {"x": 1}})}, "unexpected keyword argument 'x'"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": "{"})}, "must be JSON:"),
-        ({"state_dict": {}, TRIAL_KEY: entry(extra={"trial_state": {}, "settings": 3})}, "must be JSON; got 3"),
-        (
-            {"state_dict": {}, TRIAL_KEY: {"state": {}, "trial_state": {}, "resume": 3}},
-            "must be dicts: 'resume' is 3",
-        ),
-        ({"state_dict": {}, TRIAL_KEY: {"state": {}, "trial_state": {}, "resume": {}}}, "'rng_states' is missing"),
-        ({"state_dict": {"models.1.x": 1}, TRIAL_KEY: entry()}, r"numbered from 0.* \[1\]"),
-        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": 5}, "'optimizer_states' must be a list; got 5"),
-        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": torch.ones(2)}, "must be a list; got tensor"),
-        ({"state_dict": {}, TRIAL_KEY: entry(), "optimizer_states": {}}, "must be a list; got {}"),
+        (None, "must be a dict with a dict 'state'; got None"),
+        ({"state": 3}, "must be a dict with a dict 'state'"),
+        (entry(extra=None), "hold the progress of the trial; got None"),
+        (entry(load_data="x"), "must be dicts: 'load_data' is 'x'"),
+        (entry(extra={}), "hold the progress of the trial; got None"),
+        (entry(extra={"trial_state": {"x": 1}}), "unexpected keyword argument 'x'"),
+        (entry(extra={"trial_state": {}, "settings": "{"}), "must be JSON objects .*; got '{'"),
+        (entry(extra={"trial_state": {}, "settings": 3}), "must be JSON objects .*; got 3"),
+        ({"state": {}, "trial_state": {}, "resume": 3}, "must be dicts: 'resume' is 3"),
+        ({"state": {}, "trial_state": {}, "resume": {}}, "'rng_states' is missing"),
     ],
 )
-def test_wrong_entries_are_refused(ckpt: dict[str, Any], message: str) -> None:
+def test_wrong_entry_is_refused(found: Any, message: str) -> None:
     with pytest.raises(errors.CheckpointError, match=message):
-        from_lightning(ckpt)
+        from_lightning({"state_dict": {}, TRIAL_KEY: found})
+
+
+@pytest.mark.parametrize(
+    ("ckpt", "message"),
+    [
+        ({"state_dict": None}, "must have an entry 'state_dict'; got"),
+        ({"state_dict": [1], "x": 2}, r"\['det_lightning', 'state_dict', 'x'\]"),
+        ({"state_dict": {"models.1.x": 1}}, r"numbered from 0.* \[1\]"),
+        ({"optimizer_states": 5}, "'optimizer_states' must be a list; got 5"),
+        ({"optimizer_states": torch.ones(2)}, "must be a list; got tensor"),
+        ({"optimizer_states": {}}, "must be a list; got {}"),
+    ],
+)
+def test_wrong_file_is_refused(ckpt: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.CheckpointError, match=message):
+        from_lightning({"state_dict": {}, TRIAL_KEY: entry(), **ckpt})
 
 
 @pytest.mark.parametrize("name", ["optimizer_states", "lr_schedulers"])
@@ -287,7 +264,7 @@ def test_other_module_with_wrong_entries(name: str) -> None:
 @pytest.mark.parametrize("key", ["models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"])
 @pytest.mark.parametrize("value", [None, {}, [1]])
 def test_state_without_lists_is_refused(key: str, value: Any, tmp_path: Path) -> None:
-    content = read(write_checkpoint(tmp_path, state={**make_state(), key: value}))
+    content = read_checkpoint(write_checkpoint(tmp_path, state={**make_state(), key: value}))
     with pytest.raises(errors.InvalidCheckpointException, match=rf"state_dict\.pth.*'{key}'"):
         to_lightning(content)
 
@@ -298,7 +275,7 @@ def test_state_without_lists_is_refused(key: str, value: Any, tmp_path: Path) ->
 def test_weights_of_one_model(tmp_path: Path) -> None:
     state = make_state()
     state["models_state_dict"] = state["models_state_dict"][:1]
-    content = read(write_checkpoint(tmp_path, state=state))
+    content = read_checkpoint(write_checkpoint(tmp_path, state=state))
     export_weights(content, tmp_path / "weights.pt")
     weights = torch.load(tmp_path / "weights.pt", weights_only=True)
     assert weights._metadata == state["models_state_dict"][0]._metadata
@@ -308,14 +285,14 @@ def test_weights_of_one_model(tmp_path: Path) -> None:
 
 
 def test_weights_of_several_models(tmp_path: Path) -> None:
-    content = read(write_checkpoint(tmp_path))
+    content = read_checkpoint(write_checkpoint(tmp_path))
     body, head = content.state["models_state_dict"]
     names = [f"models.0.{name}" for name in body] + [f"models.1.{name}" for name in head]
     assert_equal(dict(to_weights(content)), dict(zip(names, [*body.values(), *head.values()], strict=True)))
 
 
 def test_safetensors_hold_the_weights(tmp_path: Path) -> None:
-    content = read(write_checkpoint(tmp_path))
+    content = read_checkpoint(write_checkpoint(tmp_path))
     assert export_safetensors(content, tmp_path / "weights.safetensors") == []
     found = safetensors.torch.load_file(tmp_path / "weights.safetensors")
     expected = to_weights(content)
@@ -328,7 +305,7 @@ def test_safetensors_hold_the_weights(tmp_path: Path) -> None:
 def test_safetensors_separate_tensors(tmp_path: Path) -> None:
     weight = torch.arange(6.0).reshape(2, 3)
     model = {"weight": weight, "tied": weight, "row": weight[0], "turned": weight.t(), "_extra_state": {"a": 1}}
-    content = read(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
+    content = read_checkpoint(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
     assert export_safetensors(content, tmp_path / "file") == ["_extra_state"]
     found = safetensors.torch.load_file(tmp_path / "file")
     del model["_extra_state"]
@@ -337,7 +314,7 @@ def test_safetensors_separate_tensors(tmp_path: Path) -> None:
 
 def test_unsupported_safetensor(tmp_path: Path) -> None:
     model = {"weight": torch.eye(3).to_sparse()}
-    content = read(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
+    content = read_checkpoint(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
     with pytest.raises(errors.CheckpointError, match=r"cannot be written as safetensors.*sparse"):
         export_safetensors(content, tmp_path / "file")
     assert not (tmp_path / "file").exists()
@@ -345,37 +322,15 @@ def test_unsupported_safetensor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("export", [export_weights, export_safetensors, export_lightning])
 def test_irreplaceable_file_stays(export: Any, tmp_path: Path) -> None:
-    content = read(write_checkpoint(tmp_path / "storage"))
+    content = read_checkpoint(write_checkpoint(tmp_path / "storage"))
     for target in (tmp_path / "missing" / "file", tmp_path / "storage"):
         with pytest.raises(errors.StorageError, match=f"{target} cannot be written"):
             export(content, target)
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
 
 
-@pytest.mark.parametrize("export", [export_weights, export_safetensors, export_lightning])
-def test_export_through_a_waiting_link(export: Any, tmp_path: Path) -> None:
-    """In a directory that others may write to the name of the unfinished file can be known before."""
-    content = read(write_checkpoint(tmp_path / "storage"))
-    (tmp_path / "private").write_text("kept")
-    (tmp_path / f".file.{os.getpid()}.tmp").symlink_to("private")
-    export(content, tmp_path / "file")
-    assert (tmp_path / "private").read_text() == "kept"
-    assert not (tmp_path / "file").is_symlink()
-
-
-@pytest.mark.parametrize("export", [export_weights, export_safetensors, export_lightning])
-def test_export_beside_an_unfinished_file(export: Any, tmp_path: Path) -> None:
-    """Containers that share a directory often have the same process ids."""
-    content = read(write_checkpoint(tmp_path / "storage"))
-    theirs = tmp_path / f".file.{os.getpid()}.tmp"
-    theirs.write_text("theirs")
-    export(content, tmp_path / "file")
-    assert theirs.read_text() == "theirs"
-    assert {path.name for path in tmp_path.iterdir()} == {"storage", "file", theirs.name}
-
-
 def test_export_changes_nothing(tmp_path: Path) -> None:
-    content = read(write_checkpoint(tmp_path))
+    content = read_checkpoint(write_checkpoint(tmp_path))
     to_lightning(content)
     to_weights(content)
     assert list(content.state) == list(make_state())

@@ -20,7 +20,7 @@ from det_lightning.checkpoint import read_checkpoint
 from det_lightning.checkpoint.format.manifest import describe_file, find_damage, require_unchanged
 from det_lightning.checkpoint.safe_load import read_pickle, read_state, read_trial_state
 from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES
-from tests.checkpoint.made_checkpoints import assert_equal, write_checkpoint
+from tests.checkpoint.made_checkpoints import write_checkpoint
 from tests.soak import mutations
 from tests.soak.mutations import PickleMaker, call, name_of, number, storage_ref, text, tuple_of
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 def test_fuzzed_checkpoints(tmp_path: Path) -> None:
     # Lightning sets this in processes that use it; torch then loads the driver's library when it is imported.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTORCH_NVML_BASED_CUDA_CHECK"}
-    arguments = ["--inputs", "2000", "--seed", "1", "--workers", "2", "--json", "outcome.json"]
+    arguments = ["--inputs", "1000", "--seed", "1", "--workers", "2", "--json", "outcome.json"]
     subprocess.run(
         [sys.executable, str(ROOT / "tests/soak/fuzz_checkpoints.py"), *arguments],
         cwd=tmp_path,
@@ -40,30 +40,9 @@ def test_fuzzed_checkpoints(tmp_path: Path) -> None:
     )
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["findings"] == []
-    assert outcome["inputs"] == 2000
+    assert outcome["inputs"] == 1000
     # They reach the readers: some are still good, and both kinds of errors are there.
-    assert all(outcome["answers"][f"read_checkpoint: {answer}"] > 100 for answer in ("read", "UnsafeCheckpointError"))
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_values_in_both_formats(tmp_path: Path) -> None:
-    for zipped in (True, False):
-        state = mutations.make_state(old=not zipped)
-        torch.save(state, tmp_path / "state", _use_new_zipfile_serialization=zipped)
-        read = read_state(tmp_path / "state")
-        assert_equal(read["models_state_dict"], state["models_state_dict"])
-        assert_equal(read["rng_state"], state["rng_state"])
-        mine, theirs = state["callbacks"], read["callbacks"]
-        for name in ("tensors", "kinds", "plain", "counts", "keys"):
-            assert_equal(theirs[name], mine[name])
-        assert [one.to_dense().tolist() for one in theirs["sparse"]] == 2 * [torch.eye(3).tolist()]
-        assert torch.equal(theirs["quantized"].int_repr(), mine["quantized"].int_repr())
-        assert (theirs["parameter"].mine, theirs["meta"].device.type) == (3, "meta")
-        assert all(
-            np.array_equal(one, other) for one, other in zip(theirs["arrays"][:3], mine["arrays"][:3], strict=True)
-        )
-        base, part = theirs["tensors"][0], theirs["tensors"][2]
-        assert part.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+    assert all(outcome["answers"][f"read_checkpoint: {answer}"] > 50 for answer in ("read", "UnsafeCheckpointError"))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -89,8 +68,6 @@ LAYOUT = name_of("torch.serialization", "_get_layout")
 DTYPE = name_of("numpy", "dtype")
 NAMESPACE = name_of("argparse", "Namespace")
 AS_DTYPE = b"N}(" + text("dtype") + text("O") + text("__class__") + DTYPE + b"u\x86"
-ONE_BYTE = call(name_of("_codecs", "encode"), text("x"), text("latin1"))
-SLICE = name_of("builtins", "slice") + b"q\x01"
 
 
 def rebuild(kind: str, *args: bytes) -> bytes:
@@ -99,6 +76,15 @@ def rebuild(kind: str, *args: bytes) -> bytes:
 
 def rebuild_typed(*args: bytes) -> bytes:
     return call(name_of("torch._tensor", "_rebuild_from_type_v2"), *args)
+
+
+def array(shape: bytes, dtype: str, content: bytes) -> bytes:
+    begin = call(name_of("numpy._core.multiarray", "_reconstruct"), name_of("numpy", "ndarray"), b")", b"N")
+    return begin + tuple_of(number(1), shape, call(DTYPE, text(dtype)), b"\x89", content) + b"b"
+
+
+def latin(value: str) -> bytes:
+    return call(name_of("_codecs", "encode"), text(value), text("latin1"))
 
 
 def tensor(offset: int = 0, size: int = 4, stride: int = 1, storage: bytes = storage_ref()) -> bytes:
@@ -125,10 +111,7 @@ MADE_UP = {
         ),
     ),
     "a made-up call": rebuild_typed(
-        name_of("builtins", "bytearray"),
-        name_of("torch", "Tensor"),
-        tuple_of(number(10**10)),
-        b"N",
+        name_of("builtins", "bytearray"), name_of("torch", "Tensor"), tuple_of(number(10**10)), b"N"
     ),
     "an object that becomes a data type": call(NAMESPACE) + AS_DTYPE + b"b",
     "an object that a call makes a data type": rebuild_typed(NAMESPACE, NAMESPACE, b")", AS_DTYPE),
@@ -144,48 +127,22 @@ MADE_UP = {
     + b"\x85R" * 5000
     + b"Ns",
     "lists within lists": b"]" * 100_000 + b"a" * 99_999,
-    "an array of 65 dimensions": call(
-        name_of("numpy._core.multiarray", "_reconstruct"), name_of("numpy", "ndarray"), b")", b"N"
-    )
-    + tuple_of(
-        number(1),
-        tuple_of(*[number(1)] * 65),
-        call(DTYPE, text("u1")),
-        b"\x89",
-        call(name_of("_codecs", "encode"), text("x"), text("latin1")),
-    )
-    + b"b",
+    "an array of 65 dimensions": array(tuple_of(*[number(1)] * 65), "u1", latin("x")),
     "a mesh of devices": call(name_of("torch.distributed.device_mesh", "DeviceMesh"), text("cpu"), b"](K\0e"),
     "a function of the system": call(name_of("posix", "system"), text("true")),
     "one named by two texts": b"\x8c\x05posix\x8c\x06system\x93" + tuple_of(text("true")) + b"R",
     "one in a line": b"(" + text("true") + b"iposix\nsystem\n",
     "one by a number": b"\x82\x01",
     "a key without a hash": b"}]Ns",
-    "a date that is none": call(
-        name_of("datetime", "date"), call(name_of("_codecs", "encode"), text("\xff\xff\x0c\xff"), text("latin1"))
-    ),
+    "a date that is none": call(name_of("datetime", "date"), latin("\xff\xff\x0c\xff")),
     "a key that is never hashed": b"}" + nested() + b"Ns",
     "a set of such": call(name_of("builtins", "set"), b"](" + nested() + b"e"),
     "an endless message": call(DTYPE, nested()),
     "another endless message": call(DTYPE, text("f4")) + nested() + b"b",
     "a data type of objects": call(DTYPE, text("O")),
     "a data type of arrays": call(DTYPE, text("(2,3)f4")),
-    "an array of objects": call(
-        name_of("numpy._core.multiarray", "_reconstruct"), name_of("numpy", "ndarray"), b")", b"N"
-    )
-    + tuple_of(
-        number(1),
-        tuple_of(number(1)),
-        call(DTYPE, text("O")),
-        b"\x89",
-        call(name_of("_codecs", "encode"), text("A" * 8), text("latin1")),
-    )
-    + b"b",
-    "an array of a list": call(
-        name_of("numpy._core.multiarray", "_reconstruct"), name_of("numpy", "ndarray"), b")", b"N"
-    )
-    + tuple_of(number(1), tuple_of(number(2)), call(DTYPE, text("i8")), b"\x89", b"](NNe")
-    + b"b",
+    "an array of objects": array(tuple_of(number(1)), "O", latin("A" * 8)),
+    "an array of a list": array(tuple_of(number(2)), "i8", b"](NNe"),
 }
 
 
@@ -233,34 +190,6 @@ def test_flags_of_a_data_type_have_no_effect(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(mutations.made_up_archive(pickled))
     read = read_state(tmp_path / "state")["w"]
     assert (read, read.hasobject, read.flags) == (np.dtype("f4"), False, 0)
-
-
-@pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
-def test_harmless_made_up_file(old: bool, tmp_path: Path) -> None:
-    """Without this the test above could pass for another reason."""
-    pickled = b"\x80\x02}" + text("w") + (tensor().replace(b"tQ", b"NtQ") if old else tensor()) + b"s."
-    (tmp_path / "f").write_bytes(mutations.made_up_old_file(pickled) if old else mutations.made_up_archive(pickled))
-    assert read_state(tmp_path / "f")["w"].shape == (4,)
-
-
-@pytest.mark.parametrize("name", ["archive/data.pkl", "ARCHIVE/DATA.PKL", "archive/data.pkl\0"])
-def test_two_pickles_are_refused(name: str, tmp_path: Path) -> None:
-    good = [("archive/data.pkl", b"\x80\x02}."), ("archive/version", b"3\n")]
-    with pytest.warns(UserWarning, match="Duplicate") if name == good[0][0] else pytest.MonkeyPatch.context():
-        (tmp_path / "state").write_bytes(mutations.zip_of([*good, (name, b"\x80\x02}.")]))
-    if "\0" in name:
-        content = mutations.zip_of([*good, ("archive/data.pklX", b"\x80\x02}.")])
-        (tmp_path / "state").write_bytes(content.replace(b"data.pklX", b"data.pkl\0"))
-    with pytest.raises(errors.IncompleteCheckpointError, match="twice"):
-        read_state(tmp_path / "state")
-
-
-def test_bytes_around_an_archive_are_refused(tmp_path: Path) -> None:
-    good = mutations.zip_of([("archive/data.pkl", b"\x80\x02}."), ("archive/version", b"3\n")])
-    for content in (good[:30] + b"x" + good[30:], good + b"x", good[:-22] + b"x" + good[-22:]):
-        (tmp_path / "state").write_bytes(content)
-        with pytest.raises(errors.IncompleteCheckpointError):
-            read_state(tmp_path / "state")
 
 
 def test_declared_classes_are_read(tmp_path: Path) -> None:

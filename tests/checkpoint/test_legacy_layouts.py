@@ -65,10 +65,6 @@ def go_on(trial_class: Any, directory: Path, storage: Path, batches: int = BATCH
     return context, seen
 
 
-def test_weights_are_read(layout: Layout, tmp_path: Path) -> None:
-    assert_weights(to_weights(load_checkpoint(layouts.write(tmp_path / "old", layout, BATCHES))))
-
-
 def test_trial_from_stored_code(layout: Layout, tmp_path: Path) -> None:
     before = sys.modules.get("model_def")
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
@@ -82,15 +78,25 @@ def test_trial_from_stored_code(layout: Layout, tmp_path: Path) -> None:
         assert trial.context.get_experiment_config()["description"] == "from long ago"
     assert isinstance(trial, pytorch.PyTorchTrial)
     assert_weights(vars(trial)["model"].state_dict())
+    assert_weights(to_weights(load_checkpoint(directory)))
     assert sys.modules.get("model_def") is before
     assert not any(path.name == "__pycache__" for path in directory.rglob("*"))
 
 
-def test_old_layout_resumes(layout: Layout, tmp_path: Path) -> None:
-    newest = layouts.write(tmp_path / "new", LAYOUTS[-1], BATCHES)
+@pytest.fixture(scope="module")
+def newest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, list[Any]]:
+    """The trial of the newest layout, and what it does when it goes on from there."""
+    folder = tmp_path_factory.mktemp("newest")
+    directory = layouts.write(folder / "new", LAYOUTS[-1], BATCHES)
+    trial_class = layouts.import_trial(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory / "code")
+        return trial_class, *go_on(trial_class, directory, folder / "storage")
+
+
+def test_old_layout_resumes(layout: Layout, newest: tuple[Any, Any, list[Any]], tmp_path: Path) -> None:
+    trial_class, reference, expected = newest
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
-    trial_class = layouts.import_trial(newest)
-    reference, expected = go_on(trial_class, newest, tmp_path / "reference")
     context, seen = go_on(trial_class, directory, tmp_path / "storage")
     first = 0 if layout.progress_file is None else BATCHES
     assert [entry[:2] for entry in seen] == [(i // EPOCH_LEN, i) for i in range(first, BATCHES + 7)]
@@ -169,40 +175,33 @@ def test_one_cycle_schedule_of_torch_1(tmp_path: Path) -> None:
     assert schedule["anneal_func"] is torch.optim.lr_scheduler.OneCycleLR._annealing_cos
 
 
+SAVED_MODEL = {"framework": "tensorflow-1.15.5", "format": "saved_model"}
+
+
 @pytest.mark.parametrize(
-    ("files", "kind"),
+    ("metadata", "files", "kind"),
     [
         (
+            {"framework": "tensorflow-2.11.1", "format": "saved_weights"},
             {
-                "load_data.json": {"trial_type": "TFKerasTrial", "trial_cls_spec": "a:B"},
-                "metadata.json": {"framework": "tensorflow-2.11.1", "format": "saved_weights"},
-                "determined-keras-model-weights.index": {},
-                "checkpoint": {},
+                "load_data.json": {"trial_type": "TFKerasTrial"},
+                "determined-keras-model-weights.index": 0,
+                "checkpoint": 0,
             },
             "of a TFKerasTrial",
         ),
-        (
-            {"load_data.json": {"trial_type": "DeepSpeedTrial"}, "metadata.json": {"framework": "torch-1.12.0"}},
-            "of a DeepSpeedTrial",
-        ),
-        (
-            {"metadata.json": {"framework": "tensorflow-1.15.5", "format": "h5"}, "determined-keras-model.h5": {}},
-            "of a TFKerasTrial",
-        ),
-        (
-            {"metadata.json": {"tensorflow_version": "2.4.1"}, "determined-keras-model": {}},
-            "of a TFKerasTrial",
-        ),
-        (
-            {"metadata.json": {"framework": "tensorflow-1.15.5", "format": "saved_model"}, "saved_model.pb": {}},
-            "of TensorFlow or Keras (tensorflow-1.15.5)",
-        ),
-        ({"metadata.json": {"tensorflow_version": "2.4.1"}, "weights": {}}, "of TensorFlow or Keras (2.4.1)"),
-        ({"metadata.json": {"steps_completed": 5}, "weights.bin": {}}, "of a Core API script"),
+        ({"framework": "torch-1.12.0"}, {"load_data.json": {"trial_type": "DeepSpeedTrial"}}, "of a DeepSpeedTrial"),
+        ({"framework": "tensorflow-1.15.5", "format": "h5"}, {"determined-keras-model.h5": 0}, "of a TFKerasTrial"),
+        ({"tensorflow_version": "2.4.1"}, {"determined-keras-model": 0}, "of a TFKerasTrial"),
+        (SAVED_MODEL, {"saved_model.pb": 0}, "of TensorFlow or Keras (tensorflow-1.15.5)"),
+        ({"tensorflow_version": "2.4.1"}, {"weights": 0}, "of TensorFlow or Keras (2.4.1)"),
+        ({"steps_completed": 5}, {"weights.bin": 0}, "of a Core API script"),
     ],
 )
-def test_other_trial_classes_are_refused(files: dict[str, Any], kind: str, tmp_path: Path) -> None:
-    for name, content in files.items():
+def test_other_trial_classes_are_refused(
+    metadata: dict[str, Any], files: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    for name, content in {"metadata.json": metadata, **files}.items():
         (tmp_path / name).write_text(json.dumps(content))
     for read in (load_checkpoint, load_trial_from_checkpoint_path):
         with pytest.raises(errors.InvalidCheckpointException, match=re.escape(f"is a checkpoint {kind}")):

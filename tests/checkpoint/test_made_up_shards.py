@@ -45,12 +45,18 @@ def sharded(folder: Path, shape: tuple[int, ...], part: list[Any]) -> Path:
     return checkpoint
 
 
+def sound(folder: Path) -> Path:
+    """Return a checkpoint with a tensor of ones in one part."""
+    torch.save(torch.ones(2, 3), folder / "part")
+    size = (folder / "part").stat().st_size
+    checkpoint = sharded(folder / "storage", (2, 3), [0, 0, 2, "__0_0.distcp", 0, size])
+    (folder / "part").rename(checkpoint / "shards" / "__0_0.distcp")
+    return checkpoint
+
+
 def test_what_the_index_says_is_read(tmp_path: Path) -> None:
     """Without this the tests below could pass for another reason."""
-    file = tmp_path / "part"
-    torch.save(torch.ones(2, 3), file)
-    checkpoint = sharded(tmp_path / "storage", (2, 3), [0, 0, 2, "__0_0.distcp", 0, file.stat().st_size])
-    file.rename(checkpoint / "shards" / "__0_0.distcp")
+    checkpoint = sound(tmp_path)
     assert torch.equal(load_checkpoint(checkpoint).state["models_state_dict"][0]["weight"], torch.ones(2, 3))
 
 
@@ -60,10 +66,7 @@ def test_merge_during_a_cleanup(tmp_path: Path) -> None:
             remove_dead_stagings()  # as another run does when it begins
             return super().begin(*arguments, **named)
 
-    file = tmp_path / "part"
-    torch.save(torch.ones(2), file)
-    checkpoint = sharded(tmp_path / "storage", (2,), [0, 0, 2, "__0_0.distcp", 0, file.stat().st_size])
-    file.rename(checkpoint / "shards" / "__0_0.distcp")
+    checkpoint = sound(tmp_path)
     (checkpoint / "code" / STAGING_MARK).write_text("")
     merged = merge_checkpoint(checkpoint, Busy(tmp_path / "merged"))
     assert {path.name for path in (tmp_path / "merged" / merged / "code").iterdir()} >= {"model_def.py", "package"}

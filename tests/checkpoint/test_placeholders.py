@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import collections
 import decimal
-import enum
 import functools
 import os
 import types
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_lightning.callbacks import ModelCheckpoint
 from typer.testing import CliRunner
@@ -27,7 +26,7 @@ from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.safe_load import holds_placeholder, read_state, read_weights
 from det_lightning.cli.app import app
-from tests.checkpoint.test_unreadable_values import KeepingTrial, LightningKeeper
+from tests.checkpoint.test_unreadable_values import KeepingTrial, LightningKeeper, Mode
 from tests.trials import SmallTrial, weights_of
 
 HPARAMS = {"global_batch_size": 8}
@@ -38,12 +37,6 @@ class Meter:
 
     def __init__(self) -> None:
         self.values = torch.ones(2)
-
-
-class Mode(enum.Enum):
-    """An enumeration."""
-
-    fast = 1
 
 
 class Slotted:
@@ -165,12 +158,12 @@ def test_object_in_settings_is_refused(path: str, tmp_path: Path) -> None:
         read_weights(tmp_path / "it.ckpt")
 
 
-@pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("place", ["models_state_dict", "state_dict", "settings"])
-def test_object_among_weights_is_refused(value: Any, place: str, tmp_path: Path) -> None:
-    torch.save({place: [collections.OrderedDict(weight=torch.ones(2), extra=value)]}, tmp_path / "state.pth")
-    with pytest.raises(errors.UnsafeCheckpointError, match="could run code"):
-        read_weights(tmp_path / "state.pth")
+def test_object_among_weights_is_refused(place: str, tmp_path: Path) -> None:
+    for value in OBJECTS:
+        torch.save({place: [collections.OrderedDict(weight=torch.ones(2), extra=value)]}, tmp_path / "state.pth")
+        with pytest.raises(errors.UnsafeCheckpointError, match="could run code"):
+            read_weights(tmp_path / "state.pth")
 
 
 def test_only_trust_makes_an_object_of_it(tmp_path: Path) -> None:
@@ -179,7 +172,7 @@ def test_only_trust_makes_an_object_of_it(tmp_path: Path) -> None:
 
 
 plain = st.recursive(
-    st.none() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3) | st.sampled_from([Mode.fast, Meter]),
+    st.none() | st.integers() | st.text(max_size=3) | st.sampled_from([Mode.fast, Meter]),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(st.text(max_size=3), inner, max_size=3)
@@ -191,26 +184,20 @@ plain = st.recursive(
 )
 
 
+def outline(value: Any) -> Any:
+    """Return a value with the same text in place of each object, or of its placeholder."""
+    if type(value) in (OwnDict, OwnList, Mode, type) or type(value).__name__ == "Placeholder":
+        return "an object"
+    if isinstance(value, dict):
+        return {name: outline(inner) for name, inner in value.items()}
+    return type(value)(map(outline, value)) if isinstance(value, list | tuple) else value
+
+
+@settings(max_examples=20)
 @given(plain)
 def test_values_around_objects_stay(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     state = read_weights(save(tmp_path_factory.mktemp("any"), value))
-
-    def require_same(found: Any, given: Any) -> None:
-        if type(given) in (OwnDict, OwnList, Mode, type):
-            assert holds_placeholder(found)
-        elif isinstance(given, list | tuple):
-            assert type(found) is type(given)
-            assert len(found) == len(given)
-            for inner, other in zip(found, given, strict=True):
-                require_same(inner, other)
-        elif isinstance(given, dict):
-            assert list(found) == list(given)
-            for name in given:
-                require_same(found[name], given[name])
-        else:
-            assert found == given
-
-    require_same(state["callbacks"]["c"], value)
+    assert outline(state["callbacks"]["c"]) == outline(value)
     assert torch.equal(state["models_state_dict"][0]["weight"], torch.arange(3.0))
 
 
@@ -226,7 +213,8 @@ class WeightsTrial(KeepingTrial):
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[SmallTrial, str, Path]:
     """A trained trial, its checkpoint, and the file of Lightning with the same weights."""
     folder = tmp_path_factory.mktemp("saved")
-    with pytorch.init(hparams=HPARAMS) as context:
+    with pytest.MonkeyPatch.context() as patch, pytorch.init(hparams=HPARAMS) as context:
+        patch.chdir(folder)  # whose files become the code
         trial = WeightsTrial(context)
         saver = ModelCheckpoint(folder, filename="it", every_n_train_steps=1)
         pytorch.Trainer(trial, context, callbacks=[saver, LightningKeeper()], enable_checkpointing=True).fit(

@@ -178,14 +178,7 @@ def test_values_in_any_container_are_named(value: Any, named: str, caplog: pytes
 
 
 def test_plain_values_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
-    looks = UnreadableValues()
-    looks.warn_of({"callbacks": [2**2039 - 1, -(2**2038), np.str_("a"), np.zeros((0, 3)), torch.ones(2), {2.5: 1}]})
-    assert not looks.are_possible
-    assert caplog.messages == []
-
-
-def test_container_in_itself(caplog: pytest.LogCaptureFixture) -> None:
-    endless: list[Any] = [1]
+    endless: list[Any] = [2**2039 - 1, -(2**2038), np.str_("a"), np.zeros((0, 3)), torch.ones(2), {2.5: 1}]
     endless.append(endless)
     looks = UnreadableValues()
     looks.warn_of({"callbacks": endless})

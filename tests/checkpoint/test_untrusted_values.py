@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import pickle
@@ -14,28 +13,12 @@ import pytest
 import torch
 
 from det_lightning import errors, pytorch
-from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
+from det_lightning.checkpoint import read_checkpoint
 from det_lightning.checkpoint.format.lightning_file import to_lightning
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint, warn_of_nan
 from det_lightning.pytorch._fitting_states import require_fitting_optimizer, require_fitting_scheduler
-from tests.checkpoint.made_checkpoints import forget_checksums, make_state, write_checkpoint
+from tests.checkpoint.made_checkpoints import fit, make_state, write_checkpoint
 from tests.trials import SmallTrial
-
-
-def fit(storage: Path, batches: int, **kwargs: Any) -> None:
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
-        length = pytorch.Batch(batches)
-        trainer.fit(max_length=length, checkpoint_policy="none", checkpoint_storage=storage, **kwargs)
-
-
-@pytest.fixture
-def trained(tmp_path: Path) -> Path:
-    """Return a checkpoint that a run of 3 batches wrote, without checksums."""
-    fit(tmp_path / "storage", 3)
-    (name,) = CheckpointStorage(tmp_path / "storage").list_ids()
-    forget_checksums(tmp_path / "storage" / name)
-    return tmp_path / "storage" / name
 
 
 def change(file: Path, path: str, value: Any) -> None:
@@ -103,22 +86,16 @@ def test_wrong_resume_value_is_named(path: str, value: Any, trained: Path) -> No
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("rng_states", DELETED, "'rng_states' is missing"),
-        ("gradients", DELETED, "'gradients' is missing"),
         ("rng_states.0.cpu_rng_state", torch.zeros(7, dtype=torch.uint8), "'cpu_rng_state'"),
         ("rng_states.0.cpu_rng_state", torch.ones(5056), "'cpu_rng_state'"),
         ("rng_states.0.np_rng_state", ("MT19937", [1, 2], 3), "'np_rng_state'"),
         ("rng_states.0.random_rng_state", (3, (1, 2), None), "'random_rng_state'"),
         ("rng_states.0.random_rng_state", DELETED, "'random_rng_state': it is missing"),
-        ("journals.0.0.rng", torch.zeros(3), "'rng' of each pass"),
+        ("journals.0.0.rng", torch.zeros(3), "'rng', a dict"),
         ("journals.0.0.rng.np_rng_state", 5, "'np_rng_state'"),
-        ("journals.0.0.samplers", DELETED, "'samplers' of each pass"),
-        ("journals.0.0.color", "red", "must have only"),
-        (
-            "trial_state.batches_trained",
-            2,
-            "belongs to another checkpoint.* 2 batches; this checkpoint was written after 3",
-        ),
+        ("journals.0.0.samplers", DELETED, "'samplers', a list of dicts"),
+        ("journals.0.0.color", "red", "must have only 'first_batch', .* 'red'"),
+        ("trial_state.batches_trained", 2, "belongs to another checkpoint.* 2 batches; .* was written after 3"),
         ("gradients", [{"no such weight": torch.ones(3)}], "gradients"),
         ("gradients", [], "gradients"),
     ],
@@ -217,12 +194,13 @@ def test_wrong_optimizer_option_is_named(name: str, value: Any) -> None:
         require_fitting_optimizer(optimizer, state)
 
 
-@pytest.mark.parametrize("value", [None, "x", torch.ones(5), {}])
-def test_wrong_moment_is_named(value: Any) -> None:
+def test_wrong_moment_is_named() -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
-    state = {"param_groups": [{"params": [0]}], "state": {0: {"step": 1.0, "exp_avg": value}}}
-    with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 must be a tensor of the shape \[3\]; got"):
-        require_fitting_optimizer(optimizer, state)
+    wrong: list[Any] = [None, "x", torch.ones(5), {}]
+    for value in wrong:
+        state = {"param_groups": [{"params": [0]}], "state": {0: {"step": 1.0, "exp_avg": value}}}
+        with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 must be a tensor of the shape \[3\]; got"):
+            require_fitting_optimizer(optimizer, state)
 
 
 @pytest.mark.parametrize(
@@ -273,20 +251,6 @@ def test_old_settings_must_be_json(settings: str, trained: Path) -> None:
     change(file, "settings", settings)
     (problem,) = inspect_checkpoint(trained)["problems"]
     assert f"{file} is damaged, or another kind of file: 'settings' must be JSON" in problem
-
-
-def test_trial_module_entry_is_checked() -> None:
-    from det_lightning.checkpoint.format.lightning_file import from_entry
-
-    entries: list[Any] = [
-        None,
-        {"extra": 3, "state": {}},
-        {"extra": {}, "state": {}},
-        {"extra": {"trial_state": {"x": 1}}},
-    ]
-    for entry in entries:
-        with pytest.raises(errors.CheckpointError):
-            from_entry(copy.deepcopy(entry))
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1.0])

@@ -35,20 +35,8 @@ EDGES = [0, 1, 2, 3, 4, 5, 7, 8, 63, 127, 128, 255, 1 << 15, 1 << 16, (1 << 31) 
 EDGES += [1 << 53, (1 << 61) - 1, (1 << 63) - 1, 1 << 63, 1 << 64, 10**100, -1, -2, -(1 << 31), -(1 << 63)]
 TEXTS = ["w", "0", "1", "cpu", "cuda", "meta", "storage", "latin1", "punycode", "zlib", "undefined", "\0", "../../x"]
 TEXTS += ["__class__", "__dict__", "__setstate__", "data", "grad", "items", "_metadata", "trial_id", "batches_trained"]
-TEXTS += [
-    "f4",
-    "O",
-    "|O8",
-    "V0",
-    "(2,3)f4",
-    "f4,O",
-    "m8[ns]",
-    "U1000000000",
-    "<",
-    ">",
-    "torch.sparse_coo",
-    "torch.strided",
-]
+TEXTS += ["f4", "O", "|O8", "V0", "(2,3)f4", "f4,O", "m8[ns]", "U1000000000", "<", ">"]
+TEXTS += ["torch.sparse_coo", "torch.strided"]
 TEXTS += [f"touch {SENTINEL}", f"open({SENTINEL!r}, 'w').close()", "models_state_dict", "_annealing_cos"]
 DANGEROUS = """os system|posix system|builtins exec|builtins eval|builtins getattr|builtins __import__|builtins open
 builtins compile|builtins setattr|subprocess Popen|subprocess call|shutil rmtree|socket socket|importlib import_module
@@ -98,15 +86,8 @@ def make_state(old: bool = False) -> dict[str, Any]:
         ],
         "lr_schedulers_state_dict": [{"last_epoch": 3, "_last_lr": [0.1], "flag": True}],
         "callbacks": {
-            "tensors": [
-                base,
-                base.bfloat16(),
-                base[2:5],
-                base[::2],
-                base.reshape(3, 4).t(),
-                torch.tensor(True),
-                torch.ones(0, 3),
-            ],
+            "tensors": [base, base.bfloat16(), base[2:5], base[::2], base.reshape(3, 4).t(), torch.tensor(True)],
+            "empty": torch.ones(0, 3),
             "kinds": [base.to(kind) for kind in (*_DTYPES, *([] if old else [torch.uint16]))],
             "sparse": [torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()],
             "quantized": torch.quantize_per_tensor(base, 0.1, 2, torch.qint8),
@@ -251,9 +232,8 @@ class PickleMaker:
         return name_of(module, name)
 
     def storage(self) -> bytes:
-        kind, width = self.rng.choice(
-            [("FloatStorage", 4), ("LongStorage", 2), ("ByteStorage", 16), ("QInt8Storage", 16), ("BoolStorage", 16)]
-        )
+        kinds = {"FloatStorage": 4, "LongStorage": 2, "ByteStorage": 16, "QInt8Storage": 16, "BoolStorage": 16}
+        kind, width = self.rng.choice([*kinds.items()])
         if self.rng.random() < 0.15:
             return tuple_of(text("storage"), self.value(3), self.value(3), self.value(3), self.value(3)) + b"Q"
         numel = self.rng.choice(EDGES) if self.rng.random() < 0.15 else width
@@ -322,9 +302,8 @@ class PickleMaker:
             dtype += tuple_of(number(3), order, *extra, self.integer(), self.integer(), flags) + b"b"
         if rng.random() < 0.3:
             return call(name_of("numpy._core.multiarray", "scalar"), dtype, self.raw())
-        begin = call(
-            name_of("numpy._core.multiarray", "_reconstruct"), name_of("numpy", "ndarray"), b"K\0\x85", self.raw()
-        )
+        kind = (name_of("numpy", "ndarray"), b"K\0\x85", self.raw())
+        begin = call(name_of("numpy._core.multiarray", "_reconstruct"), *kind)
         content = self.raw() if rng.random() < 0.6 else b"](" + self.value(2) + self.value(2) + b"e"
         return begin + tuple_of(number(1), self.numbers(1), dtype, b"\x89", content) + b"b"
 
@@ -392,11 +371,8 @@ def change_pickle(rng: random.Random, content: bytes, old: bool = False, modern:
         if way == 0:
             content = content[:begin] + maker.value(2) + content[begin:]
         elif way == 1:
-            content = (
-                content[:begin]
-                + rng.choice([b"0", b"2", b"R", b"b", b"s", b"u", b"e", b"\x81", b"Q", b"t", b"1"])
-                + content[begin:]
-            )
+            inserted = rng.choice([b"0", b"2", b"R", b"b", b"s", b"u", b"e", b"\x81", b"Q", b"t", b"1"])
+            content = content[:begin] + inserted + content[begin:]
         elif way == 2:
             content = content[:begin] + content[end:] if end > begin else content
         elif way == 3 and isinstance(argument, int) and not isinstance(argument, bool):
@@ -482,9 +458,8 @@ def archive_with_two_lists(listed: list[tuple[str, bytes]], hidden: list[tuple[s
         directory = bytearray(packed[begin : begin + length])
         for at in _find_all(packed[begin : begin + length], b"PK\x01\x02"):
             struct.pack_into("<I", directory, at + 42, struct.unpack_from("<I", directory, at + 42)[0] + base)
-        record = struct.pack(
-            "<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, len(entries), len(entries), length, base + begin
-        )
+        counts = (len(entries), len(entries), length, base + begin)
+        record = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, *counts)
         parts.append(packed[:begin] + directory + record)
         lines.append((len(entries), length, base + begin))
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, len(parts[0]) - 56, 1)
@@ -536,18 +511,15 @@ def change_archive(rng: random.Random, content: bytes) -> bytes:
         twin = name.upper() if rng.random() < 0.5 else name
         entries.append((twin, rng.choice([b"", rng.choice(entries)[1], PickleMaker(rng).state()])))
     elif way == 2:
-        entries[at] = (
-            rng.choice(["../../x", "/etc/x", "x", "archive/constants.pkl", name + "\0y", "é/data.pkl"]),
-            data,
-        )
+        names = ["../../x", "/etc/x", "x", "archive/constants.pkl", name + "\0y", "é/data.pkl"]
+        entries[at] = (rng.choice(names), data)
     elif way == 3:
         del entries[at]
     elif way == 4:
         rng.shuffle(entries)
     elif way == 5:
-        entries.append(
-            (f"{name.partition('/')[0]}/{rng.choice(['.format_version', 'byteorder', 'constants.pkl'])}", b"big")
-        )
+        added = rng.choice([".format_version", "byteorder", "constants.pkl"])
+        entries.append((f"{name.partition('/')[0]}/{added}", b"big"))
     packed = zip_of(entries)
     if way == 8:
         other = [(name, PickleMaker(rng).state() if name.endswith("data.pkl") else data) for name, data in entries]

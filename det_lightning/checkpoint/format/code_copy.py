@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 # Imported here and not at the first checkpoint: CPython loses a Ctrl-C while an optional `from` import fails.
-from det_lightning.checkpoint.format.code_selection import CodeLimits, CodeRules, CodeSelection, read_regular_file
+from det_lightning.checkpoint.format.code_selection import CodeRules, CodeSelection, read_regular_file
 from det_lightning.checkpoint.format.layout import CODE_DIR
 from det_lightning.checkpoint.format.manifest import describe_content
 from det_lightning.escaping import escape, name_some
@@ -68,18 +68,12 @@ class CodeCopier:
     same for the copy before.
     """
 
-    def __init__(
-        self,
-        source: str | os.PathLike[str] | None = None,
-        with_secrets: bool = False,
-        limits: CodeLimits | None = None,
-    ) -> None:
+    def __init__(self, source: str | os.PathLike[str] | None = None, with_secrets: bool = False) -> None:
         self.descriptions: dict[str, dict[str, Any]] = {}
         self.latest: tuple[object, str] | None = None
         self.previous: tuple[object, str] | None = None
         self._source = pathlib.Path() if source is None else pathlib.Path(source)
         self._with_secrets = with_secrets
-        self._limits = limits or CodeLimits()
         self._reported: set[str] = set()
         self._copies: dict[str, _Copy] = {}
         self._copies_before: dict[str, _Copy] = {}
@@ -101,7 +95,7 @@ class CodeCopier:
             logger.warning("Code is no longer copied into checkpoints: the working directory has been removed.")
             return
         rules = CodeRules(source, self._with_secrets)
-        selection = CodeSelection(source, rules, [target.parent, *([] if storage is None else [storage])], self._limits)
+        selection = CodeSelection(source, rules, [target.parent, *([] if storage is None else [storage])])
         for name in selection.chosen:
             try:
                 if name.endswith("/"):

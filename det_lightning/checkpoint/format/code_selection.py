@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import os
@@ -49,16 +48,10 @@ _ODD_NAME = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
 _SOURCE_SUFFIXES = (".py", ".pyi")
 
 
-@dataclasses.dataclass(frozen=True)
-class CodeLimits:
-    """Limits beyond which a copy holds only Python sources and the files of imported modules.
-
-    The default of ``size_bytes`` is the limit of Determined's platform. ``entries`` limits the number of files and
-    directories that are looked at.
-    """
-
-    size_bytes: int = 95 * 1024 * 1024
-    entries: int = 50_000
+# Beyond these a copy holds only Python sources and the files of imported modules: the size, which is the limit of
+# Determined's platform, and the number of files and directories that are looked at.
+_MAX_BYTES = 95 * 1024 * 1024
+_MAX_ENTRIES = 50_000
 
 
 class CodeRules:
@@ -122,21 +115,18 @@ class CodeSelection:
         partial_because: why only Python sources and the files of imported modules are copied; None if everything is.
     """
 
-    def __init__(
-        self, source: pathlib.Path, rules: CodeRules, apart: Iterable[pathlib.Path], limits: CodeLimits
-    ) -> None:
+    def __init__(self, source: pathlib.Path, rules: CodeRules, apart: Iterable[pathlib.Path]) -> None:
         self.source = source
         self.rules = rules
         self.problems: dict[str, str] = {}
         self.partial_because: str | None = None
-        self._limits = limits
         self._apart = _identify(apart)
         self._sizes: dict[str, int] = {}
         folders = self._walk()
         self.imported = set(filter(self._may_copy, _find_imported(source)))
         total = sum(self._sizes.values())
-        if self.partial_because is None and total > limits.size_bytes:
-            sizes = f"{_mib(total)}, and no more than {_mib(limits.size_bytes)} are copied"
+        if self.partial_because is None and total > _MAX_BYTES:
+            sizes = f"{_mib(total)}, and no more than {_mib(_MAX_BYTES)} are copied"
             self.partial_because = f"the {len(self._sizes):,} files there have {sizes}"
         elif self.partial_because is None and rules.detignore_failed:
             self.partial_because = "the .detignore there cannot be read"
@@ -154,7 +144,7 @@ class CodeSelection:
         return totals.most_common(3)
 
     def _sources_within_limit(self) -> set[str]:
-        room = self._limits.size_bytes - sum(self._sizes.get(name, 0) for name in self.imported)
+        room = _MAX_BYTES - sum(self._sizes.get(name, 0) for name in self.imported)
         chosen = set()
         for name, size in self._sizes.items():
             if name not in self.imported and name.endswith(_SOURCE_SUFFIXES) and size <= room:
@@ -172,12 +162,12 @@ class CodeSelection:
             listed = []
             try:
                 with os.scandir(self.source / folder) as found:
-                    listed = list(itertools.islice(found, self._limits.entries - seen + 1))
+                    listed = list(itertools.islice(found, _MAX_ENTRIES - seen + 1))
             except OSError as e:
                 self.problems[folder or "."] = e.strerror or str(e)
             seen += len(listed)
-            if seen > self._limits.entries:
-                self.partial_because = f"it holds more than {self._limits.entries:,} files and directories"
+            if seen > _MAX_ENTRIES:
+                self.partial_because = f"it holds more than {_MAX_ENTRIES:,} files and directories"
             entries = {entry.name: entry for entry in listed}
             if not folder or not _is_environment_or_result(self.source / folder, entries.keys()):
                 folders.append(folder)

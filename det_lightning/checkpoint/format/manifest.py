@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastcrc.crc32 import iscsi as extend_crc32c
@@ -240,22 +240,7 @@ def _checksum_of_entries(entries: Mapping[str, Any]) -> str:
 def digest_file(path: pathlib.Path) -> str:
     """Return the SHA-256 of a file, which, unlike a checksum, nobody can forge."""
     digest = hashlib.sha256()
-    for chunk in _read_chunks(path):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def copy_and_digest(path: pathlib.Path, copy: pathlib.Path) -> str:
-    """Copy a file and return the SHA-256 of the copy, even if the file changes meanwhile."""
-    digest = hashlib.sha256()
-    with copy.open("xb") as file:
-        for chunk in _read_chunks(path):
-            digest.update(chunk)
-            file.write(chunk)
-    return digest.hexdigest()
-
-
-def _read_chunks(path: pathlib.Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
+            digest.update(chunk)
+    return digest.hexdigest()

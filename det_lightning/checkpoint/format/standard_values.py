@@ -102,18 +102,13 @@ _DESCRIBED_AS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 _FACTORIES = {f"builtins.{kind.__name__}": kind for kind in (bool, dict, float, int, list, set, str)}
 
 
-class _Table(dict[type, Any]):
-    """How to pickle the types above; the global table applies to all others."""
-
-    __missing__ = copyreg.dispatch_table.__getitem__
-
-
-class _StatePickler(pickle.Pickler):
-    dispatch_table = _Table(_AS_CALLS)
+# How to pickle the types above; the global table applies to all others.
+_TABLE: Any = collections.ChainMap(_AS_CALLS, copyreg.dispatch_table)
 
 
 class _PickleModule:
-    Pickler = _StatePickler
+    class Pickler(pickle.Pickler):
+        dispatch_table = _TABLE
 
 
 #: Write a state file: ``torch.save`` in a form that torch's restricted reader and Determined both read.
@@ -130,7 +125,7 @@ def with_plain_values(value: Any) -> Any:
 
 def with_own_types(value: Any) -> Any:
     """Reverse :func:`with_plain_values`; raise an ``InvalidCheckpointException`` if a value is damaged."""
-    return _replace_values(value, functools.partial(_rebuild, set()), {})
+    return _replace_values(value, _rebuild, {})
 
 
 def with_plain_numbers(value: Any) -> Any:
@@ -190,16 +185,16 @@ def _describe_standard(value: Any) -> Any:
     return {name: _replace_values(part, _describe, {}) for name, part in described.items()}
 
 
-def _rebuild(used: set[int], value: Any) -> Any:
-    """Return the described value; each content in ``used`` may occur only once."""
+def _rebuild(value: Any) -> Any:
+    """Return the described value."""
     if type(value) is not dict:
         return value
     try:
         if value.keys() == {_TYPE, _ARGUMENTS, _ATTRIBUTES}:
-            parts = {name: _replace_values(part, functools.partial(_rebuild, used), {}) for name, part in value.items()}
+            parts = {name: _replace_values(part, _rebuild, {}) for name, part in value.items()}
             return _rebuild_standard(parts[_TYPE], list(parts[_ARGUMENTS]), parts[_ATTRIBUTES])
         if value.keys() == {_NUMPY_TYPE, _NUMPY_SHAPE, _NUMPY_CONTENT}:
-            return _rebuild_array(value[_NUMPY_TYPE], value[_NUMPY_SHAPE], value[_NUMPY_CONTENT], used)
+            return _rebuild_array(value[_NUMPY_TYPE], value[_NUMPY_SHAPE], value[_NUMPY_CONTENT])
     except errors.InvalidCheckpointException:
         raise
     except Exception as e:  # constructors raise errors of many kinds
@@ -218,31 +213,11 @@ def _rebuild_standard(name: str, arguments: list[Any], attributes: dict[str, Any
     return value
 
 
-def _rebuild_array(name: Any, shape: Any, content: Any, used: set[int]) -> Any:
-    if not isinstance(name, str):
-        raise TypeError("the name of the type must be a string")
+def _rebuild_array(name: str, shape: list[int] | None, content: torch.Tensor) -> Any:
     dtype = np.dtype(name)
-    if dtype.kind not in _PLAIN_KINDS or dtype.subdtype:
+    if dtype.kind not in _PLAIN_KINDS:
         raise ValueError(f"{name!r:.50} is not a type of plain values")
-    lengths = [] if shape is None else list(shape)
-    if not all(type(length) is int and length >= 0 for length in lengths):
-        raise ValueError("the shape must consist of lengths")
-    if not _is_bytes(content) or content.numel() != math.prod(lengths) * dtype.itemsize:
-        raise ValueError("the content does not fit the shape")
-    address = content.untyped_storage().data_ptr()
-    if content.numel() and address in used:  # copies of the content could fill the memory
-        raise ValueError("another array has the same content")
-    used.add(address)
     flat = np.frombuffer(bytearray(content.cpu().numpy().tobytes()), dtype)
-    return flat[0] if shape is None else flat.reshape(lengths)
-
-
-def _is_bytes(content: Any) -> bool:
-    # A tensor that repeats its values could be far larger than its file.
-    return (
-        isinstance(content, torch.Tensor)
-        and content.dtype is torch.uint8
-        and content.layout is torch.strided
-        and not content.is_meta
-        and content.is_contiguous()
-    )
+    if flat.size != math.prod(shape or ()):
+        raise ValueError("the content does not fit the shape")
+    return flat[0] if shape is None else flat.reshape(shape)

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from det_lightning.checkpoint.safe_load.inspection import Verdict, inspect_checkpoint, verify_checkpoint
     from det_lightning.checkpoint.safe_load.placeholders import holds_placeholder, read_weights
-    from det_lightning.checkpoint.safe_load.reading import (
-        load_checkpoint,
-        read_checkpoint,
-        read_models,
-        read_resume,
-    )
+    from det_lightning.checkpoint.safe_load.reading import load_checkpoint, read_checkpoint, read_models, read_resume
     from det_lightning.checkpoint.safe_load.small_files import read_load_data, read_pickle, read_trial_state
     from det_lightning.checkpoint.safe_load.stand_ins import allow_safe_values, finish
     from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
     from det_lightning.checkpoint.safe_load.stored_tensors import StoredTensor, read_all_parts
+
+# Each imports the former.
+_MODULES = ("stand_ins", "state_file", "placeholders", "stored_tensors", "small_files", "reading", "inspection")
 
 __all__ = [
     "StoredTensor",
@@ -42,15 +40,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Imported only now: a run that does not resume reads no checkpoint, and must not wait for these modules.
     if name in __all__:
-        for module in (
-            "stand_ins",
-            "state_file",
-            "placeholders",
-            "stored_tensors",
-            "small_files",
-            "reading",
-            "inspection",
-        ):  # each imports the former
+        for module in _MODULES:
             members = vars(importlib.import_module(f"{__name__}.{module}"))
             if name in members:
                 globals()[name] = members[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import io
+import itertools
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -20,14 +21,7 @@ _END = struct.Struct("<4s4H2IH")
 _LOCATOR = struct.Struct("<4sIQI")
 _END_64 = struct.Struct("<4sQ2H2I4Q")
 _LOCAL = struct.Struct("<4s5H3I2H")
-_CENTRAL = struct.Struct("<4s6H3I5H2I")
-_END_MAGIC = b"PK\x05\x06"
 _LOCATOR_MAGIC = b"PK\x06\x07"
-_END_64_MAGIC = b"PK\x06\x06"
-_LOCAL_MAGIC = b"PK\x03\x04"
-_CENTRAL_MAGIC = b"PK\x01\x02"
-_ENCRYPTED = 1
-_VERSION_64 = 45
 
 # The checksum of a chunk is computed while the chunk is in the processor's cache.
 _CHUNK_BYTES = 256 * 1024
@@ -113,10 +107,7 @@ def read_entries(file: Section) -> dict[str, Entry]:
     directory = _find_directory(file)
     with zipfile.ZipFile(file) as archive:
         listed = archive.infolist()
-    # torch ignores case. Python truncates names at a zero byte, and torch does not.
-    if len({entry.filename.lower() for entry in listed}) < len(listed) or any(
-        entry.orig_filename != entry.filename for entry in listed
-    ):
+    if len({entry.filename.lower() for entry in listed}) < len(listed):  # torch ignores case
         raise ValueError("torch.save does not use a name twice")
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size for entry in listed):
         unpacked = sum(entry.file_size for entry in listed)
@@ -141,41 +132,27 @@ def read_entries(file: Section) -> dict[str, Entry]:
 
 def _find_directory(file: Section) -> int:
     """Return the position of the list of entries, if the end of the archive holds exactly one list."""
-    file.seek(max(0, file.size - _END_64.size - _LOCATOR.size - _END.size))
-    tail = file.read(_END_64.size + _LOCATOR.size + _END.size)
-    if len(tail) < _END.size or tail[-_END.size :][:4] != _END_MAGIC:
-        raise ValueError("the end of the archive is missing")
-    _, disk, first_disk, here, count, length, begin, comment = _END.unpack(tail[-_END.size :])
-    if disk or first_disk or here != count or comment:
+    size = _END_64.size + _LOCATOR.size + _END.size
+    file.seek(max(0, file.size - size))
+    tail = file.read(size).rjust(size, b"\0")
+    *head, count, length, begin, comment = _END.unpack(tail[-_END.size :])
+    if head != [b"PK\x05\x06", 0, 0, count] or comment:
         raise ValueError("the end of the archive is not one of torch.save")
     end = file.size - _END.size
-    if tail[: -_END.size][-_LOCATOR.size :][:4] == _LOCATOR_MAGIC:
-        end -= _LOCATOR.size + _END_64.size
+    locator = tail[_END_64.size : -_END.size]
+    if locator.startswith(_LOCATOR_MAGIC):  # and the record for large archives in front, whose version means nothing
+        end = file.size - size
         small = (count, length, begin)
-        count, length, begin = _read_end_64(tail, end)
-        limits = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
-        if any(
-            one not in (other, limit) for one, other, limit in zip(small, (count, length, begin), limits, strict=True)
+        magic, record_size, _, _, *disks, count, length, begin = _END_64.unpack(tail[: _END_64.size])
+        if (
+            (magic, record_size, disks) != (b"PK\x06\x06", _END_64.size - 12, [0, 0, count])
+            or locator != _LOCATOR.pack(_LOCATOR_MAGIC, 0, end, 1)
+            or small not in itertools.product((count, 0xFFFF), (length, 0xFFFFFFFF), (begin, 0xFFFFFFFF))
         ):
             raise ValueError("the archive has two lists of its entries, and they differ")
     if begin + length != end:
         raise ValueError("the list of the archive's entries is not where it should be")
     return int(begin)
-
-
-def _read_end_64(tail: bytes, position: int) -> tuple[int, int, int]:
-    """Return the number of entries, and the length and position of their list, from the record for large archives."""
-    if len(tail) < _END_64.size + _LOCATOR.size + _END.size:
-        raise ValueError("the end of the archive is missing")
-    _, locator_disk, located, disks = _LOCATOR.unpack(tail[_END_64.size :][: _LOCATOR.size])
-    magic, length_of_record, _, _, disk, first_disk, here, count, length, begin = _END_64.unpack(tail[: _END_64.size])
-    if (
-        (magic, located, length_of_record) != (_END_64_MAGIC, position, _END_64.size - 12)
-        or (locator_disk, disks, disk, first_disk) != (0, 1, 0, 0)
-        or here != count
-    ):
-        raise ValueError("the archive has two lists of its entries, and they differ")
-    return count, length, begin
 
 
 def _locate(file: Section, found: zipfile.ZipInfo) -> Entry:
@@ -184,10 +161,10 @@ def _locate(file: Section, found: zipfile.ZipInfo) -> Entry:
     header = file.read(_LOCAL.size)
     if len(header) < _LOCAL.size:
         raise ValueError(f"the entry {found.filename!r:.100} lies outside of the archive")
-    magic, _, flags, method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(header)
+    magic, _, flags, *_, name_length, extra_length = _LOCAL.unpack(header)
     name = file.read(name_length)
     listed = found.orig_filename.encode("utf-8" if flags & 0x800 else "cp437", "replace")
-    if magic != _LOCAL_MAGIC or method != zipfile.ZIP_STORED or flags & _ENCRYPTED or name != listed:
+    if magic != b"PK\x03\x04" or name != listed:
         raise ValueError(f"the entry {found.filename!r:.100} differs from the archive's list")
     begin = found.header_offset + _LOCAL.size + name_length + extra_length
     return Entry(found.filename.partition("/")[2], begin, found.file_size, found.CRC)
@@ -212,39 +189,30 @@ class CheckedArchive(_Stream):
         self._file = file
         self._crc32s: dict[str, int] = {}
         self._entries = entries
-        # Some bytes each: either given, or an entry's content in the file.
-        self._parts: list[bytes | Entry] = []
+        self._parts: list[bytes | Entry] = []  # an entry stands for the content in the file
         self._begins: list[int] = []
-        lines = [self._append_entry(name, content, len(content)) for name, content in contents.items()]
-        lines += [self._append_entry(name, entry, entry.size) for name, entry in entries.items()]
-        directory = b"".join(lines)
-        begin = self.size
-        end_64 = (_END_64_MAGIC, _END_64.size - 12, _VERSION_64, _VERSION_64, 0, 0)
-        count = len(lines)
-        end = _END_64.pack(*end_64, count, count, len(directory), begin)
-        end += _LOCATOR.pack(_LOCATOR_MAGIC, 0, begin + len(directory), 1)
-        end += _END.pack(_END_MAGIC, 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-        self._append(directory + end, len(directory) + len(end))
+        parts: dict[str, bytes | Entry] = {**contents, **entries}
+        with zipfile.ZipFile(self, "w") as archive:
+            for name, part in parts.items():
+                info = zipfile.ZipInfo(f"archive/{name}")
+                info.header_offset = self.size
+                info.file_size = info.compress_size = part.size if isinstance(part, Entry) else len(part)
+                info.CRC = 0  # which torch does not compare
+                self.write(info.FileHeader())
+                self.write(part)
+                archive.filelist.append(info)
+            archive.start_dir = self.size
+        self.position = 0
 
-    def _append_entry(self, name: str, content: bytes | Entry, size: int) -> bytes:
-        """Add an entry; return the entry's line in the list of entries."""
-        header_at = self.size
-        encoded = f"archive/{name}".encode()
-        sizes = struct.pack("<2H2Q", 1, 16, size, size)
-        # Without a checksum, which torch does not compare.
-        common = (0x800, zipfile.ZIP_STORED, 0, 0, 0, 0xFFFFFFFF, 0xFFFFFFFF, len(encoded))
-        header = _LOCAL.pack(_LOCAL_MAGIC, _VERSION_64, *common, len(sizes)) + encoded + sizes
-        self._append(header, len(header))
-        self._append(content, size)
-        extra = struct.pack("<2H3Q", 1, 24, size, size, header_at)
-        line = _CENTRAL.pack(_CENTRAL_MAGIC, _VERSION_64, _VERSION_64, *common, len(extra), 0, 0, 0, 0, 0xFFFFFFFF)
-        return line + encoded + extra
-
-    def _append(self, part: bytes | Entry, size: int) -> None:
+    def write(self, part: Any) -> int:
+        """Append bytes, or the content of an entry."""
+        size: int = part.size if isinstance(part, Entry) else len(part)
         if size:
             self._parts.append(part)
             self._begins.append(self.size)
             self.size += size
+        self.position = self.size
+        return size
 
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")

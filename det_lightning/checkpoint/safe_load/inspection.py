@@ -15,8 +15,8 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout, manifest
 from det_lightning.checkpoint.format.manifest import require_inside
-from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.safe_load.reading import read_checkpoint, read_resume, read_state_file
+from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
+from det_lightning.checkpoint.safe_load.reading import ReadFile, read_checkpoint, read_resume, read_state_file
 from det_lightning.checkpoint.safe_load.small_files import read_load_data, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.escaping import escape
@@ -39,6 +39,7 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
     """Find all missing, changed, damaged and unsafe files of a checkpoint, including ``code/``."""
     verdict = Verdict(sum(path.is_file() for path in directory.rglob("*")))
     attempt = functools.partial(_attempt, verdict.problems)
+    read = functools.partial(read_state, trusted=trusted)
     attempt(lambda: require_inside(directory))
     if verdict.problems:  # no other file is trusted to be there
         return verdict
@@ -48,11 +49,11 @@ def verify_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> Verd
     attempt(lambda: read_trial_state(directory, trusted=trusted))
     state_file = _find_state_file(directory)
     if state_file is not None:
-        attempt(lambda: read_state_file(state_file, trusted=trusted))
+        attempt(lambda: read_state_file(state_file, read))
         if layout.is_sharded(directory, state_file):
             attempt(lambda: read_checkpoint(directory, trusted=trusted))
-    attempt(lambda: read_resume(directory, trusted=trusted))
-    attempt(lambda: _has_lightning(directory, trusted))
+    attempt(lambda: read_resume(directory, read))
+    attempt(lambda: _has_lightning(directory, read))
     return verdict
 
 
@@ -103,14 +104,15 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     """
     problems: list[str] = []
     found: dict[str, Any] = {"problems": problems}
+    read_file = functools.partial(read_state, trusted=trusted)
     reads: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: {"complete": _is_complete(directory)},
         lambda: {"metadata": _inspect_metadata(directory)},
         lambda: {"load_data": mask(read_load_data(directory))},
         lambda: {"trial_state": _inspect_trial_state(directory, trusted)},
-        lambda: _inspect_state(directory, trusted),
-        lambda: _inspect_resume(directory, found.get("load_data"), trusted),
-        lambda: {"lightning": _has_lightning(directory, trusted)},
+        lambda: _inspect_state(directory, read_file),
+        lambda: _inspect_resume(read_resume(directory, read_file), found.get("load_data")),
+        lambda: {"lightning": _has_lightning(directory, read_file)},
     )
     _attempt(problems, lambda: require_inside(directory))
     for read in reads if not problems else ():
@@ -137,66 +139,54 @@ def _inspect_trial_state(directory: pathlib.Path, trusted: bool) -> dict[str, An
     return {**vars(state), **({} if epochs_known else {"epochs_trained": None})}
 
 
-def _inspect_resume(directory: pathlib.Path, load_data: dict[str, Any] | None, trusted: bool) -> dict[str, Any]:
-    resume = read_resume(directory, trusted=trusted)
+def _inspect_resume(resume: ResumeState | None, load_data: dict[str, Any] | None) -> dict[str, Any]:
     return {"exact_resume": resume is not None, **mask(read_settings(resume, load_data))}
 
 
-def _has_lightning(directory: pathlib.Path, trusted: bool) -> bool:
+def _has_lightning(directory: pathlib.Path, read: ReadFile) -> bool:
     path = directory / layout.LIGHTNING_FILE
-    return path.is_file() and read_state(path, trusted=trusted) is not None
+    return path.is_file() and read(path) is not None
 
 
-def _inspect_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
+def _inspect_state(directory: pathlib.Path, read: ReadFile) -> dict[str, Any]:
     path = _find_state_file(directory)
     if path is None:
         return {}
-    state = read_state_file(path, trusted=trusted)
+    state = read_state_file(path, read)
     layout.modernize(state, str(path))
     return {
         "models": [_describe_model(weights) for weights in _list_dicts(state, "models_state_dict")],
-        "optimizers": [_describe_optimizer(one) for one in _list_dicts(state, "optimizers_state_dict")],
-        "lr_schedulers": [_describe_scheduler(one) for one in _list_dicts(state, "lr_schedulers_state_dict")],
+        "optimizers": [
+            {"groups": len(groups), "lr": [_find_number(group.get("lr")) for group in groups]}
+            for groups in (_list_dicts(one, "param_groups") for one in _list_dicts(state, "optimizers_state_dict"))
+        ],
+        "lr_schedulers": [
+            {"last_epoch": _find_number(one.get("last_epoch")), "lr": [*map(_find_number, one.get("_last_lr") or [])]}
+            for one in _list_dicts(state, "lr_schedulers_state_dict")
+        ],
         "callbacks": sorted(map(str, state.get("callbacks") or {})),
         "rng_states": [_RNG_NAMES.get(str(name), str(name)) for name in state.get("rng_state") or {}],
         "gradient_scaler": "scaler_state_dict" in state,
     }
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _list_dicts(state: Mapping[Any, Any], key: str) -> list[dict[Any, Any]]:
-    return [one for one in _as_list(state.get(key)) if isinstance(one, dict)]
+    return [one for one in state.get(key) or [] if isinstance(one, dict)]
 
 
 def _describe_model(weights: Mapping[Any, Any]) -> dict[str, Any]:
-    tensors = {str(name): value for name, value in weights.items() if isinstance(value, torch.Tensor)}
-    dtypes: Counter[str] = Counter()
-    for tensor in tensors.values():
-        dtypes[_name_dtype(tensor)] += tensor.numel()
+    values: Counter[str] = Counter()
+    tensors = []
+    for name, tensor in weights.items():
+        if isinstance(tensor, torch.Tensor):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            values[dtype] += tensor.numel()
+            tensors.append({"name": str(name), "shape": list(tensor.shape), "dtype": dtype})
     return {
-        "values": sum(dtypes.values()),
-        "dtypes": dict(dtypes),
-        "tensors": [{"name": n, "shape": list(t.shape), "dtype": _name_dtype(t)} for n, t in tensors.items()],
-        "other_entries": sorted(str(name) for name in weights if str(name) not in tensors),
-    }
-
-
-def _name_dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _describe_optimizer(state: Mapping[Any, Any]) -> dict[str, Any]:
-    groups = _list_dicts(state, "param_groups")
-    return {"groups": len(groups), "lr": [_find_number(group.get("lr")) for group in groups]}
-
-
-def _describe_scheduler(state: Mapping[Any, Any]) -> dict[str, Any]:
-    return {
-        "last_epoch": _find_number(state.get("last_epoch")),
-        "lr": [_find_number(lr) for lr in _as_list(state.get("_last_lr"))],
+        "values": values.total(),
+        "dtypes": dict(values),
+        "tensors": tensors,
+        "other_entries": sorted(str(name) for name, value in weights.items() if not isinstance(value, torch.Tensor)),
     }
 
 

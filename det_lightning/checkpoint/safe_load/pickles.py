@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from det_lightning.checkpoint.safe_load.stand_ins import (
+    ALLOWED,
     CHECK_STATE,
     STORAGES,
     TAKE_ATTRIBUTES,
     find_declared,
-    is_allowed,
     spell_name,
 )
 
@@ -189,7 +189,7 @@ class _Look:
 
     def _find(self, module: str, name: str) -> _Name:
         full = spell_name(module, name)
-        if is_allowed(full) or full in self._declared:
+        if full in ALLOWED or full in self._declared:
             return _Name(full)
         if self._placeholder is None:
             raise UnsafeReference(full.removeprefix("builtins."))
@@ -205,12 +205,14 @@ class _Look:
         """Put items or a state into the value on top of the stack; raise if values of this kind take none."""
         filled = self._stack[-1]
         kind = filled.kind if isinstance(filled, _Value) else type(filled).__name__
+        if name == "BUILD":
+            # Any other state of an object could set whatever its class defines.
+            is_dict = isinstance(values[0], _Value) and values[0].kind == "dict"
+            takes = kind in CHECK_STATE or (is_dict and kind in TAKE_ATTRIBUTES)
+        else:
+            takes = kind in _TAKE_ITEMS[name]
         # torch decides about the user's own classes.
-        takes = (
-            kind == self._placeholder
-            or kind in self._declared
-            or (_takes_state(kind, values[0]) if name == "BUILD" else kind in _TAKE_ITEMS[name])
-        )
+        takes = takes or kind == self._placeholder or kind in self._declared
         if not isinstance(filled, _Value) or not takes:
             what = "a state" if name == "BUILD" else "items"
             raise pickle.UnpicklingError(f"a {kind} with {what}, which torch's restricted reader does not fill")
@@ -233,12 +235,6 @@ class _Look:
             raise ValueError("a reference to a storage has unexpected parts")
         if not self._claim(key, numel * itemsize):
             raise ValueError(f"the storage {key!r:.100} must have {numel * itemsize:,} bytes, which are not there")
-
-
-def _takes_state(kind: str, state: Any) -> bool:
-    # Any other state of an object could set whatever its class defines.
-    is_dict = isinstance(state, _Value) and state.kind == "dict"
-    return kind in CHECK_STATE or (is_dict and kind in TAKE_ATTRIBUTES)
 
 
 def _call(function: Any, args: Any) -> _Value:

@@ -6,7 +6,6 @@ A placeholder takes any arguments, state and items, keeps nothing, and calls not
 from __future__ import annotations
 
 import collections
-import functools
 import pathlib
 from collections.abc import Mapping
 from typing import IO, Any
@@ -46,10 +45,9 @@ def read_weights(path: pathlib.Path | IO[bytes], *, trusted: bool = False, **arg
     except errors.UnsafeCheckpointError as refused:
         if not isinstance(path, pathlib.Path):
             path.seek(0)
-        prepare = functools.partial(put_placeholders, placeholder=Placeholder)
         try:
             with torch.serialization.safe_globals([Placeholder]):
-                state = read_state(path, prepare=prepare, **arguments)
+                state = read_state(path, prepare=lambda pickled: put_placeholders(pickled, Placeholder), **arguments)
         except errors.CheckpointError:
             raise refused from None
         entry = state.get(TRIAL_KEY)  # a .ckpt file has the settings in there

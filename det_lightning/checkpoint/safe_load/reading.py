@@ -34,8 +34,8 @@ from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)
 
-# Reads a state file.
-_Read = Callable[[pathlib.Path], dict[str, Any]]
+#: Read a state file.
+ReadFile = Callable[[pathlib.Path], dict[str, Any]]
 
 
 def load_checkpoint(
@@ -54,10 +54,8 @@ def load_checkpoint(
         url: the checkpoint's own directory.
         options: see ``CheckpointStorage``.
         trusted: unpickle anything, and run any code that the files ask for.
-        in_parts: see :func:`read_checkpoint`; downloaded files are kept as long as the content.
-        verify_parts: see :func:`read_checkpoint`.
-        recorded: see :func:`read_checkpoint`.
-        only_weights: see :func:`read_checkpoint`.
+        in_parts: see :func:`read_checkpoint`, as for ``verify_parts``, ``recorded`` and ``only_weights``; downloaded
+            files are kept as long as the content.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
@@ -88,9 +86,9 @@ def load_checkpoint(
         if content.is_sharded or (directory / layout.TENSORFLOW_FILE).is_file():
             content.kept = stack.pop_all()
     location = Location.parse(url, options)
-    if location.is_local:
-        return content
-    return dataclasses.replace(content, source=f"{location}/{pathlib.Path(content.source).relative_to(directory)}")
+    if not location.is_local:
+        content.source = f"{location}/{pathlib.Path(content.source).relative_to(directory)}"
+    return content
 
 
 def read_checkpoint(
@@ -136,7 +134,7 @@ def read_checkpoint(
     require_inside(directory)
     layout.require_complete(directory)
     state_file = layout.find_state_file(directory)
-    read: _Read = functools.partial(read_weights if only_weights else read_state, trusted=trusted)
+    read: ReadFile = functools.partial(read_weights if only_weights else read_state, trusted=trusted)
     if recorded:
         read = functools.partial(read_known_state, trusted=trusted, recorded=recorded)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
@@ -146,7 +144,7 @@ def read_checkpoint(
     content = CheckpointContent(
         state=state,
         trial_state=trial_state,
-        resume=_read_resume(directory, read),
+        resume=read_resume(directory, read),
         lightning=read(lightning) if lightning.is_file() else None,
         load_data=read_load_data(directory),
         epochs_known=epochs_known,
@@ -170,14 +168,11 @@ def read_checkpoint(
     return content
 
 
-def read_state_file(state_file: pathlib.Path, read: _Read | None = None, *, trusted: bool = False) -> dict[str, Any]:
-    """Return the state in a file of a checkpoint, by the function ``read``, which defaults to ``read_state``.
-
-    TensorFlow's file of an Estimator stands for an empty state.
-    """
+def read_state_file(state_file: pathlib.Path, read: ReadFile) -> dict[str, Any]:
+    """Return the state in a file of a checkpoint; TensorFlow's file of an Estimator stands for an empty state."""
     if state_file.name == layout.TENSORFLOW_FILE:
         return {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
-    return read_state(state_file, trusted=trusted) if read is None else read(state_file)
+    return read(state_file)
 
 
 def _find_parts(content: CheckpointContent, directory: pathlib.Path, trusted: bool) -> CheckpointContent:
@@ -212,14 +207,7 @@ def read_models(
     return state, names
 
 
-def read_resume(directory: pathlib.Path, *, trusted: bool = False, only_settings: bool = False) -> ResumeState | None:
-    """Read the resume state of the checkpoint in ``directory``; return None if Determined wrote the checkpoint.
-
-    With ``only_settings``, objects elsewhere are not read.
-    """
-    return _read_resume(directory, functools.partial(read_weights if only_settings else read_state, trusted=trusted))
-
-
-def _read_resume(directory: pathlib.Path, read: _Read) -> ResumeState | None:
+def read_resume(directory: pathlib.Path, read: ReadFile) -> ResumeState | None:
+    """Read the resume state of the checkpoint in ``directory``; return None if Determined wrote the checkpoint."""
     path = directory / layout.RESUME_FILE
     return ResumeState.from_dict(read(path), str(path)) if path.is_file() else None

@@ -23,14 +23,12 @@ from det_lightning.masking import short_text
 # A dict of a few numbers has some hundreds of bytes, the states of random generators some thousands.
 _MAX_BYTES = 64 * 1024
 # With these operations a few bytes describe keys that take years to hash, or whose hashing ends the process.
-_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _NESTING = {"FROZENSET", "ADDITEMS", "DUP"}
+# So do many tuples, or tuples that each occur twice; the pickle of random states refers back to a few values.
+_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _MAX_TUPLES = 1000
-# So do tuples of tuples that each occur twice; the pickle of random states refers back to a few values.
 _REPEATING = {"GET", "BINGET", "LONG_BINGET"}
 _MAX_REPEATED = 20
-# The unpickler itself stops at the first of these operations, unless it knows numpy's names.
-_REFERRING = {"GLOBAL", "STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
 _KINDS: dict[str, tuple[Any, str]] = {
     "hparams": (dict | None, "an object"),
     "experiment_config": (dict | None, "an object"),
@@ -55,22 +53,18 @@ class _Unpickler(pickle.Unpickler):
         return found if isinstance(found, type) else functools.partial(found)
 
 
-def _require_small(content: bytes, with_arrays: bool) -> None:
+def _require_small(content: bytes) -> None:
     """Raise if loading a pickle could take too much memory or time, or end the process."""
     if len(content) > _MAX_BYTES:
         raise ValueError(f"it has {len(content):,} bytes")
     names = Counter[str]()
     for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
-        if operation.name in _REFERRING and not with_arrays:
-            break
         # The unpickler allocates memory for all memo numbers up to the one used.
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
             raise ValueError(f"it numbers its values up to {argument:,}")
         names[operation.name] += 1
-    tuples = sum(names[name] for name in _TUPLES)
-    repeated = sum(names[name] for name in _REPEATING)
-    is_nested = tuples > _MAX_TUPLES or repeated > _MAX_REPEATED if with_arrays else tuples > 0
-    if is_nested or names.keys() & _NESTING:
+    is_nested = sum(names[name] for name in _TUPLES) > _MAX_TUPLES or names.keys() & _NESTING
+    if is_nested or sum(names[name] for name in _REPEATING) > _MAX_REPEATED:
         raise ValueError("it holds more than numbers and names")
 
 
@@ -99,7 +93,7 @@ def read_pickle(path: pathlib.Path, *, trusted: bool = False, with_arrays: bool 
         if trusted:
             values = pickle.loads(content)
         else:
-            _require_small(content, with_arrays)
+            _require_small(content)
             values = finish(_Unpickler(content, RANDOM_STATES if with_arrays else {}).load())
     except UnsafeReference as e:
         raise errors.UnsafeCheckpointError(

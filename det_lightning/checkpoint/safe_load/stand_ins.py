@@ -192,9 +192,8 @@ _DTYPES = frozenset(f"torch.{name}" for name, value in vars(torch).items() if is
 _NEVER = ("torch.distributed.", "torch.nested.", "torch._dynamo.")
 
 
-def is_allowed(name: str) -> bool:
-    """Return whether a state file may refer to a name, whatever the user has declared."""
-    return name in _OF_TORCH or name in STORAGES or name in _DECLARED or name in _DTYPES
+#: The names that a state file may refer to, whatever the user has declared.
+ALLOWED = _OF_TORCH | _DTYPES | STORAGES.keys() | _DECLARED.keys()
 
 
 def spell_name(module: str, name: str) -> str:

@@ -13,6 +13,7 @@ import logging
 import pathlib
 import pickle
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import IO, Any
@@ -20,7 +21,7 @@ from typing import IO, Any
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.manifest import copy_and_digest, digest_file
+from det_lightning.checkpoint.format.manifest import digest_file
 from det_lightning.checkpoint.safe_load.archive import CheckedArchive, Section, read_entries, read_entry
 from det_lightning.checkpoint.safe_load.pickles import UnsafeReference, look
 from det_lightning.checkpoint.safe_load.stand_ins import allow_safe_values, finish
@@ -58,7 +59,7 @@ def read_state(
     """
     name = source if name is None else name
     with _open(source, name) as file:
-        kwargs = {"map_location": "cpu", "weights_only": not trusted, **torch_load_kwargs}
+        kwargs = {"map_location": "cpu", "weights_only": not trusted, **torch_load_kwargs, "mmap": False}
         state = _read(Section(file), kwargs, prepare)
     if not isinstance(state, dict):
         raise errors.IncompleteCheckpointError(f"{escape(name)} must hold a dict; got a {type(state).__name__}.")
@@ -94,7 +95,6 @@ def _open(source: pathlib.Path | IO[bytes], name: object) -> Iterator[IO[bytes]]
 
 
 def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None = None) -> Any:
-    kwargs = {**kwargs, "mmap": False}
     magic = file.read(len(_ZIP_MAGIC))
     file.seek(0)
     if magic == _ZIP_MAGIC:
@@ -179,8 +179,6 @@ def _has_nan(tensor: torch.Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return False
     flat = tensor.detach()
-    if flat.numel() * flat.element_size() > flat.untyped_storage().nbytes():
-        return False  # it is expanded from fewer numbers
     try:
         if flat.element_size() == 1:  # torch does not compute with eight bits
             flat = flat.to(torch.float32)
@@ -237,7 +235,8 @@ def _read_recorded(path: pathlib.Path, recorded: Collection[str]) -> dict[str, A
     # Nobody else can change the copy after its digest is known.
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         copy = pathlib.Path(folder, path.name)
-        if copy_and_digest(path, copy) not in recorded:
+        shutil.copyfile(path, copy)
+        if digest_file(copy) not in recorded:
             return None
         logger.info("The objects in %s are read, because the file is as this trial wrote it.", escape(path))
         return read_state(copy, trusted=True, name=path)
