@@ -14,8 +14,6 @@ from tests.conformance.sides import SIDES
 from tests.launching import TORCHRUN, environment
 from tests.warm_python import start_warm_python
 
-pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
-
 CASES: dict[str, dict[str, Any]] = {
     "by the defaults": {"records": 7},
     "the end is between checkpoints": {"records": 21, "batch_size": 2, "checkpoint_interval": 3},

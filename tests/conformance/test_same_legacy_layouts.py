@@ -15,8 +15,6 @@ from tests.checkpoint import layouts
 from tests.checkpoint.layouts import HPARAMS, LAYOUTS, Layout
 from tests.conformance.sides import SIDES, frozen
 
-pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
-
 BATCHES = 8
 
 

@@ -13,8 +13,6 @@ import pytest
 from det_lightning import pytorch
 from tests.conformance.sides import SIDES
 
-pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
-
 #: What talks to a master or to storages for one, starts processes in its containers, or belongs to its training loop.
 LEFT_OUT = {
     "": "EnvContext LegacyTrial TrialController",

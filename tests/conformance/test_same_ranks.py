@@ -7,23 +7,21 @@ import pytest
 from tests.conformance.ranks import Case, run_ranks
 from tests.conformance.sides import SIDES, Trace, assert_same
 
-pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
-
 PERIODS = {"max_length": ["Batch", 9], "validation_period": ["Batch", 4], "checkpoint_period": ["Batch", 5]}
 
 EQUAL: dict[str, Case] = {
-    "basic": ("basic", PERIODS),
-    "epochs": ("drawing", {"max_length": ["Epoch", 2], "reporting_period": ["Batch", 2]}),
-    "full dataset": ("full_dataset", PERIODS),
-    "uneven validation": ("uneven", PERIODS),
-    "fewer batches than ranks": ("one_batch", PERIODS),
-    "reducers": ("reducing", PERIODS),
-    "step zero": ("basic", {**PERIODS, "step_zero_validation": True}),
-    "test mode": ("basic", {"max_length": ["Batch", 9], "test_mode": True}),
+    "basic": ("Basic", PERIODS),
+    "epochs": ("Drawing", {"max_length": ["Epoch", 2], "reporting_period": ["Batch", 2]}),
+    "full dataset": ("FullDataset", PERIODS),
+    "uneven validation": ("Uneven", PERIODS),
+    "fewer batches than ranks": ("OneBatch", PERIODS),
+    "reducers": ("Reducing", PERIODS),
+    "step zero": ("Basic", {**PERIODS, "step_zero_validation": True}),
+    "test mode": ("Basic", {"max_length": ["Batch", 9], "test_mode": True}),
 }
 UNEQUAL: dict[str, Case] = {
-    "two backward passes": ("adversarial", {"max_length": ["Batch", 4]}),
-    "aggregation": ("basic", {"max_length": ["Batch", 8], "init": {"aggregation_frequency": 4}}),
+    "two backward passes": ("Adversarial", {"max_length": ["Batch", 4]}),
+    "aggregation": ("Basic", {"max_length": ["Batch", 8], "init": {"aggregation_frequency": 4}}),
 }
 
 Runs = dict[str, dict[str, list[Trace]]]

@@ -20,8 +20,6 @@ from det_lightning.testing.records.difference import BIT_EQUAL
 from det_lightning.testing.records.record import RecordError, RunSettings, read_record
 from det_lightning.testing.training.reference import record_determined, record_ours
 
-pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
-
 SETTINGS = RunSettings(hparams={"lr": 0.05, "global_batch_size": 4}, batches=8, validation_period=3, reporting_period=2)
 
 TRIAL = """
