@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.batch_ranks import checkpoints_in
+from tests.conformance.batch_ranks import checkpoints_in, main
 from tests.conformance.sides import SIDES
 from tests.launching import TORCHRUN, environment
 from tests.warm_python import start_warm_python
@@ -68,21 +69,18 @@ def without_id(metadata: dict[str, Any]) -> dict[str, Any]:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
     """What every case has led to, on either side."""
     ranks: int = request.param
-    launcher = [] if ranks == 1 else [*TORCHRUN[:-1], str(ranks)]
+    launcher = [start_warm_python().executable, *TORCHRUN[:-1], str(ranks), "-m", "tests.conformance.batch_ranks"]
     sides = []
     for side in SIDES:
         output = tmp_path_factory.mktemp(side)
-        command = [
-            start_warm_python().executable,
-            *launcher,
-            "-m",
-            "tests.conformance.batch_ranks",
-            side,
-            json.dumps(CASES),
-            str(output),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment(), cwd=output)
-        assert done.returncode == 0, done.stderr[-6000:]
+        if ranks == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(output)
+                main(side, copy.deepcopy(CASES), output)
+        else:
+            command = [*launcher, side, json.dumps(CASES), str(output)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment(), cwd=output)
+            assert done.returncode == 0, done.stderr[-6000:]
         sides.append({name: describe(output, name, ranks) for name in CASES})
     return sides
 

@@ -185,8 +185,10 @@ class Augmented(torch.utils.data.Dataset[Any]):
         return inputs + torch.rand(()) + float(np.random.rand()) + random.random(), targets
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}], ids=str)
-@pytest.mark.parametrize("frequency", [1, 4])
+@pytest.mark.parametrize(
+    ("workers", "frequency"),
+    [({}, 1), ({}, 4), ({"num_workers": 2}, 4), ({"num_workers": 1, "persistent_workers": True}, 1)],
+)
 def test_datasets_that_draw_random_numbers(workers: dict[str, Any], frequency: int) -> None:
     class Augmenting(Drawing):
         def build_training_data_loader(self) -> Any:

@@ -18,7 +18,7 @@ SPOTS = {
     "hook": "    ||def on_validation_end",
     "validated": "        ||self.best = min(",
     "best": 'self.best = |min(self.best, float(metrics["validation_loss"]))|',
-    "saved": 'return |{"best": self.best}|',
+    "saved": 'def state_dict(self):\n        return |{"best": self.best}|',
     "loads": '|self.best = state_dict["best"]|',
     "layers": "|torch.nn.Linear(3, 4), torch.nn.Dropout(0.1)|",
     "head": "self.head = |context.wrap_model(torch.nn.Linear(4, 1))|",

@@ -40,7 +40,8 @@ DEFECTS = {
         ),
         case(
             "parameters without an optimizer",
-            "1 of 4 trainable parameters get a gradient, but are in no wrapped optimizer: body.0.bias",
+            "1 of 4 trainable parameters get a gradient, but",
+            "are in no wrapped optimizer: body.0.bias",
         )(adam="torch.optim.Adam([self.body[0].weight])"),
         case("layer whose output is multiplied by 0", "do not move: body.2.weight, body.2.bias")(
             layers=f"{BATCH_NORM}, torch.nn.Linear(4, 4)",
@@ -265,7 +266,8 @@ DEFECTS = {
             size="context.get_global_batch_size()", first="torch.rand(())"
         ),
         case("data sharded twice", "20 samples in each of two processes, and 40 in one", "LINE: .*distributed.rank")(
-            data="torch.utils.data.Subset(Noted(40), range(self.context.distributed.rank, 40, 2))"
+            data="torch.utils.data.Subset(Noted(40), "
+            "range(self.context.distributed.rank, 40, self.context.distributed.size))"
         ),
         case("order of its own for each", "other samples than one, first in batch [01]")(
             batches="batch_size=self.batch_size, shuffle=True, "
