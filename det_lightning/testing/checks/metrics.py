@@ -57,13 +57,18 @@ def changes_nothing(runs: TrialRuns) -> list[str]:
     """A validation leaves weights, buffers and modes alone, with dropout and batch norms as in evaluation."""
     run = runs.straight
     seen = run.observer.evaluation
-    if seen.findings:
+    lines = runs.code.find_changes("evaluate_")
+    findings = [
+        *seen.findings,
+        *(f"{_find_line(lines, name)}{method} changes {name}" for name, method in seen.changed.items()),
+    ]
+    if findings:
         raise CheckFailed(
             "A validation changes the models, or runs layers as in training:",
             "model.train(), or a layer that is told to train, in code that validates: the training loop has called "
             "eval() before, so leave modes alone; pass training=self.training to functional.dropout()",
             "weights that are changed in a validation and not restored",
-            details=seen.findings,
+            details=findings,
         )
     runs.require(run)
     if not run.observer.validations or not seen.calls:
@@ -111,6 +116,11 @@ def _counts_samples(run: Run, value: float) -> bool:
     """Return whether a metric is the number of samples in a batch, on average over the batches of a validation."""
     samples = value * (run.observer.validation.batches or 1)
     return value == run.observer.validation.batch_size or samples == run.observer.validation.samples
+
+
+def _find_line(lines: dict[str, str], weight: str) -> str:
+    """Return the line that changes the innermost known part of a weight's name, with a colon."""
+    return next((f"{lines[f'.{part}']}: " for part in reversed(weight.split(".")) if f".{part}" in lines), "")
 
 
 def _as_number(value: Any) -> float:

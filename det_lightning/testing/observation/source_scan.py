@@ -60,16 +60,20 @@ class TrialCode:
                 found.setdefault(requested, line)
         return found
 
-    def find_changes(self) -> dict[str, str]:
-        """Return the first line that changes each ``.attribute`` or ``variable``, else the first assignment."""
+    def find_changes(self, within: str = "") -> dict[str, str]:
+        """Return the first line that changes each ``.attribute`` or ``variable``, else the first assignment.
+
+        Only functions count whose names begin with ``within``.
+        """
         made: dict[str, str] = {}
         changed: dict[str, str] = {}
         for file, tree in self._trees.items():
-            methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-            for within, node in ((method, node) for method in methods for node in ast.walk(method)):
-                for name in _find_targets(node):
-                    lines = made if within.name == "__init__" else changed
-                    lines.setdefault(name, f"{file}:{node.lineno}")  # type: ignore[attr-defined]
+            functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+            for function in (function for function in functions if function.name.startswith(within)):
+                lines = made if function.name == "__init__" else changed
+                for node in ast.walk(function):
+                    for name in _find_targets(node):
+                        lines.setdefault(name, f"{file}:{node.lineno}")  # type: ignore[attr-defined]
         return made | changed
 
     def find_deciding(self) -> set[str]:
