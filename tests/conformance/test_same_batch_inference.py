@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conformance.batch_ranks import checkpoints_in, main
+from tests.conformance.ranks import launch
 from tests.conformance.sides import SIDES
-from tests.launching import TORCHRUN, environment
-from tests.warm_python import start_warm_python
 
 CASES: dict[str, dict[str, Any]] = {
     "by the defaults": {"records": 7},
@@ -69,7 +67,6 @@ def without_id(metadata: dict[str, Any]) -> dict[str, Any]:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
     """What every case has led to, on either side."""
     ranks: int = request.param
-    launcher = [start_warm_python().executable, *TORCHRUN[:-1], str(ranks), "-m", "tests.conformance.batch_ranks"]
     sides = []
     for side in SIDES:
         output = tmp_path_factory.mktemp(side)
@@ -78,9 +75,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 patch.chdir(output)
                 main(side, copy.deepcopy(CASES), output)
         else:
-            command = [*launcher, side, json.dumps(CASES), str(output)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment(), cwd=output)
-            assert done.returncode == 0, done.stderr[-6000:]
+            launch("batch_ranks", side, CASES, output, ranks)
         sides.append({name: describe(output, name, ranks) for name in CASES})
     return sides
 
