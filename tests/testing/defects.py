@@ -350,27 +350,19 @@ HARMLESS = {
         case("a number of samples")(evaluated='{"validation_loss": self.loss(batch), "n": len(batch[0])}'),
     ],
     "trains through its context": [
-        case("an optimizer that lets another one step")(
-            sgd="context.wrap_optimizer(Calling(self.head.parameters(), lr=0.05, momentum=0.9))"
-        ),
         case("gradients that the trial clears itself")(
             first="self.sgd.zero_grad()", step="self.context.step_optimizer(self.sgd, auto_zero_grads=False)"
         ),
         case("gradients that the trial clears before each of two backward passes")(
             first="self.sgd.zero_grad()", adam_step="pass", step=BACKWARD_TWICE
         ),
-        case("an optimizer of the inputs")(
-            first="noise = torch.zeros_like(batch[0], requires_grad=True)\ninner = torch.optim.SGD([noise], lr=0.1)\n"
-            "noise.grad, = torch.autograd.grad(self.loss((batch[0] + noise, batch[1])), [noise])\ninner.step()"
-        ),
-        case("a seed beside the random state of the training")(
-            first="with torch.random.fork_rng():\n    torch.manual_seed(0)"
-        ),
-        case("gradients that the context clips")(
-            step="self.context.step_optimizer(self.sgd, lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0))"
-        ),
-        case("evaluation mode in a batch, and training mode again")(
-            last="self.body.eval()\nself.loss(batch)\nself.body.train()"
+        case("other optimizers, seeds and modes for a moment, and gradients that the context clips")(
+            sgd="context.wrap_optimizer(Calling(self.head.parameters(), lr=0.05, momentum=0.9))",
+            first="with torch.random.fork_rng():\n    torch.manual_seed(0)\n"
+            "noise = torch.zeros_like(batch[0], requires_grad=True)\ninner = torch.optim.SGD([noise], lr=0.1)\n"
+            "noise.grad, = torch.autograd.grad(self.loss((batch[0] + noise, batch[1])), [noise])\ninner.step()",
+            step="self.context.step_optimizer(self.sgd, lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0))",
+            last="self.body.eval()\nself.loss(batch)\nself.body.train()",
         ),
         case("evaluation mode in a batch, and modes that are put back one by one")(
             layers=BATCH_NORM,
@@ -393,25 +385,18 @@ HARMLESS = {
         ),
     ],
     "checkpoint contains all the state that training changes": [
-        case("counters and averages that are only printed")(
-            init="self.seen = 0\nself.mean = 0.0",
-            last="self.seen += 1\nself.mean = 0.9 * self.mean + 0.1 * loss.item()\n"
-            "if self.seen % 5 == 0:\n    print(self.seen, self.mean)",
-        ),
         case("a dataset that caches and counts")(
             reads="self.reads += 1\nself.known = getattr(self, 'known', {})",
             sample="self.known.setdefault(index, self.inputs[index])",
         ),
-        case("what the clock changes")(
-            first="import time\nself.spent = getattr(self, 'spent', 0) + time.perf_counter()"
-        ),
-        case("what is overwritten before it is read")(last="self.latest = loss.item()"),
-        case("lists that are only appended to")(
-            above="SEEN: list = []",
+        case("values that are printed, overwritten, of the clock, or only appended to")(
+            above="import time\nSEEN: list = []",
             remembers='self.losses = {"validation": []}',
             validated='self.losses["validation"] += [self.best]\nSEEN.append(metrics)',
-            init="self.history = []",
-            last="self.history.append(float(loss))",
+            init="self.seen = self.mean = 0\nself.history = []",
+            first="self.spent = getattr(self, 'spent', 0) + time.perf_counter()",
+            last="self.seen += 1\nself.mean = 0.9 * self.mean + 0.1 * loss.item()\nself.latest = loss.item()\n"
+            "if self.seen % 5 == 0:\n    print(self.seen, self.mean)\nself.history.append(float(loss))",
         ),
         case("a list of predictions for each validation")(
             hook="def on_validation_start(self):\n    self.seen = []", validation="self.best.seen.append(1)"
