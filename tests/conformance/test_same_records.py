@@ -87,7 +87,7 @@ class Failing(Noisy):
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def warm(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", warm_python.executable)
 
@@ -99,6 +99,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
@@ -132,6 +133,7 @@ def test_a_copy_of_the_recorder_is_enough(directory: Path) -> None:
     assert_same_record(record)
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -246,7 +246,7 @@ DEFECTS = {
         ),
     ],
     "trains under aggregation": [
-        case("step on every batch", "batch 0 completes no update", "head.weight", "LINE: a step in batch 0")(
+        case("early step", "batch 0 completes no update", "head.weight", "LINE: a step in batch 0", "step_optimizer")(
             step="self.sgd.step()"
         ),
         case(
