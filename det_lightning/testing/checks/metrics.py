@@ -58,11 +58,8 @@ def changes_nothing(runs: TrialRuns) -> list[str]:
     run = runs.straight
     seen = run.observer.evaluation
     lines = runs.code.find_changes("evaluate_")
-    findings = [
-        *seen.findings,
-        *(f"{_find_line(lines, name)}{method} changes {name}" for name, method in seen.changed.items()),
-    ]
-    if findings:
+    changes = [f"{_find_line(lines, name)}{change}" for name, change in seen.changes.items()]
+    if findings := [*seen.findings, *changes]:
         raise CheckFailed(
             "A validation changes the models, or runs layers as in training:",
             "model.train(), or a layer that is told to train, in code that validates: the training loop has called "
@@ -118,9 +115,9 @@ def _counts_samples(run: Run, value: float) -> bool:
     return value == run.observer.validation.batch_size or samples == run.observer.validation.samples
 
 
-def _find_line(lines: dict[str, str], weight: str) -> str:
-    """Return the line that changes the innermost known part of a weight's name, with a colon."""
-    return next((f"{lines[f'.{part}']}: " for part in reversed(weight.split(".")) if f".{part}" in lines), "")
+def _find_line(lines: dict[str, str], path: str) -> str:
+    """Return the line that changes the innermost known part of the name of a weight or module, with a colon."""
+    return next((f"{lines[f'.{part}']}: " for part in reversed(path.split(".")) if f".{part}" in lines), "")
 
 
 def _as_number(value: Any) -> float:

@@ -270,11 +270,7 @@ def _find_different(ranks: list[ProcessResult], when: str, trained: bool) -> Ite
         one = mine[path]
         other = theirs[path]
         if one.text != other.text and not one.holder.wrapped and one.trains is trained and "rank" not in path:
-            yield path, _shorten(one.text), _shorten(other.text)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:37]}..."
+            yield path, one.text[:40], other.text[:40]
 
 
 def draws_while_training(record: TrainingRecord) -> bool:

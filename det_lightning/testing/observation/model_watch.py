@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import itertools
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,9 @@ _OF_TORCH = ("feature_dropout", "native_dropout")
 
 
 class ModeWatch:
-    """Notes the lines that switch modes, and modules that train in an evaluation mode left on by earlier code."""
+    """Notes modules that train in an evaluation mode left on by earlier code."""
 
     def __init__(self, directory: Path) -> None:
-        self.switched: dict[nn.Module, str] = {}  # the user's line that switched the mode last
         self._directory = directory
         self._findings: dict[str, tuple[int, list[str]]] = {}  # by line: the first batch, and the modules
         self._entered: dict[nn.Module, int] = {}  # the latest batch that called a module
@@ -62,12 +61,11 @@ class ModeWatch:
                 yield
             finally:
                 hook.remove()
-                for modules in (self.switched, self._entered, self._trained, self._left_on, self._reset):
+                for modules in (self._entered, self._trained, self._left_on, self._reset):
                     modules.clear()
 
     def _switch(self, log: recorder.TrainingLog, module: nn.Module, mode: bool) -> None:
         line = find_user_line(self._directory, beyond_context=True)
-        self.switched.pop(module, None)
         if line is None:
             # Only by chance does the training loop reset a mode right after the batch that left the mode on.
             if module in self._left_on:
@@ -76,7 +74,6 @@ class ModeWatch:
                 else:
                     self._reset.add(module)
             return
-        self.switched[module] = line
         self._left_on.pop(module, None)
         self._reset.discard(module)
         was_trained = self._entered.get(module) == log.batches and module in self._trained
@@ -119,7 +116,7 @@ class EvaluationWatch:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.findings: dict[str, None] = {}
-        self.changed: dict[str, str] = {}  # by weight, the method that changes it
+        self.changes: dict[str, str] = {}  # findings by the name of a changed weight or module
         self.chosen: dict[str, None] = {}  # layers in a training mode that the evaluation itself sets
         self.draws = False
         self.calls = 0
@@ -141,17 +138,13 @@ class EvaluationWatch:
             for call, training in layers.seen.items():
                 (self.chosen if training and not any(modes.values()) else self.findings)[call] = None
             after = log.weights(log.trial)
-            self.changed |= {name: f"{method}()" for name, weight in weights.items() if weight != after[name]}
-            self._compare_modes(method, log, modes)
+            changed = [name for name, weight in weights.items() if weight != after[name]]
+            self.changes |= {name: f"{method}() changes {name}" for name in changed}
+            after_modes = _read_modes(log.trial)
+            if switched := [name for name, mode in after_modes.items() if mode != modes.get(name, mode)]:
+                mode = "training" if after_modes[switched[0]] else "evaluation"
+                self.changes[switched[0]] = f"{method}() leaves {shorten_names(switched)} in {mode} mode"
         self.draws = self.draws or recorder.random_states() not in undrawn
-
-    def _compare_modes(self, method: str, log: recorder.TrainingLog, modes: Mapping[str, bool]) -> None:
-        modules = _collect_modules(log.trial)
-        if changed := [name for name, module in modules.items() if module.training != modes.get(name, module.training)]:
-            mode = "training" if modules[changed[0]].training else "evaluation"
-            line = self.modes.switched.get(modules[changed[0]])
-            left = f"{method}() leaves {shorten_names(changed)} in {mode} mode"
-            self.findings[f"{f'{line}: ' if line else ''}{left}"] = None
 
 
 def _states_after_iteration() -> dict[str, str]:
