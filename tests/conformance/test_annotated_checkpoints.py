@@ -42,7 +42,7 @@ def known_from(*contents: Any) -> list[Any]:
     return [(one, export.make_entries(one), export.find_config(one)) for one in checkpoints_in]
 
 
-def test_the_outputs_of_the_tests_are_those_of_the_real_command_line() -> None:
+def test_outputs_are_those_of_the_real_tool() -> None:
     contents = ([describe_experiment()], describe_trial(7, {UUID: (10, 0.5)}), list_checkpoints(8, {OTHER: (10, 1.0)}))
     assert known_from(*map(printed, contents)) == known_from(*contents)
 

@@ -92,7 +92,7 @@ class Noisy:
 
 
 @pytest.mark.parametrize("periods", [{}, {"validation_period": 4}])
-def test_an_epoch_starts_before_its_first_batch_is_moved(periods: dict[str, Any]) -> None:
+def test_epoch_starts_before_its_batch_is_moved(periods: dict[str, Any]) -> None:
     class Moving(Basic):
         def build_training_data_loader(self) -> Any:
             def collate(samples: list[Any]) -> Noisy:
@@ -166,7 +166,7 @@ def test_random_draws_fall_at_the_same_moments(hook: str, draw: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", ["all", "none"])
-def test_gradients_are_off_only_after_a_validation(policy: str) -> None:
+def test_gradients_are_off_after_a_validation(policy: str) -> None:
     seen: list[bool] = []
 
     def notes(*args: Any, **kwargs: Any) -> None:
@@ -181,7 +181,7 @@ def test_gradients_are_off_only_after_a_validation(policy: str) -> None:
 @pytest.mark.parametrize("hook", CHECKPOINT_HOOKS)
 @pytest.mark.parametrize("validation_period", [2, 5])
 @pytest.mark.parametrize("policy", ["all", "none"])
-def test_giving_up_during_a_checkpoint_ends_the_run(hook: str, validation_period: int, policy: str) -> None:
+def test_giving_up_in_a_checkpoint_ends_the_run(hook: str, validation_period: int, policy: str) -> None:
     class GivesUp(Basic):
         def build_callbacks(self) -> dict[str, Any]:
             def fails(*args: Any, **kwargs: Any) -> None:
@@ -193,7 +193,7 @@ def test_giving_up_during_a_checkpoint_ends_the_run(hook: str, validation_period
 
 
 @pytest.mark.parametrize("on_instance", [False, True])
-def test_records_of_training_and_validation_are_counted(on_instance: bool) -> None:
+def test_all_records_are_counted(on_instance: bool) -> None:
     counted: list[int] = []
 
     def get_batch_length(batch: Any) -> int:
@@ -214,7 +214,7 @@ def test_records_of_training_and_validation_are_counted(on_instance: bool) -> No
     assert len(counted) == 2 * half
 
 
-def test_the_profiler_steps_right_after_train_batch() -> None:
+def test_profiler_steps_right_after_train_batch() -> None:
     """Before the callbacks of an epoch's end, and those of a workload's."""
     events: list[tuple[str, int]] = []
 

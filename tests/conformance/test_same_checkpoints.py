@@ -47,14 +47,14 @@ class Generating(Trial):
         self.generator = context.wrap_model(torch.nn.Linear(3, 3))
 
 
-def test_a_trial_may_wrap_fewer_models_than_it_did() -> None:
+def test_trial_may_wrap_fewer_models() -> None:
     trace = run("determined", Adversarial, max_length=7, checkpoint_policy="none")
     for reader in SIDES:
         trial = load(reader, checkpoints()[-1], Generating)
         assert frozen([trial.generator.state_dict()])[1] == trace.final["weights"][1]
 
 
-def test_changed_settings_are_in_the_checkpoints_that_follow() -> None:
+def test_changed_settings_are_in_checkpoints() -> None:
     class Changing(Basic):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             self.context.get_hparams()["network"]["widths"].append(batch_idx)
@@ -71,7 +71,7 @@ def test_changed_settings_are_in_the_checkpoints_that_follow() -> None:
 
 
 @pytest.mark.parametrize("trial", [Basic, Adversarial])
-def test_the_real_one_goes_on_from_ours_as_from_its_own(trial: Any) -> None:
+def test_the_real_one_goes_on_from_ours(trial: Any) -> None:
     """It replays the data from batch 0, with the random state of the checkpoint; so it does from either."""
     traces = []
     for writer in SIDES:
@@ -83,7 +83,7 @@ def test_the_real_one_goes_on_from_ours_as_from_its_own(trial: Any) -> None:
     assert from_ours.final == own.final
 
 
-def test_ours_goes_on_from_the_real_ones_at_the_next_batch() -> None:
+def test_ours_goes_on_at_the_next_batch() -> None:
     """Knowingly different: batches are counted on, and the shuffle begins a new pass, which no file tells of."""
     run("determined", Basic, max_length=EPOCH_LEN, checkpoint_policy="none")
     trace = run(
@@ -100,7 +100,7 @@ def test_ours_goes_on_from_the_real_ones_at_the_next_batch() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 5, EPOCH_LEN, EPOCH_LEN + 3])
-def test_a_resumed_run_ends_as_an_uninterrupted_one(stop: int) -> None:
+def test_resumed_run_ends_as_a_straight_one(stop: int) -> None:
     """Knowingly better: the real one renumbers its batches off-cluster; ours equals the run that was never stopped."""
     length = 2 * EPOCH_LEN + 3
     straight = run("determined", Basic, max_length=length, checkpoint_policy="none")
@@ -117,7 +117,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(stop: int) -> None:
     assert resumed.named("train_batch") == straight.named("train_batch")[stop:]
 
 
-def test_best_with_a_metric_is_done_by_ours_off_cluster() -> None:
+def test_best_works_off_cluster() -> None:
     """Knowingly different: the real one falls back to "all" even when the metric is named."""
     searcher = {"searcher": {"metric": "validation_loss", "smaller_is_better": False}}
     arguments: dict[str, Any] = {

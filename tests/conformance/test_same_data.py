@@ -86,7 +86,7 @@ def test_batches_left_where_they_are() -> None:
     compare(loading(make_loader, lambda batch: tuple(map(torch.as_tensor, batch))), max_length=8)
 
 
-def test_a_loader_that_builds_the_real_one_in_its_own_way() -> None:
+def test_loader_may_build_the_real_one_itself() -> None:
     def make_loader(api: Any, context: Any) -> Any:
         class Halved(api.DataLoader):
             def get_data_loader(self, repeat: bool = False, **arguments: Any) -> Any:
@@ -162,7 +162,7 @@ class Unsteady:
 
 
 @pytest.mark.parametrize("says", [1, 4, 9])
-def test_batch_samplers_of_another_length_than_they_say(says: int) -> None:
+def test_batch_samplers_of_a_wrong_length(says: int) -> None:
     """Epochs end by what the training one says; a validation goes on to the end of the data."""
     unsteady = loading(
         lambda api, context: api.DataLoader(make_data(), batch_sampler=Unsteady(says)), validate_too=True
@@ -267,7 +267,7 @@ def only_inputs(samples: list[Any]) -> torch.Tensor:
     ],
     ids=lambda changes: "+".join(changes),
 )
-def test_a_loader_is_built_from_its_attributes_as_they_are_by_then(changes: dict[str, Any]) -> None:
+def test_loader_is_built_from_changed_attributes(changes: dict[str, Any]) -> None:
     loaded: list[list[Any]] = []
     for kind in (theirs.DataLoader, DataLoader):
         loader = kind(make_data(), batch_size=3, pin_memory=False, timeout=0)

@@ -86,7 +86,7 @@ def test_the_same_reducer_twice() -> None:
     fails(built(build), r"same Own object a second time \(name='two'\)")
 
 
-def test_what_wrapping_a_reducer_returned_is_not_wrapped_again() -> None:
+def test_wrapped_reducer_is_not_wrapped_again() -> None:
     def build(api: Any, context: Any, trial: Any) -> None:
         context.wrap_reducer(context.wrap_reducer(len, name="one"), name="two")
 
@@ -123,7 +123,7 @@ def test_an_empty_validation_loader() -> None:
     fails(changed(build_validation_data_loader=lambda self: self.api.DataLoader(empty)), "validation loader is empty")
 
 
-def test_gradients_that_are_not_zeroed_under_aggregation() -> None:
+def test_uncleared_gradients_under_aggregation() -> None:
     def train_batch(self: Any, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         self.context.backward(self.loss(batch))
         self.context.step_optimizer(self.optimizer, auto_zero_grads=False)
@@ -137,7 +137,7 @@ def test_no_length(value: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "given"), [("s", {"a": 1}), (None, 3)])
-def test_reducers_whose_name_and_result_do_not_fit(name: str | None, given: Any) -> None:
+def test_reducers_of_an_unfit_name(name: str | None, given: Any) -> None:
     def build(api: Any, context: Any, trial: Any) -> None:
         def summarize(values: list[Any]) -> Any:
             return given

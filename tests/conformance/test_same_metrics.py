@@ -77,7 +77,7 @@ def evaluating(metrics_of: Any, reducer: Any = lambda reducer: reducer.AVG) -> t
     return Evaluating
 
 
-def test_a_transposed_matrix_is_averaged_in_the_same_order() -> None:
+def test_transposed_matrix_is_averaged_in_order() -> None:
     matrix = torch.randn(7, 100, generator=torch.Generator().manual_seed(0))
     compare(evaluating(lambda loss, i: {"matrix": matrix.t() * (i + 1)}), max_length=2)
 
@@ -141,7 +141,7 @@ def test_the_index_goes_to_those_who_take_it(method: Any) -> None:
     compare(type("Takes", (Basic,), {"evaluate_batch": method}), max_length=2)
 
 
-def test_an_evaluation_that_was_given_to_the_trial() -> None:
+def test_evaluation_given_to_the_trial() -> None:
     class Given(Training):
         def __init__(self, context: Any) -> None:
             super().__init__(context)
@@ -150,7 +150,7 @@ def test_an_evaluation_that_was_given_to_the_trial() -> None:
     compare(Given, max_length=2)
 
 
-def test_metrics_that_a_callback_clears_are_not_reduced() -> None:
+def test_cleared_metrics_are_not_reduced() -> None:
     compare(calling(on_validation_epoch_end=lambda outputs: outputs.clear()), max_length=2)
 
 
@@ -244,7 +244,7 @@ def test_a_changing_tensor_keeps_its_value() -> None:
     assert seen == {"determined": 3.0, "det_lightning": 2.0}
 
 
-def test_a_dict_returned_for_every_batch_keeps_the_values_of_each() -> None:
+def test_dict_of_all_batches_keeps_each_value() -> None:
     """Knowingly different: every batch of the real one has the metrics of the last."""
     metrics: dict[str, Any] = {}
 

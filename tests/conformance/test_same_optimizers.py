@@ -193,7 +193,7 @@ def test_kinds_of_schedulers(make_scheduler: Any) -> None:
     compare(Scheduled, max_length=14, validation_period=6)
 
 
-def test_a_plateau_scheduler_that_a_callback_steps() -> None:
+def test_plateau_scheduler_stepped_by_a_callback() -> None:
     class Plateau(Basic):
         def __init__(self, context: Any) -> None:
             super().__init__(context)

@@ -44,14 +44,14 @@ def test_two_ranks_of_either_train_the_same(runs: Runs, case: str) -> None:
         assert_same(theirs, mine)
 
 
-def test_ranks_stay_equal_where_those_of_determined_part(runs: Runs) -> None:
+def test_ranks_stay_equal_where_determined_fails(runs: Runs) -> None:
     """Knowingly better: of two backward passes after one round of forward passes the real one averages the first."""
     real, ours = (runs[side]["two backward passes"] for side in SIDES)
     assert real[0].final["weights"] != real[1].final["weights"]
     assert ours[0].final["weights"] == ours[1].final["weights"]
 
 
-def test_aggregated_gradients_are_those_of_determined_but_for_rounding(runs: Runs) -> None:
+def test_aggregation_is_the_same_but_for_rounding(runs: Runs) -> None:
     """Knowingly different in the last bits: the real one exchanges gradients on batches without an update too."""
     real, ours = (runs[side]["aggregation"] for side in SIDES)
     assert ours[0].final["weights"] == ours[1].final["weights"]

@@ -151,6 +151,6 @@ def test_what_can_not_be_recorded_is_explained(spec: str, message: str, director
         record_determined(spec, SETTINGS, directory=directory)
 
 
-def test_a_training_that_takes_too_long_is_given_up(directory: Path) -> None:
+def test_long_training_is_given_up(directory: Path) -> None:
     with pytest.raises(NotCompared, match=r"training on determined used \d.* s of processor time; train fewer batches"):
         record_determined("model_def:Noisy", SETTINGS, directory=directory, budget_s=0.01)

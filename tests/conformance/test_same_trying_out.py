@@ -23,7 +23,7 @@ def tried_out(side: str, trial: type[Basic]) -> Trace:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_one_batch_is_trained_validated_and_saved() -> None:
+def test_one_batch_goes_the_whole_way() -> None:
     class Configured(Basic):
         def __init__(self, context: Any) -> None:
             super().__init__(context)

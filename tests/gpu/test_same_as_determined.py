@@ -183,7 +183,7 @@ def test_a_resumed_run_ends_as_a_straight_one_of_the_real(case: str) -> None:
     assert resumed.final == straight.final
 
 
-def test_the_real_one_goes_on_from_ours_as_from_its_own() -> None:
+def test_the_real_one_goes_on_from_ours() -> None:
     make, traces = trial(CASES["use_amp"]), []
     for writer in ("determined", "determined", "det_lightning"):
         run(writer, make, **periods(PERIOD))
