@@ -9,7 +9,6 @@ import contextlib
 import functools
 import shlex
 import signal
-import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
@@ -83,13 +82,7 @@ class _Terminated(BaseException):
 
 @contextlib.contextmanager
 def _sigterm_ends_pytest() -> Iterator[None]:
-    """After SIGTERM in the block, end the pytest session with the exit status of a killed process.
-
-    Has no effect outside the main thread, because other threads cannot set signal handlers.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """After SIGTERM in the block, end the pytest session with the exit status of a killed process."""
     before = signal.getsignal(signal.SIGTERM)
     came = False
 
@@ -158,14 +151,11 @@ class TrialCollector(pytest.Collector):
         if fields := [field for field in self._runs.options.without_effect if field not in read]:
             reason = f"these fields of --trial-config have no effect on the checks: {'; '.join(fields)}"
             self.warn(pytest.PytestConfigWarning(reason))
+        options = self._runs.options
         for check in CHECKS:
-            if kind in check.kinds and _is_chosen(check, self._runs.options):
+            is_possible = kind in check.kinds and (check.option is None or getattr(options, check.option) is not None)
+            if is_possible and (check.is_quick or not options.quick):
                 yield CheckItem.from_parent(self, name=check.name, check=check, runs=self._runs)
-
-
-def _is_chosen(check: Check, options: TrialOptions) -> bool:
-    is_quick_enough = check.is_quick or not options.quick
-    return is_quick_enough and (check.option is None or getattr(options, check.option) is not None)
 
 
 class TrialSession:
@@ -210,15 +200,16 @@ class TrialSession:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the checks, with a reason for each check that did not pass."""
-        if self._by_check:
-            terminalreporter.section(f"checks of {self._options.spec}")
+        if not self._by_check:
+            return
+        terminalreporter.section(f"checks of {self._options.spec}")
         for result in self._results():
             mark, colour = _MARKS[result.outcome]
             reason, _, rest = result.message.partition("\n")
             if reason.endswith(":"):  # it announces a list
                 reason += f" {rest.partition(chr(10))[0].strip(' -')}"
             terminalreporter.line(f"{mark} {result.name}  {reason}".rstrip(), **{colour: True})
-        if self._by_check and self._options.quick:
+        if self._options.quick:
             left_out = sum(not check.is_quick for check in CHECKS if PYTORCH in check.kinds)
             terminalreporter.line(f"--trial-quick left out the {left_out} checks that start other processes.")
 

@@ -6,8 +6,6 @@ Copy this file into the environment whose training is the reference. The recorde
 
     python recorder.py model_def:MyTrial --config const.yaml --hparams '{"lr": 0.1}' --batches 20 --output ref.json
 
-As a pytest plugin: ``python -m pytest -p recorder --trial model_def:MyTrial --trial-record ref.json``.
-
 The exit status is 0, or 2 if nothing could be recorded. An error of the trial in training becomes part of the record. A
 trial that imports ``det_lightning`` gets ``determined`` under this name.
 
@@ -566,7 +564,7 @@ def choose_training(trial_class: Any, settings: dict[str, Any], log: TrainingLog
     raise CannotRecord(f"determined {determined.__version__} is too old for this; the recorder needs 0.17 or later.")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Record by the options of the command line, and return the exit status."""
     parser = argparse.ArgumentParser(prog="recorder.py", description="Record a training of a trial on determined.")
     parser.add_argument("trial", help="module:Class, or path/to/file.py:Class")
@@ -583,7 +581,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--settings", metavar="FILE", help="all of the above as one JSON file instead")
     parser.add_argument("--directory", default=".", help="where to import the module from (the working directory)")
     parser.add_argument("--output", required=True, help="the JSON file to write")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args()
     try:
         record = record_to_file(arguments)
     except (CannotRecord, OSError, ValueError) as error:
@@ -593,24 +591,6 @@ def main(argv: list[str] | None = None) -> int:
     if record["error"]:
         print(f"The training ended with an error, which is recorded:\n{record['error']['traceback']}", file=sys.stderr)
     return 0
-
-
-def pytest_addoption(parser: Any) -> None:
-    """Add the options of det_lightning's pytest plugin that make a record."""
-    group = parser.getgroup("recorder", "record a training of a Determined trial")
-    for name in ("", "-config", "-hparams", "-kwargs", "-batches", "-record"):
-        group.addoption(f"--trial{name}", help=f"as in recorder.py: {name[1:] or 'trial'}")
-
-
-def pytest_cmdline_main(config: Any) -> int | None:
-    """Record instead of running tests if there is a ``--trial-record``."""
-    if config.getoption("trial_record") is None:
-        return None
-    arguments = [config.getoption("trial") or "", "--output", config.getoption("trial_record")]
-    for option, name in (("config", "config"), ("hparams", "hparams"), ("kwargs", "arguments"), ("batches", "batches")):
-        value = config.getoption(f"trial_{option}")
-        arguments += [] if value is None else [f"--{name}", value]
-    return main(arguments)
 
 
 if __name__ == "__main__":

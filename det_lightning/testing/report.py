@@ -25,17 +25,8 @@ def write_report(
 ) -> None:
     """Write the report, replacing an existing file.
 
-    Args:
-        path: The file to write.
-        trial: The name of the trial.
-        checks: The results to list, in this order.
-        records: The ``"reference"`` of the real determined and ``"ours"`` of det_lightning, as far as recorded.
-        difference: The first difference between both records.
-        command: The command line that made the report.
-
-    Raises:
-        OSError: The file cannot be written.
-        ImportError: jinja2 or plotly is not installed.
+    ``records`` are the ``"reference"`` of the real determined and ``"ours"``, as far as recorded, with their first
+    ``difference``; ``command`` is the command line that made the report.
     """
     environments = {side: record.environment for side, record in records.items()}
     settings = next((record.settings for record in records.values()), None)

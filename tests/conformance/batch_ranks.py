@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from tests.conformance.sides import own_ports
+from tests.conformance.ranks import connect
 
 Events = list[Any]
 
@@ -102,7 +102,7 @@ def process(side: str, case: dict[str, Any], storage: Path, latest_checkpoint: s
         warnings.filterwarnings("always", category=UserWarning, message="(iterate_length|max_batches)")
         if side == "determined":
             stack.enter_context(determined_off_cluster(storage, latest_checkpoint, ranks))
-        distributed = None if ranks == 1 else _distributed(side)
+        distributed = None if ranks == 1 else connect(side)
         try:
             api.torch_batch_process(
                 recording_processor(api, events), dataset, distributed_context=distributed, **case, **own
@@ -110,18 +110,6 @@ def process(side: str, case: dict[str, Any], storage: Path, latest_checkpoint: s
         except Exception as error:
             events.append(["error", type(error).__name__])
     return [*events, *(["warning"] for _ in caught)]
-
-
-def _distributed(side: str) -> Any:
-    context_class = importlib.import_module(f"{side}.core").DistributedContext
-
-    def as_chief(mine: Any) -> Any:
-        shared = [mine]
-        dist.broadcast_object_list(shared)
-        return shared[0]
-
-    with own_ports(context_class, as_chief):
-        return context_class.from_torch_distributed()
 
 
 def checkpoints_in(storage: Path) -> list[Path]:

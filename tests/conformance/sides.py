@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import json
 import pickle
 import random
@@ -19,10 +20,12 @@ import pytest
 import torch
 
 from det_lightning.ranks.topology import free_port
+from tests.conformance.trials import Trial, callback, of_side
+
+if importlib.util.find_spec("determined") is None:
+    pytest.skip("the real determined is not installed; run tox -e conformance", allow_module_level=True)
 
 SIDES = ("determined", "det_lightning")
-
-MakeTrial = Callable[[Any], type]
 
 
 @dataclasses.dataclass
@@ -89,75 +92,41 @@ def moment(context: Any) -> tuple[Any, ...]:
     return batch_idx, modes, zlib.crc32(repr(generators()).encode())
 
 
-def with_moments(callback: Any, trace: Trace, context: Any) -> Any:
-    """Make each hook of a recording callback write down the moment, too; return the callback."""
+#: The hooks of Determined 0.38, with what is written down of their arguments.
+HOOKS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "on_trial_startup": lambda first_batch_idx, checkpoint_uuid: (first_batch_idx, checkpoint_uuid is not None),
+    **dict.fromkeys(["on_training_epoch_start", "on_training_epoch_end"], lambda epoch_idx: (epoch_idx,)),
+    "on_training_workload_end": lambda avg_metrics, batch_metrics: (frozen(avg_metrics), frozen(batch_metrics)),
+    "on_validation_epoch_end": lambda outputs: (frozen(outputs),),
+    "on_validation_end": lambda metrics: (frozen(metrics),),
+    **dict.fromkeys(["on_checkpoint_save_start", "on_checkpoint_load_start"], lambda checkpoint: (sorted(checkpoint),)),
+    "on_checkpoint_write_end": lambda checkpoint_dir: (sorted(_files_of_determined(checkpoint_dir)),),
+    "on_checkpoint_upload_end": lambda uuid: (),
+    **dict.fromkeys(
+        ["on_trial_shutdown", "on_training_start", "on_validation_start", "on_validation_epoch_start"], lambda: ()
+    ),
+}
 
-    def extended(hook: str, record: Callable[..., None]) -> Callable[..., None]:
+
+def recording_callback(api: Any, trace: Trace, context: Any = None) -> Any:
+    """Return a callback that writes down the call of every hook and, with a context, the moment."""
+
+    def recording(hook: str, facts: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
         def method(*args: Any, **kwargs: Any) -> None:
-            record(*args, **kwargs)
-            trace.events.append(("moment", hook, *moment(context)))
+            trace.events.append((hook, *facts(*args, **kwargs)))
+            if hook == "on_checkpoint_write_end":
+                trace.checkpoints.append(_read_checkpoint(Path(*args, **kwargs)))
+            if context is not None:
+                trace.events.append(("moment", hook, *moment(context)))
 
         return method
 
-    for hook in [name for name in vars(type(callback)) if name.startswith("on_")]:
-        setattr(callback, hook, extended(hook, getattr(callback, hook)))
-    return callback
-
-
-def recording_callback(api: Any, trace: Trace) -> Any:
-    """Return a callback that writes down every hook of Determined 0.38."""
-
-    class Recorder(api.PyTorchCallback):
-        def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-            trace.events.append(("on_trial_startup", first_batch_idx, checkpoint_uuid is not None))
-
-        def on_trial_shutdown(self) -> None:
-            trace.events.append(("on_trial_shutdown",))
-
-        def on_training_start(self) -> None:
-            trace.events.append(("on_training_start",))
-
-        def on_training_epoch_start(self, epoch_idx: int) -> None:
-            trace.events.append(("on_training_epoch_start", epoch_idx))
-
-        def on_training_epoch_end(self, epoch_idx: int) -> None:
-            trace.events.append(("on_training_epoch_end", epoch_idx))
-
-        def on_training_workload_end(self, avg_metrics: Any, batch_metrics: Any) -> None:
-            trace.events.append(("on_training_workload_end", frozen(avg_metrics), frozen(batch_metrics)))
-
-        def on_validation_start(self) -> None:
-            trace.events.append(("on_validation_start",))
-
-        def on_validation_epoch_start(self) -> None:
-            trace.events.append(("on_validation_epoch_start",))
-
-        def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-            trace.events.append(("on_validation_epoch_end", frozen(outputs)))
-
-        def on_validation_end(self, metrics: dict[str, Any]) -> None:
-            trace.events.append(("on_validation_end", frozen(metrics)))
-
-        def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-            trace.events.append(("on_checkpoint_save_start", sorted(checkpoint)))
-
-        def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-            trace.events.append(("on_checkpoint_load_start", sorted(checkpoint)))
-
-        def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-            trace.events.append(("on_checkpoint_write_end", sorted(_files_of_determined(checkpoint_dir))))
-            trace.checkpoints.append(_read_checkpoint(Path(checkpoint_dir)))
-
-        def on_checkpoint_upload_end(self, uuid: str) -> None:
-            trace.events.append(("on_checkpoint_upload_end",))
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"events": len(trace.events)}
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            trace.events.append(("load_state_dict", sorted(state_dict)))
-
-    return Recorder()
+    return callback(
+        api,
+        state_dict=lambda: {"events": len(trace.events)},
+        load_state_dict=lambda state_dict: trace.events.append(("load_state_dict", sorted(state_dict))),
+        **{hook: recording(hook, facts) for hook, facts in HOOKS.items()},
+    )
 
 
 def _files_of_determined(directory: str) -> set[str]:
@@ -181,18 +150,17 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def recorded(make_trial: MakeTrial, api: Any, trace: Trace) -> type:
+def recorded(trial: type[Trial], api: Any, trace: Trace) -> type:
     """Return the trial's class with its training steps written down and the recording callback put first."""
 
-    class Recorded(make_trial(api)):  # type: ignore[misc]
+    class Recorded(of_side(api, trial)):  # type: ignore[misc]
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             rates = [g["lr"] for optimizer in self.context.optimizers for g in optimizer.param_groups]
             trace.events.append(("train_batch", epoch_idx, batch_idx, frozen(batch), frozen(rates)))
             return super().train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
 
         def build_callbacks(self) -> dict[str, Any]:
-            recorder = with_moments(recording_callback(api, trace), trace, self.context)
-            return {"recorder": recorder, **super().build_callbacks()}
+            return {"recorder": recording_callback(api, trace, self.context), **super().build_callbacks()}
 
     return Recorded
 
@@ -206,30 +174,32 @@ def _loading_as_before_torch_2_6(side: str) -> Iterator[None]:
         yield
 
 
+def epoch(value: Any) -> Callable[[Any], Any]:
+    """Return what :func:`run` takes for a number of epochs."""
+    return lambda api: api.Epoch(value)
+
+
 def run(
-    side: str,
-    make_trial: MakeTrial,
-    init: dict[str, Any] | None = None,
-    trial_seed: int = 7,
-    **fit: Any,
+    side: str, trial_class: type[Trial], init: dict[str, Any] | None = None, trial_seed: int = 7, **fit: Any
 ) -> Trace:
     """Train the trial on one side, with Determined's own Trainer, and return what happened.
 
-    Units in ``fit`` are given as functions of the API module, such as ``lambda api: api.Batch(5)``.
+    The length and the periods in ``fit`` are numbers of batches, or functions of the API module, such as ``epoch(1)``.
     """
     api = importlib.import_module(f"{side}.pytorch")
     trace = Trace()
-    trial_class = recorded(make_trial, api, trace)
-    arguments = {name: value(api) if callable(value) else value for name, value in fit.items()}
+    recording = recorded(trial_class, api, trace)
+    units = {name: value for name, value in fit.items() if name.endswith(("_length", "_period")) and value is not None}
+    fit |= {name: value(api) if callable(value) else api.Batch(value) for name, value in units.items()}
     quiet = {} if side == "determined" else {"enable_progress_bar": False}
     seed(trial_seed)
     with (
         _loading_as_before_torch_2_6(side),
         api.init(**{"enable_tensorboard_logging": False, **(init or {})}) as context,
     ):
-        trial = trial_class(context)
+        trial = recording(context)
         try:
-            api.Trainer(trial, context, **quiet).fit(**arguments)
+            api.Trainer(trial, context, **quiet).fit(**fit)
         finally:
             trace.final = {
                 "weights": frozen([model.state_dict() for model in context.models]),
@@ -252,19 +222,19 @@ def assert_same(real: Trace, ours: Trace) -> None:
             assert mine[what] == value, f"{what} of checkpoint {index}"
 
 
-def compare(make_trial: MakeTrial, **run_arguments: Any) -> Trace:
+def compare(trial: type[Trial], **run_arguments: Any) -> Trace:
     """Run both sides, assert that they are the same, and return the trace for more to be said of it."""
-    real, ours = (run(side, make_trial, **run_arguments) for side in SIDES)
+    real, ours = (run(side, trial, **run_arguments) for side in SIDES)
     assert_same(real, ours)
     return ours
 
 
-def raises_alike(make_trial: MakeTrial, match: str, **run_arguments: Any) -> None:
+def raises_alike(trial: type[Trial], match: str, **run_arguments: Any) -> None:
     """Assert that both sides raise, and that ours names the culprit with an error of the same name or base."""
     with pytest.raises(BaseException) as real:
-        run("determined", make_trial, **run_arguments)
+        run("determined", trial, **run_arguments)
     with pytest.raises(BaseException, match=match) as ours:
-        run("det_lightning", make_trial, **run_arguments)
+        run("det_lightning", trial, **run_arguments)
     alike = {real.type.__name__, *(base.__name__ for base in real.type.__mro__ if base.__module__ == "builtins")}
     alike -= {"object", "BaseException", "Exception"} if real.type.__module__ != "builtins" else {"object"}
     assert {base.__name__ for base in ours.type.__mro__} & alike, (real.type, ours.type)
@@ -272,7 +242,4 @@ def raises_alike(make_trial: MakeTrial, match: str, **run_arguments: Any) -> Non
 
 def as_unit(value: Any) -> Any:
     """Return what :func:`run` takes for a unit of training that was passed through JSON: ``["Batch", 4]``."""
-    if not isinstance(value, list):
-        return value
-    kind, length = value
-    return lambda api: getattr(api, kind)(length)
+    return (lambda api: getattr(api, value[0])(value[1])) if isinstance(value, list) else value

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -15,9 +14,7 @@ from det_lightning.cli.app import app
 from tests.cli.exported import describe_experiment, describe_trial, list_checkpoints
 from tests.conformance.sides import SIDES, run
 from tests.conformance.test_same_checkpoints import checkpoints, load
-from tests.conformance.trials import basic
-
-pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
+from tests.conformance.trials import Basic
 
 UUID = "11111111-2222-3333-4444-555555555555"
 OTHER = "22222222-2222-3333-4444-555555555555"
@@ -45,13 +42,13 @@ def known_from(*contents: Any) -> list[Any]:
     return [(one, export.make_entries(one), export.find_config(one)) for one in checkpoints_in]
 
 
-def test_the_outputs_of_the_tests_are_those_of_the_real_command_line() -> None:
+def test_outputs_are_those_of_the_real_tool() -> None:
     contents = ([describe_experiment()], describe_trial(7, {UUID: (10, 0.5)}), list_checkpoints(8, {OTHER: (10, 1.0)}))
     assert known_from(*map(printed, contents)) == known_from(*contents)
 
 
 def test_both_load_an_annotated_checkpoint(tmp_path: Path) -> None:
-    run("determined", basic, max_length=lambda api: api.Batch(7), checkpoint_policy="none")
+    run("determined", Basic, max_length=7, checkpoint_policy="none")
     (path,) = checkpoints()
     saved = torch.load(path / "state_dict.pth", weights_only=False)["models_state_dict"]
     files = []
@@ -62,6 +59,6 @@ def test_both_load_an_annotated_checkpoint(tmp_path: Path) -> None:
     assert "1 annotated" in result.output
     assert json.loads((path / "metadata.json").read_text())["metric"]["value"] == 0.5
     for side in SIDES:
-        trial = load(side, path, basic)
+        trial = load(side, path, Basic)
         for model, written in zip(trial.context.models, saved, strict=True):
             assert all(torch.equal(model.state_dict()[name], written[name]) for name in written)

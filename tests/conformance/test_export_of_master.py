@@ -97,7 +97,7 @@ def master(storage: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_the_commands_of_the_page_export_what_annotates_a_storage(master: str, storage: Path, tmp_path: Path) -> None:
+def test_commands_of_the_page_annotate_a_storage(master: str, storage: Path, tmp_path: Path) -> None:
     (script,) = re.findall(r"```sh\n(mkdir export\n.*?)```", PAGE.read_text(), re.DOTALL)
     settings = {
         **os.environ,

@@ -7,15 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.conformance.sides import as_unit, compare
-from tests.conformance.trials import basic, make_data
-
-pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
+from tests.conformance.sides import compare, epoch
+from tests.conformance.trials import Basic, callback, make_data
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "momentum": lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9, weight_decay=0.01),
@@ -101,11 +98,7 @@ def callback_that_does(deeds: list[Deed], api: Any, context: Any) -> Any:
 
         return method
 
-    callback = api.PyTorchCallback()
-    callback.state_dict = lambda: {"calls": dict(calls)}
-    for name in HOOKS:
-        setattr(callback, name, hook_of(name))
-    return callback
+    return callback(api, state_dict=lambda: {"calls": dict(calls)}, **{name: hook_of(name) for name in HOOKS})
 
 
 def change_metrics(context: Any, arguments: list[Any]) -> None:
@@ -169,108 +162,84 @@ DATA = st.builds(
     own_generator=st.booleans(),
 )
 STOPS = st.none() | st.builds(Stop, st.sampled_from(["train_batch", "evaluate_batch"]), st.integers(0, 5))
-PERIODS = (
-    st.none()
-    | st.tuples(st.just("Batch"), st.integers(0, 8))
-    | st.tuples(st.just("Epoch"), st.integers(1, 3))
-    | st.tuples(st.just("Batch"), st.lists(st.integers(1, 9), min_size=1, max_size=3))
-).map(lambda unit: None if unit is None else list(unit))
+PERIODS = st.integers(0, 8) | st.integers(1, 3).map(epoch) | st.lists(st.integers(1, 9), min_size=1, max_size=3)
 
 
-def put_together(parts: list[Part], data: Data, stop: Stop | None, deeds: list[Deed]) -> Callable[[Any], type]:
-    """Return the maker of a trial whose prediction is the sum of those of its models."""
+def put_together(parts: list[Part], data: Data, stop: Stop | None, deeds: list[Deed]) -> type[Basic]:
+    """Return a trial whose prediction is the sum of those of its models."""
 
-    def make(api: Any) -> type:
-        class PutTogether(basic(api)):  # type: ignore[misc]
-            def __init__(self, context: Any) -> None:
-                self.context = context
-                self.calls = {"train_batch": 0, "evaluate_batch": 0}
-                self.models = [context.wrap_model(torch.nn.Linear(3, 1)) for _ in parts]
-                self.optimizers: list[Any] = []
-                self.schedulers: list[Any] = []
-                for part, model in zip(parts, self.models, strict=True):
-                    self.wrap_rest(part, model)
-                self.spread = context.wrap_reducer(lambda values: max(values) - min(values), name="spread")
+    class PutTogether(Basic):
+        def __init__(self, context: Any) -> None:
+            self.context = context
+            self.calls = {"train_batch": 0, "evaluate_batch": 0}
+            self.models = [context.wrap_model(torch.nn.Linear(3, 1)) for _ in parts]
+            self.optimizers: list[Any] = []
+            self.schedulers: list[Any] = []
+            for part, model in zip(parts, self.models, strict=True):
+                self.wrap_rest(part, model)
+            self.spread = context.wrap_reducer(lambda values: max(values) - min(values), name="spread")
 
-            def wrap_rest(self, part: Part, model: torch.nn.Module) -> None:
-                plain = OPTIMIZERS[part.optimizer](model.parameters())
-                optimizer = self.context.wrap_optimizer(plain, average_aggregated_gradients=part.average)
-                self.optimizers.append(optimizer)
-                if part.scheduler is not None:
-                    mode, scheduler = api.LRScheduler.StepMode[part.step_mode], SCHEDULERS[part.scheduler](optimizer)
-                    self.schedulers.append((part, self.context.wrap_lr_scheduler(scheduler, mode, part.frequency)))
+        def wrap_rest(self, part: Part, model: torch.nn.Module) -> None:
+            plain = OPTIMIZERS[part.optimizer](model.parameters())
+            optimizer = self.context.wrap_optimizer(plain, average_aggregated_gradients=part.average)
+            self.optimizers.append(optimizer)
+            if part.scheduler is not None:
+                mode, scheduler = self.api.LRScheduler.StepMode[part.step_mode], SCHEDULERS[part.scheduler](optimizer)
+                self.schedulers.append((part, self.context.wrap_lr_scheduler(scheduler, mode, part.frequency)))
 
-            def build_callbacks(self) -> dict[str, Any]:
-                return {"does": callback_that_does(deeds, api, self.context)}
+        def build_callbacks(self) -> dict[str, Any]:
+            return {"does": callback_that_does(deeds, self.api, self.context)}
 
-            def build_training_data_loader(self) -> Any:
-                return data.loader(api, data.samples, data.drop_last)
+        def build_training_data_loader(self) -> Any:
+            return data.loader(self.api, data.samples, data.drop_last)
 
-            def build_validation_data_loader(self) -> Any:
-                return data.loader(api, data.validation_samples)
+        def build_validation_data_loader(self) -> Any:
+            return data.loader(self.api, data.validation_samples)
 
-            def loss(self, batch: Any) -> torch.Tensor:
-                inputs, targets = batch
-                loss = ((sum(model(inputs) for model in self.models) - targets) ** 2).mean()
-                self.spread.update(loss.item())
-                return loss
+        def loss(self, batch: Any) -> torch.Tensor:
+            inputs, targets = batch
+            loss = ((sum(model(inputs) for model in self.models) - targets) ** 2).mean()
+            self.spread.update(loss.item())
+            return loss
 
-            def count(self, method: str) -> None:
-                if stop == Stop(method, self.calls[method]):
-                    self.context.set_stop_requested(True)
-                self.calls[method] += 1
+        def count(self, method: str) -> None:
+            if stop == Stop(method, self.calls[method]):
+                self.context.set_stop_requested(True)
+            self.calls[method] += 1
 
-            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-                self.count("train_batch")
-                loss = self.loss(batch)
-                self.context.backward(loss)
-                for part, optimizer in zip(parts, self.optimizers, strict=True):
-                    if batch_idx % part.every == 0:
-                        self.context.step_optimizer(optimizer, CLIPS[part.clip] if part.clip else None)
-                for part, scheduler in self.schedulers:
-                    if part.step_mode == "MANUAL_STEP" and batch_idx % 2:
-                        scheduler.step()
-                return {"loss": loss, "batch": batch_idx}
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.count("train_batch")
+            loss = self.loss(batch)
+            self.context.backward(loss)
+            for part, optimizer in zip(parts, self.optimizers, strict=True):
+                if batch_idx % part.every == 0:
+                    self.context.step_optimizer(optimizer, CLIPS[part.clip] if part.clip else None)
+            for part, scheduler in self.schedulers:
+                if part.step_mode == "MANUAL_STEP" and batch_idx % 2:
+                    scheduler.step()
+            return {"loss": loss, "batch": batch_idx}
 
-            def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
-                self.count("evaluate_batch")
-                return {"validation_loss": self.loss(batch), "batch": batch_idx}
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+            self.count("evaluate_batch")
+            return {"validation_loss": self.loss(batch), "batch": batch_idx}
 
-        return PutTogether
-
-    return make
+    return PutTogether
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    parts=st.lists(PARTS, min_size=1, max_size=3),
-    data=DATA,
-    stop=STOPS,
-    deeds=CALLBACKS,
+    trial=st.builds(put_together, st.lists(PARTS, min_size=1, max_size=3), DATA, STOPS, CALLBACKS),
     aggregation=st.integers(1, 4),
-    length=st.integers(1, 11),
-    periods=st.fixed_dictionaries({"validation_period": PERIODS, "checkpoint_period": PERIODS}),
-    reporting=PERIODS,
-    policy=st.sampled_from(["all", "none"]),
-    step_zero=st.booleans(),
+    fit=st.fixed_dictionaries(
+        {
+            "max_length": st.integers(1, 11),
+            "validation_period": st.none() | PERIODS,
+            "checkpoint_period": st.none() | PERIODS,
+            "checkpoint_policy": st.sampled_from(["all", "none"]),
+            "step_zero_validation": st.booleans(),
+        },
+        optional={"reporting_period": PERIODS},
+    ),
 )
-def test_trials_put_together_at_random(
-    parts: list[Part],
-    data: Data,
-    stop: Stop | None,
-    deeds: list[Deed],
-    aggregation: int,
-    length: int,
-    periods: dict[str, Any],
-    reporting: Any,
-    policy: str,
-    step_zero: bool,
-) -> None:
-    units = {**periods, "max_length": ["Batch", length], **({"reporting_period": reporting} if reporting else {})}
-    compare(
-        put_together(parts, data, stop, deeds),
-        init={"aggregation_frequency": aggregation},
-        checkpoint_policy=policy,
-        step_zero_validation=step_zero,
-        **{name: as_unit(unit) for name, unit in units.items()},
-    )
+def test_trials_put_together_at_random(trial: type[Basic], aggregation: int, fit: dict[str, Any]) -> None:
+    compare(trial, init={"aggregation_frequency": aggregation}, **fit)

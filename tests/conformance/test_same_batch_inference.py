@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conformance.batch_ranks import checkpoints_in
+from tests.conformance.batch_ranks import checkpoints_in, main
+from tests.conformance.ranks import launch
 from tests.conformance.sides import SIDES
-from tests.launching import TORCHRUN, environment
-from tests.warm_python import start_warm_python
-
-pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
 
 CASES: dict[str, dict[str, Any]] = {
     "by the defaults": {"records": 7},
@@ -70,21 +67,15 @@ def without_id(metadata: dict[str, Any]) -> dict[str, Any]:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
     """What every case has led to, on either side."""
     ranks: int = request.param
-    launcher = [] if ranks == 1 else [*TORCHRUN[:-1], str(ranks)]
     sides = []
     for side in SIDES:
         output = tmp_path_factory.mktemp(side)
-        command = [
-            start_warm_python().executable,
-            *launcher,
-            "-m",
-            "tests.conformance.batch_ranks",
-            side,
-            json.dumps(CASES),
-            str(output),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment(), cwd=output)
-        assert done.returncode == 0, done.stderr[-6000:]
+        if ranks == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(output)
+                main(side, copy.deepcopy(CASES), output)
+        else:
+            launch("batch_ranks", side, CASES, output, ranks)
         sides.append({name: describe(output, name, ranks) for name in CASES})
     return sides
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import random
 from typing import Any
@@ -14,32 +13,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_lightning.pytorch import DataLoader, samplers
-from tests.conformance.sides import compare
-from tests.conformance.trials import basic, drawing, make_data
+from tests.conformance.sides import compare, epoch
+from tests.conformance.trials import Basic, Drawing, make_data
 
-theirs = pytest.importorskip(
-    "determined.pytorch", reason="the real determined is not installed; run tox -e conformance"
-)
-
-Pair = collections.namedtuple("Pair", "inputs targets")
+theirs = pytest.importorskip("determined.pytorch")
 
 
-def loading(make_loader: Any, unpack: Any = lambda batch: batch, **methods: Any) -> Any:
-    """Return the maker of a trial that trains on what ``make_loader(api, context)`` loads."""
+def loading(make_loader: Any, unpack: Any = lambda batch: batch, validate_too: bool = False) -> type[Basic]:
+    """Return a trial that trains on what ``make_loader(api, context)`` loads."""
 
-    def make(api: Any) -> type:
-        class Loading(basic(api)):  # type: ignore[misc]
-            def build_training_data_loader(self) -> Any:
-                return make_loader(api, self.context)
+    class Loading(Basic):
+        def build_training_data_loader(self) -> Any:
+            return make_loader(self.api, self.context)
 
-            def loss(self, batch: Any) -> torch.Tensor:
-                return super().loss(unpack(batch))
+        def build_validation_data_loader(self) -> Any:
+            return self.build_training_data_loader() if validate_too else super().build_validation_data_loader()
 
-        for name, method in methods.items():
-            setattr(Loading, name, method)
-        return Loading
+        def loss(self, batch: Any) -> torch.Tensor:
+            return super().loss(unpack(batch))
 
-    return make
+        def evaluate_batch(self, batch: Any) -> Any:
+            return {"v": batch[0].sum()}
+
+    return Loading
 
 
 def collated(shape: Any) -> Any:
@@ -49,33 +45,6 @@ def collated(shape: Any) -> Any:
         return shape(torch.stack([s[0] for s in samples]), torch.stack([s[1] for s in samples]))
 
     return lambda api, context: api.DataLoader(make_data(), batch_size=4, shuffle=True, collate_fn=collate)
-
-
-@pytest.mark.parametrize(
-    ("shape", "unpack"),
-    [
-        (lambda x, y: {"x": x, "y": y}, lambda b: (b["x"], b["y"])),
-        (lambda x, y: (x.numpy(), y.numpy()), lambda b: b),
-        (lambda x, y: [{"in": [x]}, {"out": (y, y.numpy())}], lambda b: (b[0]["in"][0], b[1]["out"][1])),
-        (lambda x, y: torch.cat([x, y], 1), lambda b: (b[:, :3], b[:, 3:])),
-        (lambda x, y: {"x": x, "y": y, "ids": "abc", "n": 3, "texts": np.array(["a"])}, lambda b: (b["x"], b["y"])),
-    ],
-    ids=["dict", "numpy", "nested", "tensor", "not all can be moved"],
-)
-def test_shapes_of_batches(shape: Any, unpack: Any) -> None:
-    validation = {"evaluate_batch": lambda self, batch: {"v": batch[0].sum()}}
-    compare(loading(collated(shape), unpack, **validation), max_length=lambda api: api.Batch(8))
-
-
-def test_batches_left_where_they_are() -> None:
-    def make_loader(api: Any, context: Any) -> Any:
-        context.experimental.disable_auto_to_device()
-        return collated(lambda x, y: (x.numpy(), y.numpy()))(api, context)
-
-    def unpack(batch: Any) -> Any:
-        return tuple(torch.as_tensor(part) for part in batch)
-
-    compare(loading(make_loader, unpack), max_length=lambda api: api.Batch(8))
 
 
 class Doubled(torch.Tensor):
@@ -95,29 +64,37 @@ class Renamed(dict[str, Any]):
 @pytest.mark.parametrize(
     ("shape", "unpack"),
     [
+        (lambda x, y: {"x": x, "y": y}, lambda b: (b["x"], b["y"])),
+        (lambda x, y: (x.numpy(), y.numpy()), lambda b: b),
+        (lambda x, y: [{"in": [x]}, {"out": (y, y.numpy())}], lambda b: (b[0]["in"][0], b[1]["out"][1])),
+        (lambda x, y: torch.cat([x, y], 1), lambda b: (b[:, :3], b[:, 3:])),
+        (lambda x, y: {"x": x, "y": y, "ids": "abc", "n": 3, "texts": np.array(["a"])}, lambda b: (b["x"], b["y"])),
         (lambda x, y: (x.as_subclass(Doubled), [y.as_subclass(Doubled)]), lambda b: (b[0], b[1][0])),
         (lambda x, y: Renamed(x=x, y=Renamed(y=y)), lambda b: (b["X"], b["Y"]["Y"])),
     ],
-    ids=["tensors", "dicts"],
+    ids=["dict", "numpy", "nested", "tensor", "not all can be moved", "tensor with its own to()", "dict of its own"],
 )
-def test_subclasses_move_in_their_own_way(shape: Any, unpack: Any) -> None:
-    validation = {"evaluate_batch": lambda self, batch: {"v": batch[0].sum()}}
-    compare(loading(collated(shape), unpack, **validation), max_length=lambda api: api.Batch(8))
+def test_shapes_of_batches(shape: Any, unpack: Any) -> None:
+    compare(loading(collated(shape), unpack), max_length=8)
 
 
-def test_a_loader_that_builds_the_real_one_in_its_own_way() -> None:
-    def make(api: Any) -> type:
+def test_batches_left_where_they_are() -> None:
+    def make_loader(api: Any, context: Any) -> Any:
+        context.experimental.disable_auto_to_device()
+        return collated(lambda x, y: (x.numpy(), y.numpy()))(api, context)
+
+    compare(loading(make_loader, lambda batch: tuple(map(torch.as_tensor, batch))), max_length=8)
+
+
+def test_loader_may_build_the_real_one_itself() -> None:
+    def make_loader(api: Any, context: Any) -> Any:
         class Halved(api.DataLoader):
             def get_data_loader(self, repeat: bool = False, **arguments: Any) -> Any:
                 return super().get_data_loader(repeat, **{**arguments, "skip": arguments["skip"] + 2 * repeat})
 
-        def load(self: Any) -> Any:
-            return Halved(make_data(), batch_size=4, shuffle=True)
+        return Halved(make_data(), batch_size=4, shuffle=True)
 
-        loaders = {"build_training_data_loader": load, "build_validation_data_loader": load}
-        return type("Loading", (basic(api),), loaders)
-
-    compare(make, max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(4))
+    compare(loading(make_loader, validate_too=True), max_length=9, validation_period=4)
 
 
 def endless_loader(api: Any, context: Any) -> Any:
@@ -142,40 +119,31 @@ def stream_loader(api: Any, context: Any) -> Any:
 @pytest.mark.parametrize("make_loader", [endless_loader, stream_loader])
 def test_loaders_of_torch_that_do_not_end(make_loader: Any) -> None:
     """An iterable dataset has no length, so its epoch does not end."""
-    compare(loading(make_loader), max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(4))
+    compare(loading(make_loader), max_length=9, validation_period=4)
 
 
-@pytest.mark.parametrize("shuffles", ["ReproducibleShuffleSampler", "ReproducibleShuffleBatchSampler"])
-def test_samplers_of_the_users_own(shuffles: str) -> None:
-    def make_loader(api: Any, context: Any) -> Any:
-        data = make_data()
-        sequential = torch.utils.data.SequentialSampler(data)
-        if shuffles == "ReproducibleShuffleSampler":
-            return api.DataLoader(data, batch_size=4, sampler=api.samplers.ReproducibleShuffleSampler(sequential, 3))
-        batches = torch.utils.data.BatchSampler(sequential, 4, drop_last=True)
-        return api.DataLoader(data, batch_sampler=api.samplers.ReproducibleShuffleBatchSampler(batches, 3))
-
-    compare(loading(make_loader), max_length=lambda api: api.Batch(15))
+def shuffled_samples(api: Any, context: Any) -> Any:
+    sampler = api.samplers.ReproducibleShuffleSampler(torch.utils.data.SequentialSampler(make_data()), 3)
+    return api.DataLoader(make_data(), batch_size=4, sampler=sampler)
 
 
-def test_a_generator_of_the_loaders_own() -> None:
-    def make_loader(api: Any, context: Any) -> Any:
-        return api.DataLoader(make_data(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(9))
-
-    compare(loading(make_loader), max_length=lambda api: api.Batch(15))
+def shuffled_batches(api: Any, context: Any) -> Any:
+    batches = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(make_data()), 4, drop_last=True)
+    return api.DataLoader(make_data(), batch_sampler=api.samplers.ReproducibleShuffleBatchSampler(batches, 3))
 
 
-def test_a_validation_that_shuffles_with_a_generator_of_its_own() -> None:
+def own_generator(api: Any, context: Any) -> Any:
+    return api.DataLoader(make_data(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(9))
+
+
+@pytest.mark.parametrize("make_loader", [shuffled_samples, shuffled_batches, own_generator])
+def test_orders_of_the_users_own(make_loader: Any) -> None:
+    compare(loading(make_loader), max_length=15)
+
+
+def test_validation_with_a_generator_of_its_own() -> None:
     """Its sampler draws once more at the end of the data."""
-
-    def make(api: Any) -> type:
-        def build_validation_data_loader(self: Any) -> Any:
-            generator = torch.Generator().manual_seed(9)
-            return api.DataLoader(make_data(10), batch_size=4, shuffle=True, generator=generator)
-
-        return type("Shuffled", (basic(api),), {"build_validation_data_loader": build_validation_data_loader})
-
-    trace = compare(make, max_length=lambda api: api.Batch(9), validation_period=lambda api: api.Batch(2))
+    trace = compare(loading(own_generator, validate_too=True), max_length=9, validation_period=2)
     assert len(trace.named("on_validation_end")) == 5
 
 
@@ -194,21 +162,16 @@ class Unsteady:
 
 
 @pytest.mark.parametrize("says", [1, 4, 9])
-def test_batch_samplers_of_another_length_than_they_say(says: int) -> None:
+def test_batch_samplers_of_a_wrong_length(says: int) -> None:
     """Epochs end by what the training one says; a validation goes on to the end of the data."""
-
-    def make(api: Any) -> type:
-        def load(self: Any) -> Any:
-            return api.DataLoader(make_data(), batch_sampler=Unsteady(says))
-
-        loaders = {"build_training_data_loader": load, "build_validation_data_loader": load}
-        return type("Loading", (basic(api),), loaders)
-
-    trace = compare(make, max_length=lambda api: api.Epoch(2), validation_period=lambda api: api.Epoch(1))
+    unsteady = loading(
+        lambda api, context: api.DataLoader(make_data(), batch_sampler=Unsteady(says)), validate_too=True
+    )
+    trace = compare(unsteady, max_length=epoch(2), validation_period=epoch(1))
     assert [len(outputs) - 1 for _, outputs in trace.named("on_validation_epoch_end")] == [6, 6]
 
 
-class Drawing(torch.utils.data.Dataset[Any]):
+class Augmented(torch.utils.data.Dataset[Any]):
     """Augments its samples by draws from each global generator."""
 
     def __init__(self, samples: int) -> None:
@@ -222,22 +185,24 @@ class Drawing(torch.utils.data.Dataset[Any]):
         return inputs + torch.rand(()) + float(np.random.rand()) + random.random(), targets
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}], ids=str)
-@pytest.mark.parametrize("frequency", [1, 4])
+@pytest.mark.parametrize(
+    ("workers", "frequency"),
+    [({}, 1), ({}, 4), ({"num_workers": 2}, 4), ({"num_workers": 1, "persistent_workers": True}, 1)],
+)
 def test_datasets_that_draw_random_numbers(workers: dict[str, Any], frequency: int) -> None:
-    def make(api: Any) -> type:
-        loaders = {
-            "build_training_data_loader": lambda self: api.DataLoader(Drawing(22), 4, shuffle=True, **workers),
-            "build_validation_data_loader": lambda self: api.DataLoader(Drawing(10), 4, shuffle=True, **workers),
-        }
-        return type("Augmented", (drawing(api),), loaders)
+    class Augmenting(Drawing):
+        def build_training_data_loader(self) -> Any:
+            return self.api.DataLoader(Augmented(22), 4, shuffle=True, **workers)
+
+        def build_validation_data_loader(self) -> Any:
+            return self.api.DataLoader(Augmented(10), 4, shuffle=True, **workers)
 
     compare(
-        make,
+        Augmenting,
         init={"aggregation_frequency": frequency},
-        max_length=lambda api: api.Batch(9),
-        validation_period=lambda api: api.Batch(4),
-        checkpoint_period=lambda api: api.Batch(3),
+        max_length=9,
+        validation_period=4,
+        checkpoint_period=3,
         step_zero_validation=True,
     )
 
@@ -302,7 +267,7 @@ def only_inputs(samples: list[Any]) -> torch.Tensor:
     ],
     ids=lambda changes: "+".join(changes),
 )
-def test_a_loader_is_built_from_its_attributes_as_they_are_by_then(changes: dict[str, Any]) -> None:
+def test_loader_is_built_from_changed_attributes(changes: dict[str, Any]) -> None:
     loaded: list[list[Any]] = []
     for kind in (theirs.DataLoader, DataLoader):
         loader = kind(make_data(), batch_size=3, pin_memory=False, timeout=0)

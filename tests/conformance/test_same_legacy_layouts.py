@@ -15,8 +15,6 @@ from tests.checkpoint import layouts
 from tests.checkpoint.layouts import HPARAMS, LAYOUTS, Layout
 from tests.conformance.sides import SIDES, frozen
 
-pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
-
 BATCHES = 8
 
 
@@ -64,14 +62,14 @@ def state_after_loading(side: str, directory: Path, storage: Path) -> Any:
 @pytest.mark.parametrize(
     "layout", [one for one in LAYOUTS if one.state_file == "state_dict.pth" and one.described_by], ids=str
 )
-def test_the_trial_of_a_checkpoint_has_the_same_weights(layout: Layout, tmp_path: Path) -> None:
+def test_loaded_weights_are_the_same(layout: Layout, tmp_path: Path) -> None:
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
     real, ours = (load(side, directory) for side in SIDES)
     assert frozen(ours.state_dict()) == frozen(real.state_dict())
 
 
 @pytest.mark.parametrize("single_keys", [True, False])
-def test_the_model_of_a_trial_before_0_12_13_is_returned(single_keys: bool, tmp_path: Path) -> None:
+def test_model_before_0_12_13_is_returned(single_keys: bool, tmp_path: Path) -> None:
     layout = Layout("0.12", "state_dict.pth", single_keys, None, described_by="metadata.json")
     directory = layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE)
     real, ours = (load(side, directory) for side in SIDES)

@@ -13,8 +13,6 @@ import pytest
 from det_lightning import pytorch
 from tests.conformance.sides import SIDES
 
-pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
-
 #: What talks to a master or to storages for one, starts processes in its containers, or belongs to its training loop.
 LEFT_OUT = {
     "": "EnvContext LegacyTrial TrialController",
@@ -175,7 +173,7 @@ def test_a_wrapped_function_is_a_simple_reducer(side: str) -> None:
     assert api._SimpleReducer(list).cross_slot_reduce([[1, 2, 3], [10, 20]]) == [1, 10, 2, 20, 3]
 
 
-def test_the_context_of_a_trial_has_the_methods_of_the_general_one() -> None:
+def test_trial_context_is_the_general_one_too() -> None:
     # In older releases it was one, which is why trials are annotated with it.
     theirs, ours = (module_of(side, "").TrialContext for side in SIDES)
     assert ours is pytorch.PyTorchTrialContext
@@ -188,7 +186,7 @@ CLUSTER = ["container_addrs", "container_rank", "container_slot_counts", "gpu_uu
 
 
 @pytest.mark.parametrize("task_type", ["TRIAL", "NOTEBOOK", "COMMAND"])
-def test_the_information_about_a_task_has_the_same_attributes(task_type: str) -> None:
+def test_task_information_is_the_same(task_type: str) -> None:
     theirs, ours = (describe_task(module_of(side, ""), task_type) for side in SIDES)
     assert ours == theirs
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conformance.sides import Trace, compare
-from tests.conformance.trials import basic
+from tests.conformance.sides import compare
+from tests.conformance.trials import Basic
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.cuda.amp.*:FutureWarning"),
@@ -23,101 +23,76 @@ SCALERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def two_optimizers(api: Any, make_scaler: Callable[[], Any] | None, overflows: tuple[int, ...] = ()) -> type:
+class TwoOptimizers(Basic):
     """Two models and optimizers, one of them clipped; with a scaler of the trial's, or under ``use_amp``."""
 
-    class TwoOptimizers(basic(api)):  # type: ignore[misc]
-        def __init__(self, context: Any) -> None:
-            self.context = context
-            if make_scaler is None:
-                context.experimental.use_amp()
-            else:
-                self.scaler = context.wrap_scaler(make_scaler())
-            self.body = context.wrap_model(torch.nn.Linear(3, 5))
-            self.head = context.wrap_model(torch.nn.Linear(5, 1))
-            self.adam = context.wrap_optimizer(torch.optim.Adam(self.body.parameters(), lr=0.01))
-            self.sgd = context.wrap_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.02, momentum=0.9))
+    make_scaler: Any = None
+    frequency = 1
+    overflows: tuple[int, ...] = ()
 
-        def loss(self, batch: Any) -> torch.Tensor:
-            inputs, targets = batch
-            return ((self.head(self.body(inputs)) - targets) ** 2).mean()
+    def __init__(self, context: Any) -> None:
+        self.context = context
+        if self.make_scaler is None:
+            context.experimental.use_amp()
+        self.scaler = None if self.make_scaler is None else context.wrap_scaler(self.make_scaler())
+        self.body = context.wrap_model(torch.nn.Linear(3, 5))
+        self.head = context.wrap_model(torch.nn.Linear(5, 1))
+        self.adam = context.wrap_optimizer(torch.optim.Adam(self.body.parameters(), lr=0.01))
+        self.sgd = context.wrap_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.02, momentum=0.9))
 
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            loss = self.loss(batch) * (float("inf") if batch_idx in overflows else 1.0)
-            scaler = None if make_scaler is None else self.scaler
-            self.context.backward(loss if scaler is None else scaler.scale(loss))
-            if scaler is not None and self.updates(batch_idx):
-                scaler.unscale_(self.sgd)
-            clip = lambda p: torch.nn.utils.clip_grad_norm_(p, 0.5)  # noqa: E731
-            self.context.step_optimizer(self.sgd, clip_grads=clip, scaler=scaler)
-            self.context.step_optimizer(self.adam, scaler=scaler)
-            if scaler is not None and self.updates(batch_idx):
-                scaler.update()
-            return {"loss": loss}
+    def loss(self, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        return ((self.head(self.body(inputs)) - targets) ** 2).mean()
 
-        def updates(self, batch_idx: int) -> bool:
-            frequency: int = self.frequency
-            return (batch_idx + 1) % frequency == 0
-
-        frequency = 1
-
-    return TwoOptimizers
-
-
-def aggregated(make_trial: Callable[[Any], type], frequency: int) -> Callable[[Any], type]:
-    return lambda api: type("Aggregated", (make_trial(api),), {"frequency": frequency})
-
-
-def run(make_trial: Callable[[Any], type], frequency: int) -> Trace:
-    return compare(
-        aggregated(make_trial, frequency),
-        init={"aggregation_frequency": frequency},
-        max_length=lambda api: api.Batch(9),
-        checkpoint_period=lambda api: api.Batch(4),
-        checkpoint_policy="none",
-    )
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        loss = self.loss(batch) * (float("inf") if batch_idx in self.overflows else 1.0)
+        updates = self.scaler is not None and (batch_idx + 1) % self.frequency == 0
+        self.context.backward(loss if self.scaler is None else self.scaler.scale(loss))
+        if updates:
+            self.scaler.unscale_(self.sgd)
+        clip = lambda p: torch.nn.utils.clip_grad_norm_(p, 0.5)  # noqa: E731
+        self.context.step_optimizer(self.sgd, clip_grads=clip, scaler=self.scaler)
+        self.context.step_optimizer(self.adam, scaler=self.scaler)
+        if updates:
+            self.scaler.update()
+        return {"loss": loss}
 
 
 @pytest.mark.parametrize("frequency", [1, 3])
-@pytest.mark.parametrize("scaler", SCALERS)
-def test_wrap_scaler(scaler: str, frequency: int) -> None:
-    overflows = (1, 5) if scaler == "cpu" else ()
-    trace = run(lambda api: two_optimizers(api, SCALERS[scaler], overflows), frequency)
+@pytest.mark.parametrize("scaler", [None, *SCALERS])
+def test_amp(scaler: str | None, frequency: int) -> None:
+    class Amp(TwoOptimizers):
+        make_scaler = staticmethod(SCALERS[scaler]) if scaler else None
+
+    Amp.frequency, Amp.overflows = frequency, (1, 5) if scaler == "cpu" else ()
+    init = {"aggregation_frequency": frequency}
+    trace = compare(Amp, init=init, max_length=9, checkpoint_period=4, checkpoint_policy="none")
     assert all("scaler_state_dict" in checkpoint["keys"] for checkpoint in trace.checkpoints)
     assert bool(trace.checkpoints[-1]["state"]["scaler_state_dict"]) == (scaler == "cpu")
-
-
-@pytest.mark.parametrize("frequency", [1, 3])
-def test_use_amp(frequency: int) -> None:
-    trace = run(lambda api: two_optimizers(api, None), frequency)
-    assert all("scaler_state_dict" in checkpoint["keys"] for checkpoint in trace.checkpoints)
 
 
 def test_outputs_of_a_model_under_autocast() -> None:
     """In lists, tuples and dicts both sides make float32 of float16."""
 
-    def make(api: Any) -> type:
-        class Nested(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.linear = torch.nn.Linear(3, 1)
+    class Nested(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 1)
 
-            def forward(self, inputs: torch.Tensor) -> Any:
-                half = self.linear(inputs).half()
-                return {"list": [half, (half, inputs)], "one": half}
+        def forward(self, inputs: torch.Tensor) -> Any:
+            half = self.linear(inputs).half()
+            return {"list": [half, (half, inputs)], "one": half}
 
-        class Trial(basic(api)):  # type: ignore[misc]
-            def __init__(self, context: Any) -> None:
-                self.context = context
-                self.model = context.wrap_model(context.autocast_forward_pass(Nested()))
-                self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
+    class Autocast(Basic):
+        def __init__(self, context: Any) -> None:
+            self.context = context
+            self.model = context.wrap_model(context.autocast_forward_pass(Nested()))
+            self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
 
-            def loss(self, batch: Any) -> torch.Tensor:
-                outputs = self.model(batch[0])
-                first, (second, _) = outputs["list"]
-                assert first.dtype is second.dtype is outputs["one"].dtype is torch.float32
-                return ((first + second - batch[1]) ** 2).mean()
+        def loss(self, batch: Any) -> torch.Tensor:
+            outputs = self.model(batch[0])
+            first, (second, _) = outputs["list"]
+            assert first.dtype is second.dtype is outputs["one"].dtype is torch.float32
+            return ((first + second - batch[1]) ** 2).mean()
 
-        return Trial
-
-    compare(make, max_length=lambda api: api.Batch(5), checkpoint_policy="none")
+    compare(Autocast, max_length=5, checkpoint_policy="none")

@@ -17,10 +17,9 @@ from det_lightning.testing import recorder
 from det_lightning.testing.checks import NotCompared
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import BIT_EQUAL
-from det_lightning.testing.records.record import RecordError, RunSettings, read_record
+from det_lightning.testing.records.record import RecordError, RunSettings, TrainingRecord, read_record
 from det_lightning.testing.training.reference import record_determined, record_ours
-
-pytest.importorskip("determined", reason="the real determined is not installed; run tox -e conformance")
+from tests.warm_python import WarmPython
 
 SETTINGS = RunSettings(hparams={"lr": 0.05, "global_batch_size": 4}, batches=8, validation_period=3, reporting_period=2)
 
@@ -89,16 +88,21 @@ class Failing(Noisy):
 
 
 @pytest.fixture
+def warm(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python.executable)
+
+
+@pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "model_def.py").write_text(TRIAL)
     with import_from_path(tmp_path):
         yield tmp_path
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
-        ("Noisy", {}),
         ("Noisy", {"aggregation_frequency": 2, "arguments": {"width": 3}, "config": {"searcher": {"metric": "x"}}}),
         ("Failing", {}),
     ],
@@ -106,29 +110,30 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 def test_a_ported_trial_trains_as_on_determined(name: str, changed: dict[str, object], directory: Path) -> None:
     settings = dataclasses.replace(SETTINGS, **changed)  # type: ignore[arg-type]
     reference = record_determined(f"model_def:{name}", settings, directory=directory)
-    ours = record_ours(
-        load_class(f"model_def:{name}"), reference.settings, threads=int(reference.environment["threads"])
-    )
-    assert (reference.environment["side"], ours.environment["side"]) == ("determined", "det_lightning")
-    assert str(first_difference(reference, ours)) == "None"
-    assert first_difference(reference, ours, BIT_EQUAL) is None
+    assert_same_record(reference)
     assert reference.batches == (2 if name == "Failing" else 8)
     assert (reference.error is not None) == (name == "Failing")
 
 
-def test_a_copy_of_the_recorder_is_a_plugin_of_pytest_too(directory: Path) -> None:
-    """Where det_lightning is not installed; here it is kept away."""
+def assert_same_record(reference: TrainingRecord) -> None:
+    threads = int(reference.environment["threads"])
+    ours = record_ours(load_class(reference.trial.replace(".py", "")), reference.settings, threads=threads)
+    assert (reference.environment["side"], ours.environment["side"]) == ("determined", "det_lightning")
+    assert str(first_difference(reference, ours)) == "None"
+    assert first_difference(reference, ours, BIT_EQUAL) is None
+
+
+def test_a_copy_of_the_recorder_is_enough(directory: Path) -> None:
     shutil.copy(recorder.__file__, directory)
     (directory / "const.yaml").write_text("hyperparameters: {lr: {type: const, val: 5e-2}, global_batch_size: 4}\n")
-    asked = ["--trial", "model_def.py:Noisy", "--trial-config", "const.yaml", "--trial-batches", "3"]
-    plugins = ["-p", "no:det_lightning", "-p", "recorder"]
-    command = [sys.executable, "-m", "pytest", *plugins, *asked, "--trial-kwargs", '{"width": 2}']
-    done = subprocess.run([*command, "--trial-record", "ref.json"], cwd=directory, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    options = ["--config", "const.yaml", "--batches", "3", "--arguments", '{"width": 2}', "--output", "ref.json"]
+    subprocess.run([sys.executable, "recorder.py", "model_def.py:Noisy", *options], cwd=directory, check=True)
     record = read_record(directory / "ref.json", "model_def:Noisy")
     assert (record.batches, record.error, record.settings.hparams["lr"]) == (3, None, 0.05)
+    assert_same_record(record)
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -146,6 +151,6 @@ def test_what_can_not_be_recorded_is_explained(spec: str, message: str, director
         record_determined(spec, SETTINGS, directory=directory)
 
 
-def test_a_training_that_takes_too_long_is_given_up(directory: Path) -> None:
+def test_long_training_is_given_up(directory: Path) -> None:
     with pytest.raises(NotCompared, match=r"training on determined used \d.* s of processor time; train fewer batches"):
         record_determined("model_def:Noisy", SETTINGS, directory=directory, budget_s=0.01)

@@ -168,12 +168,12 @@ def load(output: Path) -> None:
 
 def real(output: Path) -> None:
     """Write what the real determined will read; load into shards what it has written, and keep what is gathered."""
-    from tests.conformance.trials import basic
+    from tests.conformance.trials import Basic, of_side
 
     save(train(Plain, output / "plain-trial_fsdp-storage", "trial_fsdp"), output, "plain-trial_fsdp")
     state = torch.load(output / "real.pth", weights_only=False)
     with context_of("trial_fsdp") as context:
-        basic(pytorch)(context)
+        of_side(pytorch, Basic)(context)
         load_state(context, {}, state, "real")
         gathered = collect_weights(context)
         if dist.get_rank() == 0:

@@ -38,9 +38,9 @@ def launch(command: str, folder: Path, ranks: int = 2, torchrun: bool = True) ->
 def write_real_checkpoint(folder: Path) -> None:
     """Let the real determined train a trial, and keep its ``state_dict.pth``."""
     from tests.conformance.sides import run
-    from tests.conformance.trials import basic
+    from tests.conformance.trials import Basic
 
-    run("determined", basic, max_length=lambda api: api.Batch(5), checkpoint_policy="none")
+    run("determined", Basic, max_length=5, checkpoint_policy="none")
     (written,) = Path(os.environ["XDG_DATA_HOME"]).glob("determined/*/state_dict.pth")
     written.rename(folder / "real.pth")
 

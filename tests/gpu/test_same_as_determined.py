@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.sides import MakeTrial, Trace, assert_same, run
-from tests.conformance.trials import adversarial
+from tests.conformance.sides import Trace, assert_same, run
+from tests.conformance.trials import Adversarial, Trial
 
 pytestmark = [
     pytest.mark.determined,
@@ -76,55 +76,50 @@ CASES = {
 }
 
 
-def trial(case: Case) -> MakeTrial:
-    """Return what makes the trial of a case from the API of a side."""
+def trial(case: Case) -> type[Trial]:
+    class OfCase(Trial):
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            self.scaler = None
+            if case.precision == "use_amp":
+                context.experimental.use_amp()
+            elif case.precision == "wrap_scaler":
+                scaler = torch.amp.GradScaler(context.device.type, init_scale=2.0**10, growth_interval=3)
+                self.scaler = context.wrap_scaler(scaler)
+            self.model = context.wrap_model(case.network())
+            self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
 
-    def make(api: Any) -> type:
-        class OfCase(api.PyTorchTrial):
-            def __init__(self, context: Any) -> None:
-                self.context = context
-                self.scaler = None
-                if case.precision == "use_amp":
-                    context.experimental.use_amp()
-                elif case.precision == "wrap_scaler":
-                    scaler = torch.amp.GradScaler(context.device.type, init_scale=2.0**10, growth_interval=3)
-                    self.scaler = context.wrap_scaler(scaler)
-                self.model = context.wrap_model(case.network())
-                self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
+        def build_training_data_loader(self) -> Any:
+            images = torch.randn(SAMPLES, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+            data = torch.utils.data.TensorDataset(images, images.mean((1, 2, 3))[:, None])
+            pinned = {"num_workers": case.workers, "pin_memory": True} if case.workers else {}
+            return self.api.DataLoader(data, batch_size=BATCH_SIZE, shuffle=True, **pinned)
 
-            def build_training_data_loader(self) -> Any:
-                images = torch.randn(SAMPLES, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-                data = torch.utils.data.TensorDataset(images, images.mean((1, 2, 3))[:, None])
-                pinned = {"num_workers": case.workers, "pin_memory": True} if case.workers else {}
-                return api.DataLoader(data, batch_size=BATCH_SIZE, shuffle=True, **pinned)
+        build_validation_data_loader = build_training_data_loader
 
-            build_validation_data_loader = build_training_data_loader
+        def loss(self, batch: Any) -> torch.Tensor:
+            dtype = {"bfloat16": torch.bfloat16, "wrap_scaler": torch.float16}.get(case.precision)
+            type_ = self.context.device.type
+            with torch.autocast(type_, dtype) if dtype else contextlib.nullcontext():
+                return ((self.model(batch[0]).float() - batch[1]) ** 2).mean()
 
-            def loss(self, batch: Any) -> torch.Tensor:
-                dtype = {"bfloat16": torch.bfloat16, "wrap_scaler": torch.float16}.get(case.precision)
-                type_ = self.context.device.type
-                with torch.autocast(type_, dtype) if dtype else contextlib.nullcontext():
-                    return ((self.model(batch[0]).float() - batch[1]) ** 2).mean()
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            loss = self.loss(batch) * (float("inf") if batch_idx == case.overflow_at else 1.0)
+            is_last = (batch_idx + 1) % case.aggregation == 0
+            self.context.backward(loss if self.scaler is None else self.scaler.scale(loss))
+            if self.scaler is not None and case.clip and is_last:
+                self.scaler.unscale_(self.optimizer)
+            limit = case.clip
+            clip = (lambda p: nn.utils.clip_grad_norm_(p, limit)) if limit else None
+            self.context.step_optimizer(self.optimizer, clip_grads=clip, scaler=self.scaler)
+            if self.scaler is not None and is_last:
+                self.scaler.update()
+            return {"loss": loss}
 
-            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-                loss = self.loss(batch) * (float("inf") if batch_idx == case.overflow_at else 1.0)
-                is_last = (batch_idx + 1) % case.aggregation == 0
-                self.context.backward(loss if self.scaler is None else self.scaler.scale(loss))
-                if self.scaler is not None and case.clip and is_last:
-                    self.scaler.unscale_(self.optimizer)
-                limit = case.clip
-                clip = (lambda p: nn.utils.clip_grad_norm_(p, limit)) if limit else None
-                self.context.step_optimizer(self.optimizer, clip_grads=clip, scaler=self.scaler)
-                if self.scaler is not None and is_last:
-                    self.scaler.update()
-                return {"loss": loss}
+        def evaluate_batch(self, batch: Any) -> Any:
+            return {"validation_loss": self.loss(batch)}
 
-            def evaluate_batch(self, batch: Any) -> Any:
-                return {"validation_loss": self.loss(batch)}
-
-        return OfCase
-
-    return make
+    return OfCase
 
 
 @pytest.fixture(autouse=True)
@@ -148,17 +143,17 @@ def assert_same_as_repeatable(real: Trace, again: Trace, ours: Trace) -> None:
     pytest.skip(f"not compared to the end: the real Determined differs from itself {where}")
 
 
-def compare_three(make: MakeTrial, **arguments: Any) -> None:
+def compare_three(trial: type[Trial], **arguments: Any) -> None:
     sides = ("determined", "determined", "det_lightning")
-    assert_same_as_repeatable(*(run(side, make, **arguments) for side in sides))
+    assert_same_as_repeatable(*(run(side, trial, **arguments) for side in sides))
 
 
 def periods(batches: int = BATCHES) -> dict[str, Any]:
     """Validations and checkpoints every four batches: in the middle of an aggregation over three."""
     return {
-        "max_length": lambda api: api.Batch(batches),
-        "checkpoint_period": lambda api: api.Batch(PERIOD),
-        "validation_period": lambda api: api.Batch(PERIOD),
+        "max_length": batches,
+        "checkpoint_period": PERIOD,
+        "validation_period": PERIOD,
         "checkpoint_policy": "none",
     }
 
@@ -169,7 +164,7 @@ def test_same_training(case: Case) -> None:
 
 
 def test_several_models() -> None:
-    compare_three(adversarial, **periods())
+    compare_three(Adversarial, **periods())
 
 
 def newest_checkpoint() -> str:
@@ -188,7 +183,7 @@ def test_a_resumed_run_ends_as_a_straight_one_of_the_real(case: str) -> None:
     assert resumed.final == straight.final
 
 
-def test_the_real_one_goes_on_from_ours_as_from_its_own() -> None:
+def test_the_real_one_goes_on_from_ours() -> None:
     make, traces = trial(CASES["use_amp"]), []
     for writer in ("determined", "determined", "det_lightning"):
         run(writer, make, **periods(PERIOD))

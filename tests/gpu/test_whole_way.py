@@ -16,7 +16,7 @@ import torch
 from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.core import DistributedContext
-from tests.conformance.trials import basic
+from tests.conformance.trials import Basic, of_side
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def test_the_checks_of_a_trial_pass(project: Path) -> None:
 def train(storage: Path, batches: int, kind: Any = None, distributed: Any = None, **options: Any) -> Any:
     torch.manual_seed(3)
     with pytorch.init(distributed=distributed, enable_tensorboard_logging=False) as context:
-        trial = (kind or basic(pytorch))(context)
+        trial = (kind or of_side(pytorch, Basic))(context)
         checkpoints = DeterminedCheckpoint(storage, policy="none", period=pytorch.Batch(3), **options)
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
         trainer.fit(max_length=pytorch.Batch(batches), checkpoints=checkpoints)
@@ -105,10 +105,10 @@ def test_either_system_loads_it_without_a_gpu(tmp_path: Path, reader: str) -> No
 PATHS = {"PYTHONPATH": os.pathsep.join(filter(None, [str(EXAMPLE.parents[1]), os.environ.get("PYTHONPATH")]))}
 LOAD = """
 import importlib, sys, torch
-from tests.conformance.trials import basic
+from tests.conformance.trials import Basic, of_side
 api = importlib.import_module("{api}")
 weights_only = {{}} if "det_lightning" in api.__name__ else {{"torch_load_kwargs": {{"weights_only": False}}}}
-trial = api.load_trial_from_checkpoint_path("{path}", trial_class=basic(api), **weights_only)
+trial = api.load_trial_from_checkpoint_path("{path}", trial_class=of_side(api, Basic), **weights_only)
 torch.save(trial.model.state_dict(), "weights.pth")
 """
 
@@ -129,7 +129,7 @@ def test_one_process_of_a_process_group(tmp_path: Path, device: str, monkeypatch
     assert all(torch.equal(weights[name], value) for name, value in alone.model.state_dict().items())
 
 
-class WithoutDropout(basic(pytorch)):  # type: ignore[misc]
+class WithoutDropout(of_side(pytorch, Basic)):  # type: ignore[misc]
     def __init__(self, context: Any) -> None:
         super().__init__(context)
         self.model[1].p = 0.0

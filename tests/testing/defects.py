@@ -1,72 +1,474 @@
-"""What test_defects.py breaks the correct trial with: the kinds of change, and the checks that catch them."""
+"""What is wrong with a trial, by the check that catches it."""
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
+from tests.testing.changed_trials import case
 
-CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
-
-CONTEXT = "trains through its context"
-DEVICE = "uses no hard-coded device"
-DETERMINISTIC = "is deterministic under a seed"
-GROUPS = "has no process-group code of its own"
-METRICS = "validates with JSON-serializable metrics of stable names"
-MOVES = "moves every trainable parameter"
-ANOTHER_PROCESS = "is deterministic in another process"
-EQUAL_WEIGHTS = "two processes keep their weights equal"
-GROWTH = "validation metrics do not grow with the batch"
-PROCESSES = "two processes agree with one"
-PROCESSES_VALIDATE = "two processes validate like one"
-SAMPLES = "two processes train on the samples of one"
-UNCHANGED = "is not changed by a validation"
-REFERENCE = "matches the real determined"
-RESUMES = "resumes bit-equal in the middle of an epoch"
-ROUND_TRIP = "checkpoint round-trips"
-STATE = "checkpoint contains all the state that training changes"
-AGGREGATION = "trains under aggregation"
-
-
-@dataclasses.dataclass(frozen=True)
-class Defect:
-    """A way to break the trial.
-
-    Attributes:
-        name: what is wrong.
-        check: the one that must catch it.
-        says: patterns in its message, in any order.
-        changes: texts to replace, with what.
-    """
-
-    name: str
-    check: str
-    says: tuple[str, ...]
-    changes: dict[str, str]
-
-    def source(self) -> str:
-        source = CORRECT
-        for old, new in self.changes.items():
-            assert source.count(old) >= 1, old
-            source = source.replace(old, new)
-        return source
-
-
-LOSS = "        loss = self.loss(batch)\n        self.context.backward"
-HEAD = "self.head = context.wrap_model(torch.nn.Linear(4, 1))"
-LAYERS = "torch.nn.Linear(3, 4), torch.nn.Dropout(0.1)"
 BATCH_NORM = "torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)"
-ADAM = 'torch.optim.Adam(self.body.parameters(), lr=context.get_hparam("lr"))'
-SMALL_SGD = "torch.optim.SGD(self.body.parameters(), lr=0.001)"
-SGD = "context.wrap_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.05, momentum=0.9))"
-SCHEDULER = """context.wrap_lr_scheduler(
-            torch.optim.lr_scheduler.ExponentialLR(self.adam, gamma=0.9),
-            pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH,
-        )"""
-NEW_BEST = 'self.best = min(self.best, float(metrics["validation_loss"]))'
-SAVED = '{"best": self.best}\n\n    def load_state_dict'
-RETURN = 'return {"loss": loss}'
-EVALUATED = 'return {"validation_loss": self.loss(batch)}'
+EVAL_LEFT_ON = (r"LINE: evaluation mode is left on, in which body.1 trains from batch \d", r"train\(\)")
+BACKWARD_TWICE = """self.context.step_optimizer(self.sgd, auto_zero_grads=False)
+        self.adam.zero_grad()
+        self.context.backward(self.body(batch[0]).pow(2).mean())
+        self.context.step_optimizer(self.adam, auto_zero_grads=False)"""
 
+DEFECTS = {
+    "trains": [case("nan for a loss", "'loss' is nan", "batch 0")(reduced="mean() * float('nan')")],
+    "is deterministic under a seed": [
+        case("random draw without a seed", "metric loss at batch 0", "apart", "default_rng")(
+            loss="self.loss(batch) * (1 + np.random.default_rng().random())"
+        ),
+        case("order of the data without a seed", r"data batch\[0\].* at batch 0", "not seeded")(
+            above="CHANCE = random.Random()", sample="self.inputs[CHANCE.randrange(9)]"
+        ),
+        case("sampler without a seed", r"not seeded: np.random.default_rng")(
+            batches="batch_size=self.batch_size, sampler=Drawing(np.random.default_rng())"
+        ),
+    ],
+    "is deterministic in another process": [
+        case("number of the process", "Another process does not train the same", "metric loss at batch 0")(
+            loss="self.loss(batch) * (1 + os.getpid() % 9999)"
+        ),
+        case("order of a set", r"(?s)PYTHONHASHSEED.*metric loss.*LINE: \{'a', .*sort the set")(
+            above="ORDER = list({'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'})",
+            loss="self.loss(batch) * (1 + ORDER.index('a') + 8 * ORDER.index('b'))",
+        ),
+    ],
+    "moves every trainable parameter": [
+        case("layer that the loss does not use", "never get a gradient: body.2.weight, body.2.bias")(
+            layers="torch.nn.Linear(3, 4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 4)",
+            outputs="self.head(self.body[1](self.body[0](inputs)))",
+        ),
+        case(
+            "parameters without an optimizer",
+            "1 of 4 trainable parameters get a gradient, but",
+            "are in no wrapped optimizer: body.0.bias",
+        )(adam="torch.optim.Adam([self.body[0].weight])"),
+        case("layer whose output is multiplied by 0", "do not move: body.2.weight, body.2.bias")(
+            layers=f"{BATCH_NORM}, torch.nn.Linear(4, 4)",
+            outputs="self.head(self.body[:2](inputs) + 0 * self.body(inputs))",
+        ),
+        case("optimizer that is never stepped", "do not move: head.weight, head.bias", "step_optimizer")(step="pass"),
+        case("the same, with a bias before a batch norm", "do not move: body.0.weight")(
+            layers=BATCH_NORM, adam_step="pass"
+        ),
+    ],
+    "validates with JSON-serializable metrics of stable names": [
+        case("training metrics that change names", r"train_batch\(\)", "batch 3", "LINE: 'third'")(
+            returned='{"loss": loss, "third": 1.0} if batch_idx == 3 else {"loss": loss}'
+        ),
+        case("validation metrics that change names", "after 12 batches", "without 'validation_loss'", "'late'")(
+            best="0.0",
+            validation="late = self.context.current_train_batch() > 8",
+            evaluated='{"late" if late else "validation_loss": self.loss(batch)}',
+        ),
+        case("metric that is not JSON", r"'extra': object .*\(LINE\)", "float")(
+            validated='metrics["extra"] = object()'
+        ),
+        case("validation that fails", "ZeroDivisionError", "model_def.py", "validation after 7 batches")(
+            evaluated="1 / 0"
+        ),
+    ],
+    "is not changed by a validation": [
+        case(
+            "training mode",
+            "LINE: dropout works as in training in evaluate_batch",
+            r"LINE: evaluate_batch\(\) leaves body and 2 more in training mode",
+        )(validation="self.body.train()"),
+        case("moving statistics", "changes body.1.running_mean", "batch norm works as in training")(
+            layers=BATCH_NORM, validation="self.body[1].train()"
+        ),
+        case("changed weights", r"LINE: evaluate_batch\(\) changes head.bias")(
+            validation="self.head.bias.data += 0.01"
+        ),
+        case("dropout of torch", "LINE: dropout works as in training in evaluate_batch")(
+            validation="batch = (torch.dropout(batch[0], 0.5, True), batch[1])"
+        ),
+    ],
+    "validation metrics do not grow with the batch": [
+        case("metric that is a sum", "'validation_loss' is a sum over the batch: .* with batches of 4, and .* of 2")(
+            evaluated='{"validation_loss": self.loss(batch) * len(batch[0])}'
+        ),
+        case("sum over the data by the number of batches", "'validation_loss' is a sum over the batch")(
+            evaluation="evaluate_full_dataset(self, data_loader)",
+            validation="total = sum(self.loss(batch).item() * len(batch[0]) for batch in data_loader)",
+            evaluated='{"validation_loss": total / len(data_loader)}',
+        ),
+    ],
+    "trains through its context": [
+        case("unwrapped optimizer that is stepped", "steps a SGD that is not wrapped", "LINE")(
+            sgd="torch.optim.SGD(self.head.parameters(), lr=0.05, momentum=0.9)", step="self.sgd.step()"
+        ),
+        case("scheduler stepped twice", r"LINE: step\(\) of ExponentialLR", "STEP_EVERY_EPOCH", "stepped twice")(
+            last="self.scheduler.step()"
+        ),
+        case("scheduler stepped by a callback too", r"LINE: step\(\) of ExponentialLR", "stepped twice")(
+            hook="def on_training_epoch_end(self, epoch_idx):\n    self.scheduler.step()",
+            init="self.best.scheduler = self.scheduler",
+        ),
+        case(
+            "scheduler wrapped twice",
+            r"LINE: context.wrap_lr_scheduler\(\) is called twice with the same ExponentialLR",
+        )(init="context.wrap_lr_scheduler(self.scheduler, pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH)"),
+        case("evaluation mode left on by each batch", *EVAL_LEFT_ON)(last="self.body.eval()"),
+        case("evaluation mode left on before a checkpoint", *EVAL_LEFT_ON)(
+            last="if batch_idx == 4:\n    self.body[1].train(False)"
+        ),
+        case("evaluation mode left on by a callback", *EVAL_LEFT_ON)(
+            hook="def on_training_epoch_end(self, epoch_idx):\n    self.body.eval()", init="self.best.body = self.body"
+        ),
+        case("backward pass past the context", r"LINE: loss.backward\(\) should be context.backward\(loss\)")(
+            backward="loss.backward()"
+        ),
+        case("step past the context", r"LINE: step\(\) of SGD should be context.step_optimizer")(
+            step="self.sgd.step()\n        self.sgd.zero_grad()"
+        ),
+        case("clipping after the step", r"LINE: clip_grad_norm_\(\) clips .* after the step")(
+            last="torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1)"
+        ),
+        case("clipping before the backward pass", r"LINE: clip_grad_norm_\(\) clips before the backward pass")(
+            backward="torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1)\n        self.context.backward(loss)"
+        ),
+        case("gradients that are never cleared", "LINE: adds gradients to those of an earlier batch")(
+            step="self.context.step_optimizer(self.sgd, auto_zero_grads=False)"
+        ),
+        case("seed in each batch", "same seed", r"LINE: torch.manual_seed\(7\)")(first="torch.manual_seed(7)"),
+        case("seed in each validation", "same seed", r"LINE: random.seed\(7\)")(validation="random.seed(7)"),
+    ],
+    "uses no hard-coded device": [
+        case(".cuda()", r"LINE: .*\.cuda\(\)", "wrap_model")(head="context.wrap_model(torch.nn.Linear(4, 1).cuda())"),
+        case("batch moved to a fixed device", r"LINE: inputs\.to\('cuda:0'\)", "to_device")(
+            prepares="inputs = inputs.to('cuda:0')"
+        ),
+        case("GPUs chosen by the environment", r"LINE: .*environ\['CUDA_VISIBLE_DEVICES'\]")(
+            above="os.environ['CUDA_VISIBLE_DEVICES'] = ''"
+        ),
+        case("the first GPU, if there is one", r"LINE: .*'cuda:0' if torch.cuda.is_available\(\) else 'cpu'")(
+            init="self.device = torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')"
+        ),
+    ],
+    "has no process-group code of its own": [
+        case("process group of its own", "LINE: .*init_process_group", "context.distributed")(
+            init="torch.distributed.init_process_group('gloo')"
+        ),
+        case("sampler of its own", "LINE: .*DistributedSampler", "gives each process its part")(
+            batches="batch_size=4, sampler=torch.utils.data.distributed.DistributedSampler(Noted(40), 1, 0)"
+        ),
+    ],
+    "checkpoint contains all the state that training changes": [
+        case("counter that decides later on", "steps", "LINE")(
+            init="self.steps = 0",
+            last="self.steps += 1\nif self.steps % 500 == 0:\n    self.sgd.param_groups[0]['lr'] /= 10",
+        ),
+        case("unwrapped model", r"model trial.head .*\(LINE\)", "weight", "wrap_model")(head="torch.nn.Linear(4, 1)"),
+        case("unwrapped optimizer", r"optimizer trial.sgd \(SGD\)", "momentum_buffer", "wrap_optimizer")(
+            sgd="torch.optim.SGD(self.head.parameters(), lr=0.05, momentum=0.9)", step="self.sgd.step()"
+        ),
+        case("unwrapped scheduler", r"scheduler trial.scheduler \(ExponentialLR\)", "last_epoch", "wrap_lr_scheduler")(
+            scheduler="decay", last="self.scheduler.step()"
+        ),
+        case("iterator that is kept", r"trial \(MyTrial\): weights")(
+            init="self.weights = (1 + 0.1 * i for i in range(99))", loss="self.loss(batch) * next(self.weights)"
+        ),
+        case("callback without state", r"callback 'best' \(Best\): best", "state_dict")(
+            validated='metrics["number"] = self.best',
+            best='1 if self.best == float("inf") else self.best + 1',
+            saved="{}",
+            loads="pass",
+        ),
+        case("state on the trial", r"trial \(MyTrial\): seen", "keep it in a callback")(
+            init="self.seen = 0", first="self.seen += 1", loss="self.loss(batch) * (1 + 0.1 * self.seen)"
+        ),
+        case("list on the trial", r"trial \(MyTrial\): history", "keep it in a callback")(
+            init="self.history = []", last="self.history.append(float(loss))", returned='{"loss": sum(self.history)}'
+        ),
+        case("list on the trial that a callback reads", r"trial \(MyTrial\): history")(
+            validated='metrics["seen"] = len(self.trial.history)',
+            init="self.best.trial = self\nself.history = []",
+            last="self.history.append(float(loss))",
+        ),
+        case("list that has another name too", r"trial \(MyTrial\): history")(
+            init="self.history = []\nhistory = self.history\nself.mean = lambda: sum(history) / len(history)",
+            last="self.history.append(float(loss))",
+            returned='{"loss": self.mean()}',
+        ),
+        case("global variable", "module model_def", "STEPS")(
+            first="global STEPS\nSTEPS += 1", loss="self.loss(batch) * (1 + 0.1 * STEPS)"
+        ),
+        case("attribute of a class", "class MyTrial", "factor")(
+            first="MyTrial.factor *= 0.9", loss="self.loss(batch) * MyTrial.factor"
+        ),
+        case("generator of its own", r"trial \(MyTrial\): noise")(
+            init="self.noise = torch.Generator().manual_seed(1)",
+            loss="self.loss(batch) * (1 + torch.rand((), generator=self.noise))",
+        ),
+        case("buffer that is not saved", "model trial.head", "count", "register_buffer")(
+            init="self.head.register_buffer('count', torch.zeros(()), persistent=False)", first="self.head.count += 1"
+        ),
+        case("copy of the weights that is not saved", "model trial.average", "weight")(
+            init="self.average = torch.optim.swa_utils.AveragedModel(self.head)",
+            last="self.average.update_parameters(self.head)",
+        ),
+        case("state that is not there after a resume", "trial .*: hidden")(
+            first="if batch_idx == 0:\n    self.hidden = (torch.zeros(1),)\nself.hidden = (self.hidden[0] + 1,)"
+        ),
+        case(
+            "dataset that is changed in place",
+            r"the training dataset \(Noted\): inputs \(LINE\)",
+            "data that change while they are read",
+        )(reads="self.inputs[index] *= 0.9", sample="self.inputs[index].clone()"),
+    ],
+    "checkpoint round-trips": [
+        case("state that is not loaded", "callbacks.best.best", "saved after 7 batches", "LINE: def load_state_dict")(
+            loads="pass"
+        ),
+        case("own classes", "refused when it is loaded", "model_def.Best", "trusted=True", "LINE: def state_dict")(
+            saved='{"best": self.best, "self": Best()}'
+        ),
+    ],
+    "resumes bit-equal in the middle of an epoch": [
+        case(
+            "callback that counts its checkpoints",
+            "callback state best.saved",
+            r"LINE: on_checkpoint_write_end\(\)",
+        )(
+            hook="saved = 0\n\ndef on_checkpoint_write_end(self, checkpoint_dir):\n    self.saved += 1",
+            saved='{"best": self.best, "saved": self.saved}',
+            loads='self.best, self.saved = state_dict["best"], state_dict["saved"]',
+        ),
+        case("loader of torch", "data batch.* at batch 2", "not a det_lightning.pytorch.DataLoader")(
+            init="context.experimental.disable_dataset_reproducibility_checks()\n"
+            "batches = torch.utils.data.BatchSampler(range(40), 4, False)\n"
+            "self.batches = pytorch.samplers.RepeatBatchSampler(batches)",
+            loader="torch.utils.data.DataLoader(Noted(40), batch_sampler=self.batches)",
+        ),
+        case("dataset with a memory", "data batch.* at batch 2", "dataset")(
+            reads="self.reads += 1", sample="self.inputs[index] + 0.01 * self.reads"
+        ),
+    ],
+    "trains under aggregation": [
+        case("early step", "batch 0 completes no update", "head.weight", "LINE: a step in batch 0", "step_optimizer")(
+            step="self.sgd.step()"
+        ),
+        case(
+            "gradients cleared on every batch",
+            r"LINE: zero_grad\(\) of Adam",
+            "clears gradients that an update still needs",
+        )(first="self.adam.zero_grad()"),
+    ],
+    "two processes train on the samples of one": [
+        case("parameter frozen late", "LINE: freezes parameters", r"requires_grad_\(False\) before context.wrap_model")(
+            init="self.body[0].bias.requires_grad = False"
+        ),
+        case("global batch for each", "8 samples in batch 0, where one trains on 4", "LINE: .*get_global_batch_size")(
+            size="context.get_global_batch_size()"
+        ),
+        case("the same, with random numbers", "8 samples in batch 0, where one trains on 4")(
+            size="context.get_global_batch_size()", first="torch.rand(())"
+        ),
+        case("data sharded twice", "20 samples in each of two processes, and 40 in one", "LINE: .*distributed.rank")(
+            data="torch.utils.data.Subset(Noted(40), "
+            "range(self.context.distributed.rank, 40, self.context.distributed.size))"
+        ),
+        case("order of its own for each", "other samples than one, first in batch [01]")(
+            batches="batch_size=self.batch_size, shuffle=True, "
+            "generator=torch.Generator().manual_seed(self.context.distributed.rank)"
+        ),
+        case("sampler of each process", "Two processes train on other samples than one, first in batch 1")(
+            batches="batch_size=self.batch_size, sampler=Drawing(np.random.default_rng(os.getpid()))"
+        ),
+    ],
+    "two processes keep their weights equal": [
+        case(
+            "parameter that depends on the rank",
+            "which no wrapped model has: trial.scale",
+            "LINE: context.distributed.rank",
+        )(
+            init="self.scale = torch.nn.Parameter(torch.tensor(1.0 + context.distributed.rank))",
+            loss="self.scale * self.loss(batch)",
+        ),
+    ],
+    "two processes agree with one": [
+        case("sum for a loss", "metric 'loss' of batch 0", "sum over the batch")(reduced="sum()"),
+        case("sum without that name", "gradient of parameter .* is 0.5 times")(
+            reduced="sum()", returned='{"error": loss}'
+        ),
+        case("sum with random numbers", "metric 'loss' of batch 0 is 0.[45]", r"LINE: .*\.sum\(\)")(
+            reduced="sum() * (1 + 0.01 * torch.rand(()))"
+        ),
+        case("rate that grows", "metric 'loss' of batch 1", r"LINE: 0.05 \* context.distributed.size")(
+            sgd="context.wrap_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.05 * context.distributed.size))"
+        ),
+        case("factor of the rank", "trial.factor_here is 1.0 in one process and 2.0 in the other")(
+            init="self.factor_here = 1.0 + context.distributed.rank", loss="self.factor_here * self.loss(batch)"
+        ),
+    ],
+    "two processes validate like one": [
+        case("reducer of one process", "'mean' is .* with two processes and .* with one")(
+            init="self.mean = context.wrap_reducer(Mean(), 'mean', for_training=False)",
+            validation="self.mean.update(self.loss(batch).item())",
+        ),
+    ],
+    "matches the real determined": [
+        case("extra random draw", "batch 0|batch 1", "random|metric|parameter|data")(first="torch.rand(())"),
+        case("sum for a loss", "'?loss'?", "batch 0")(reduced="sum()"),
+        case("scheduler of another mode", "learning rate", "batch 1")(
+            scheduler="context.wrap_lr_scheduler(decay, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)"
+        ),
+        case("another optimizer", "parameter|metric|weight", "batch [01]")(
+            adam='torch.optim.AdamW(self.body.parameters(), lr=context.get_hparam("lr"))'
+        ),
+    ],
+}
 
-def before_loss(line: str, loss: str = "self.loss(batch)") -> dict[str, str]:
-    return {LOSS: f"        {line}\n        loss = {loss}\n        self.context.backward"}
+#: Code that is right although it looks wrong.
+HARMLESS = {
+    "moves every trainable parameter": [
+        case("a model that teaches another one")(
+            init="self.teacher = context.wrap_model(torch.nn.Linear(3, 1))",
+            first="with torch.no_grad():\n    self.teacher(batch[0])",
+        ),
+        case("a bias before a batch norm, whose gradient is rounding noise")(
+            layers=BATCH_NORM, adam="torch.optim.SGD(self.body.parameters(), lr=0.001)"
+        ),
+    ],
+    "is not changed by a validation": [
+        case("dropout that is switched on, and off again")(
+            validation="self.body[1].train()\nloss = self.loss(batch)\nself.body[1].eval()",
+            evaluated='{"validation_loss": loss}',
+        ),
+        case("weights that are swapped in")(
+            validation="before = self.head.bias.data.clone()\nself.head.bias.data += 1\n"
+            "loss = self.loss(batch)\nself.head.bias.data.copy_(before)",
+            evaluated='{"validation_loss": loss}',
+        ),
+    ],
+    "validation metrics do not grow with the batch": [
+        case("a metric that is summed over the batches")(
+            methods="def evaluation_reducer(self):\n    return pytorch.Reducer.SUM",
+            evaluated='{"validation_loss": self.loss(batch) * len(batch[0])}',
+        ),
+        case("a number of samples")(evaluated='{"validation_loss": self.loss(batch), "n": len(batch[0])}'),
+    ],
+    "trains through its context": [
+        case("gradients that the trial clears itself")(
+            first="self.sgd.zero_grad()", step="self.context.step_optimizer(self.sgd, auto_zero_grads=False)"
+        ),
+        case("gradients that the trial clears before each of two backward passes")(
+            first="self.sgd.zero_grad()", adam_step="pass", step=BACKWARD_TWICE
+        ),
+        case("other optimizers, seeds and modes for a moment, and gradients that the context clips")(
+            sgd="context.wrap_optimizer(Calling(self.head.parameters(), lr=0.05, momentum=0.9))",
+            first="with torch.random.fork_rng():\n    torch.manual_seed(0)\n"
+            "noise = torch.zeros_like(batch[0], requires_grad=True)\ninner = torch.optim.SGD([noise], lr=0.1)\n"
+            "noise.grad, = torch.autograd.grad(self.loss((batch[0] + noise, batch[1])), [noise])\ninner.step()",
+            step="self.context.step_optimizer(self.sgd, lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0))",
+            last="self.body.eval()\nself.loss(batch)\nself.body.train()",
+        ),
+        case("evaluation mode in a batch, and modes that are put back one by one")(
+            layers=BATCH_NORM,
+            last="modes = {m: m.training for m in self.body.modules()}\nself.body.eval()\nself.loss(batch)\n"
+            "for m, mode in modes.items():\n    m.training = mode",
+        ),
+        case("training mode at the start of each batch, and evaluation mode at its end")(
+            first="self.body.train()", last="self.body.eval()"
+        ),
+        case("a batch norm that is frozen in each batch")(layers=BATCH_NORM, first="self.body[1].eval()"),
+        case("a batch norm that is frozen later on")(
+            layers=BATCH_NORM, first="if batch_idx >= 5:\n    self.body[1].eval()"
+        ),
+        case("a batch norm that is always frozen")(layers="torch.nn.Linear(3, 4), Frozen(4)"),
+        case("evaluation mode without dropout")(layers="torch.nn.Linear(3, 4)", last="self.body.eval()"),
+    ],
+    "uses no hard-coded device": [
+        case("the current GPU, if there is one")(
+            init="self.device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')"
+        ),
+    ],
+    "checkpoint contains all the state that training changes": [
+        case("a dataset that caches and counts")(
+            reads="self.reads += 1\nself.known = getattr(self, 'known', {})",
+            sample="self.known.setdefault(index, self.inputs[index])",
+        ),
+        case("values that are printed, overwritten, of the clock, or only appended to")(
+            above="import time\nSEEN: list = []",
+            remembers='self.losses = {"validation": []}',
+            validated='self.losses["validation"] += [self.best]\nSEEN.append(metrics)',
+            init="self.seen = self.mean = 0\nself.history = []",
+            first="self.spent = getattr(self, 'spent', 0) + time.perf_counter()",
+            last="self.seen += 1\nself.mean = 0.9 * self.mean + 0.1 * loss.item()\nself.latest = loss.item()\n"
+            "if self.seen % 5 == 0:\n    print(self.seen, self.mean)\nself.history.append(float(loss))",
+        ),
+        case("a list of predictions for each validation")(
+            hook="def on_validation_start(self):\n    self.seen = []", validation="self.best.seen.append(1)"
+        ),
+    ],
+    "checkpoint round-trips": [
+        case("what a callback adds to a checkpoint")(
+            hook="def on_checkpoint_save_start(self, checkpoint):\n    checkpoint['added'] = 4\n\n"
+            "def on_checkpoint_load_start(self, checkpoint):\n    assert checkpoint['added'] == 4"
+        ),
+    ],
+    "trains under aggregation": [
+        case("weights that are clamped after each batch")(last="self.head.weight.data.clamp_(-0.01, 0.01)"),
+        case("weights that a callback changes between batches")(
+            hook="def on_validation_start(self):\n    self.head.reset_parameters()", init="self.best.head = self.head"
+        ),
+    ],
+    "two processes train on the samples of one": [
+        case("a wrapped teacher that is frozen")(
+            init="self.teacher = context.wrap_model(torch.nn.Linear(3, 1)).requires_grad_(False)",
+            loss="self.loss(batch) + (self.body(batch[0]).mean() - self.teacher(batch[0])).pow(2).mean()",
+        ),
+    ],
+    "two processes agree with one": [
+        case("a layer that is frozen for the end of each batch only")(
+            first="self.head.requires_grad_(True)", last="self.head.requires_grad_(False)"
+        ),
+    ],
+}
+
+#: Trials for which a check has nothing to compare.
+NOT_COMPARED = {
+    "moves every trainable parameter": [
+        case("a gradient later on", "head.weight, head.bias got no gradient in 12 batches.*LINE")(
+            first="self.head.requires_grad_(batch_idx > 99)"
+        ),
+    ],
+    "validation metrics do not grow with the batch": [
+        case("a metric that is 0 at first", "hits of the untrained model is 0")(
+            evaluated='{"validation_loss": self.loss(batch), "hits": 0 * len(batch[0])}'
+        ),
+    ],
+    "two processes train on the samples of one": [
+        case("samples with random numbers", "on as many samples as one, 4 in batch 0")(
+            sample="self.inputs[index] + np.random.rand(1).astype('f')"
+        ),
+        case("time as the first dimension", "4 in batch 0; as arrays of a batch have other lengths")(
+            batches="batch_size=self.batch_size, shuffle=True, collate_fn=time_first",
+            validates="batch_size=4, collate_fn=time_first",
+            methods="def get_batch_length(self, batch):\n    return batch[0].shape[1]\n",
+            prepares="inputs = inputs.mean(0)",
+        ),
+        case(
+            "a batch_sampler",
+            "the trial makes its batches itself; two processes train on other samples than one",
+        )(batches="batch_sampler=Buckets(self.batch_size)"),
+        case("a batch size without a hyperparameter", "no hyperparameter global_batch_size")(size="4"),
+    ],
+    "two processes agree with one": [
+        case("a loss with random numbers", "draws random numbers")(first="torch.rand(())"),
+        case(
+            "a loss that compares the samples of a batch",
+            "the loss of a batch is not the mean of the losses of its halves",
+        )(
+            prepares="logits = self.head(self.body(inputs)) @ targets.T",
+            error="torch.nn.functional.cross_entropy(logits, torch.arange(len(logits)))",
+        ),
+        case("a sampler without a seed", "differ already, first in the data.* deterministic under a seed")(
+            batches="batch_size=self.batch_size, sampler=Drawing(np.random.default_rng())"
+        ),
+        case("a sampler of each process", "two processes train on other samples than one in batch 1")(
+            batches="batch_size=self.batch_size, sampler=Drawing(np.random.default_rng(os.getpid()))"
+        ),
+    ],
+}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import load_checkpoint
-from det_lightning.testing import InMemoryStorage, assert_resumes, assert_same_training, in_memory, run_trial
+from det_lightning.testing import InMemoryStorage, assert_resumes, assert_same_training, run_trial
 from tests.trials import SmallTrial
 
 pytest_plugins = ["pytester"]
@@ -161,12 +160,6 @@ def test_memory_storage_holds_checkpoints() -> None:
         assert load_checkpoint(f"{checkpoints.root}/{checkpoint}").trial_state.batches_trained == 3
         assert InMemoryStorage().list_ids() == []
     assert checkpoints.list_ids() == []
-
-
-@pytest.mark.slow
-def test_example_of_the_storage_runs() -> None:
-    results = doctest.testmod(in_memory)
-    assert (results.attempted, results.failed) == (2, 0)
 
 
 @pytest.mark.slow

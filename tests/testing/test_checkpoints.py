@@ -17,8 +17,8 @@ from det_lightning.testing.checks.old_checkpoints import read_metrics
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.training.runs import TrialRuns
 from det_lightning.testing.training.trial_source import ImportedTrial
+from tests.testing.changed_trials import CORRECT
 
-CORRECT = Path(__file__).with_name("correct_trial.py").read_text()
 HPARAMS = {"lr": 0.02, "global_batch_size": 4}
 
 

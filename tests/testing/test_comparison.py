@@ -34,6 +34,12 @@ def in_another_environment(record: TrainingRecord) -> TrainingRecord:
     return dataclasses.replace(record, environment={**record.environment, "torch": "1.12.1"})
 
 
+def differ(reference: TrainingRecord, ours: TrainingRecord) -> Difference:
+    difference = first_difference(reference, ours)
+    assert difference is not None
+    return difference
+
+
 def test_equal_trainings_have_no_difference(record: TrainingRecord) -> None:
     assert first_difference(record, record_ours(Regression, SETTINGS), BIT_EQUAL) is None
 
@@ -123,8 +129,7 @@ class Forgets(Regression):
 def test_first_difference_has_a_cause(
     spoiled: type, kind: str, name: str, batch: int, cause: str, record: TrainingRecord
 ) -> None:
-    difference = first_difference(record, record_ours(spoiled, SETTINGS))
-    assert difference is not None
+    difference = differ(record, record_ours(spoiled, SETTINGS))
     assert (difference.kind, difference.name, difference.batch) == (kind, name, batch)
     assert cause in difference.likely_cause
     assert f"{kind} {name}" in str(difference)
@@ -141,7 +146,7 @@ class AddsMetric(Regression):
         return {**super().build_callbacks(), "adds": Adds()}
 
 
-@pytest.mark.parametrize("trial", [Regression, AddsMetric, Stops, Fails])
+@pytest.mark.parametrize("trial", [AddsMetric, Stops, Fails])
 def test_recorder_alone_sees_the_same(trial: type, tmp_path: Path) -> None:
     log = recorder.TrainingLog()
     settings = dataclasses.asdict(SETTINGS)
@@ -155,8 +160,7 @@ def test_recorder_alone_sees_the_same(trial: type, tmp_path: Path) -> None:
 
 def test_settings_come_first(record: TrainingRecord) -> None:
     other = dataclasses.replace(record, settings=dataclasses.replace(SETTINGS, seed=1))
-    difference = first_difference(record, other)
-    assert difference is not None
+    difference = differ(record, other)
     assert (difference.kind, difference.name, difference.reference, difference.ours) == ("settings", "seed", 0, 1)
 
 
@@ -170,8 +174,7 @@ def test_changed_number_is_found(batch: int, steps: int) -> None:
     changed = number_of(ours.select("batch_end")[batch])  # type: ignore[arg-type]
     (bits,) = struct.unpack("<i", struct.pack("<f", changed["value"]))
     (changed["value"],) = struct.unpack("<f", struct.pack("<i", bits + steps))
-    difference = first_difference(reference, ours)
-    assert difference is not None
+    difference = differ(reference, ours)
     assert (difference.kind, difference.name, difference.batch, difference.ulps) == ("metric", "loss", batch, steps)
     assert difference.absolute == abs(difference.reference - difference.ours)
 
@@ -209,16 +212,14 @@ def test_nan_equals_only_itself(record: TrainingRecord) -> None:
     spoiled = copy.deepcopy(record)
     number_of(spoiled.select("batch_end")[1])["value"] = math.nan  # type: ignore[arg-type]
     assert first_difference(spoiled, copy.deepcopy(spoiled)) is None
-    difference = first_difference(record, spoiled)
-    assert difference is not None
+    difference = differ(record, spoiled)
     assert (difference.batch, difference.absolute) == (1, math.inf)
 
 
 def test_digest_alone_tells_weights_apart(record: TrainingRecord) -> None:
     ours = copy.deepcopy(record)
     ours.select("batch_end")[2]["weights"]["model.0.weight"]["digest"] = "0" * 16
-    difference = first_difference(record, ours)
-    assert difference is not None
+    difference = differ(record, ours)
     assert (difference.kind, difference.name, difference.batch) == ("parameter", "model.0.weight", 2)
     assert first_difference(record, ours, Tolerance(relative=1e-6)) is None
 
@@ -239,9 +240,7 @@ def test_missing_hooks_are_not_compared(record: TrainingRecord) -> None:
     assert first_difference(older, record) is None
 
 
-def test_noisy_bias_is_not_compared(
-    record: TrainingRecord,
-) -> None:
+def test_noisy_bias_is_not_compared(record: TrainingRecord) -> None:
     """The gradient of ``model.0.bias`` is nothing but rounding; Adam makes full steps of it."""
     ours = copy.deepcopy(record)
     for event in ours.select("batch_end"):
@@ -249,8 +248,7 @@ def test_noisy_bias_is_not_compared(
     assert first_difference(record, ours) is not None
     assert first_difference(in_another_environment(record), ours) is None
     ours.select("validation")[0]["metrics"]["validation_loss"]["value"] *= 1.1
-    difference = first_difference(in_another_environment(record), ours)
-    assert difference is not None
+    difference = differ(in_another_environment(record), ours)
     assert difference.noisy_parameters == ("model.0.bias",)
     assert "the gradient of model.0.bias is noise" in difference.likely_cause
 
@@ -258,8 +256,7 @@ def test_noisy_bias_is_not_compared(
 def test_learning_rates_allow_a_millionth(record: TrainingRecord) -> None:
     ours = copy.deepcopy(record)
     ours.select("batch_start")[2]["learning_rates"][0][0] *= 1 + 1e-5
-    difference = first_difference(in_another_environment(record), ours)
-    assert difference is not None
+    difference = differ(in_another_environment(record), ours)
     assert (difference.kind, difference.batch, difference.tolerance.relative) == ("learning rate", 2, 1e-6)
 
 
@@ -279,8 +276,7 @@ def test_random_draws_are_the_cause(record: TrainingRecord) -> None:
             event["random"]["torch"] = "0" * 16
     assert first_difference(in_another_environment(record), ours) is None
     number_of(ours.select("batch_end")[4])["value"] *= 1.5  # type: ignore[arg-type]
-    difference = first_difference(in_another_environment(record), ours)
-    assert difference is not None
+    difference = differ(in_another_environment(record), ours)
     assert (difference.batch, difference.rng_diverged_at) == (4, 2)
     assert "random states differ from batch 2 on" in difference.likely_cause
 

@@ -20,6 +20,7 @@ from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import RunPlan, train_under_lightning
 from det_lightning.testing.training.runs import Boundaries
 from det_lightning.testing.training.trial_source import ImportedTrial
+from tests.testing.changed_trials import case
 
 
 @pytest.mark.parametrize(
@@ -197,22 +198,8 @@ def test_single_import_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ctrl_c_ends_a_lightning_run(tmp_path: Path) -> None:
-    (tmp_path / "model_def.py").write_text(
-        "import torch\n"
-        "from det_lightning import pytorch\n"
-        "class MyTrial(pytorch.PyTorchTrial):\n"
-        "    def __init__(self, context):\n"
-        "        self.model = context.wrap_model(torch.nn.Linear(1, 1))\n"
-        "        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), 0.1))\n"
-        "    def build_training_data_loader(self):\n"
-        "        return pytorch.DataLoader(torch.ones(8, 1), batch_size=2)\n"
-        "    build_validation_data_loader = build_training_data_loader\n"
-        "    def train_batch(self, batch, epoch_idx, batch_idx):\n"
-        "        raise KeyboardInterrupt\n"
-        "    def evaluate_batch(self, batch):\n"
-        "        return {}\n"
-    )
-    trial = ImportedTrial("model_def:MyTrial", tmp_path)
-    settings = RunSettings(batches=2)
+    (tmp_path / "model_def.py").write_text(case("Ctrl-C")(first="raise KeyboardInterrupt").source)
+    settings = RunSettings(hparams={"lr": 0.02, "global_batch_size": 4}, batches=2)
+    plan = RunPlan("pl.Trainer", settings, tmp_path / "run" / "checkpoints")
     with pytest.raises(KeyboardInterrupt):
-        train_under_lightning(trial, RunPlan("pl.Trainer", settings, tmp_path / "run" / "checkpoints"), Observer())
+        train_under_lightning(ImportedTrial("model_def:MyTrial", tmp_path), plan, Observer())

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from det_lightning import pytorch
 from det_lightning.testing import recorder
 from det_lightning.testing.training.reference import record_ours
-from tests.testing.recorded_trials import SETTINGS, Regression
+from tests.testing.recorded_trials import SETTINGS, Regression, recorded
 
 SOURCE = Path(recorder.__file__)
 
@@ -34,7 +34,7 @@ def test_recorder_is_one_old_file() -> None:
 
 
 def test_events_come_in_order() -> None:
-    record = record_ours(Regression, SETTINGS)
+    record = recorded()
     assert record.error is None
     assert record.batches == 6
     order = [(e["event"], e.get("name", e["batch"])) for e in record.events]
@@ -52,7 +52,7 @@ def test_events_come_in_order() -> None:
 
 
 def test_batch_has_inputs_and_effects() -> None:
-    record = record_ours(Regression, SETTINGS)
+    record = recorded()
     (start, *_), (end, *_) = record.select("batch_start"), record.select("batch_end")
     assert start["learning_rates"] == [[0.05]]
     assert [array["shape"] for array in start["data"]] == [[4, 3], [4, 1]]

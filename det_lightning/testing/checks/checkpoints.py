@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,23 +14,19 @@ from det_lightning.testing.observation.object_state import MAX_LEAVES, Holder, L
 from det_lightning.testing.observation.source_scan import defines
 from det_lightning.testing.recorder import describe
 from det_lightning.testing.records.comparison import value_differences
-from det_lightning.testing.records.difference import Difference, usual_causes
+from det_lightning.testing.records.difference import usual_causes
 from det_lightning.testing.records.record import shorten_repr
 from det_lightning.testing.training.execution import Run, compare_runs
 from det_lightning.testing.training.runs import TrialRuns
 
-
-@dataclasses.dataclass(frozen=True)
-class Loss:
-    """State that a checkpoint lacks."""
-
-    cause: str
-    is_essential: bool  # whether the state is a result of training, such as weights, or decides what the trial does
-
+#: The cause of a loss of state, and whether the state is a result of training, or decides what the trial does.
+Loss = tuple[str, bool]
 
 # Kinds of holders whose attributes are results of training, and of holders in the trial's code.
 _RESULTS = ("model", "optimizer", "scheduler", "stateful")
 _OF_USER = ("trial", "callback", "class", "object", "data")
+# Run after the content of a checkpoint was collected.
+_LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 _CHECKPOINT_HOOKS = ("on_checkpoint_save_start", "on_checkpoint_load_start")
 _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}
 
@@ -39,16 +34,12 @@ _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "lear
 def is_complete(runs: TrialRuns) -> list[str]:
     """Checkpoints hold all state that decides the training; missing state for messages only is a remark."""
     lost = find_lost_state(runs)
-    essential = lost if lost and _resumes_differently(runs) else {n: why for n, why in lost.items() if why.is_essential}
+    essential = lost if lost and _resumes_differently(runs) else {n: why for n, why in lost.items() if why[1]}
     if essential:
-        in_place = {}
-        if any("dataset" in what for what in essential):
-            lines = dict.fromkeys(runs.probe[1].in_place.by_address.values())
-            in_place = {f"{line}: changes the data of a dataset in place": None for line in lines}
         raise CheckFailed(
             f"{runs.source.name} changes state that is not in its checkpoints:",
-            *dict.fromkeys(why.cause for why in essential.values()),
-            details=[*essential, *in_place],
+            *dict.fromkeys(cause for cause, _ in essential.values()),
+            details=essential,
         )
     remarks = [
         f"{what} is not in the checkpoint, which changed nothing in {runs.options.batches} batches" for what in lost
@@ -118,10 +109,7 @@ def find_lost_state(runs: TrialRuns) -> dict[str, Loss]:
 
     A value counts if both uninterrupted runs changed the value in the same way (the clock is no training state), if
     the value differs after the resume, and if the resumed run reads the value before a write. If only the outermost
-    object is known to be read, the value must also still differ at the end.
-
-    Raises:
-        NotCompared: a run failed.
+    object is known to be read, the value must also still differ at the end. Raises NotCompared if a run failed.
     """
     straight = runs.require(runs.straight)
     again = runs.require(runs.again)
@@ -144,17 +132,15 @@ def find_lost_state(runs: TrialRuns) -> dict[str, Loss]:
     losses = {}
     for holder, paths in found.items():
         decides = holder.kind in _OF_USER and not deciding.isdisjoint(_first_words(holder, paths))
-        holds_dicts = any(isinstance(known_leaves[path].value, dict) for path in paths)  # descriptions of tensors
-        is_result = holder.kind in _RESULTS and (holder.kind != "model" or holds_dicts)
+        holds_arrays = any(known_leaves[path].is_array for path in paths)
+        is_result = holder.kind in _RESULTS and (holder.kind != "model" or holds_arrays)
         kind = "attribute of a wrapped model" if holder.wrapped else holder.kind
-        losses[_describe_loss(holder, paths, lines)] = Loss(usual_causes("lost", kind)[0], decides or is_result)
+        losses[_describe_loss(holder, paths, lines)] = (usual_causes("lost", kind)[0], decides or is_result)
     return losses
 
 
 def _are_same(one: Leaf | None, other: Leaf | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return repr(one.value) == repr(other.value)
+    return (one and one.text) == (other and other.text)
 
 
 def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
@@ -229,7 +215,7 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
         raise CheckFailed(
             f"A run that is resumed after {batches} batches continues differently. {difference}",
             *_find_suspects(runs),
-            *_find_late_changes(runs, run, difference),
+            *(_find_late_changes(runs) if difference.kind == "callback state" else []),
             *usual_causes("resume", difference.kind),
         )
 
@@ -240,14 +226,11 @@ def _find_suspects(runs: TrialRuns) -> list[str]:
     return []
 
 
-def _find_late_changes(runs: TrialRuns, run: Run, difference: Difference) -> list[str]:
+def _find_late_changes(runs: TrialRuns) -> list[str]:
     """Return the hooks that may change a callback's state after the checkpoint has collected the state."""
-    if difference.kind != "callback state":
-        return []
-    hooks = run.observer.late_hooks.get(difference.name.partition(".")[0], ())
-    found = {hook: runs.code.find(defines(hook)) for hook in hooks}
     return [
-        f"{lines[0].partition(': ')[0] + ': ' if lines else ''}{hook}() of the callback, which runs after the "
-        "checkpoint has collected the callback's state: leave what it changes out of state_dict()"
-        for hook, lines in found.items()
+        f"{line.partition(': ')[0]}: {hook}() of the callback, which runs after the checkpoint has collected the "
+        "callback's state: leave what it changes out of state_dict()"
+        for hook in _LATE_HOOKS
+        for line in runs.code.find(defines(hook))
     ]

@@ -57,13 +57,15 @@ def changes_nothing(runs: TrialRuns) -> list[str]:
     """A validation leaves weights, buffers and modes alone, with dropout and batch norms as in evaluation."""
     run = runs.straight
     seen = run.observer.evaluation
-    if seen.findings:
+    lines = runs.code.find_changes("evaluate_")
+    changes = [f"{_find_line(lines, name)}{change}" for name, change in seen.changes.items()]
+    if findings := [*seen.findings, *changes]:
         raise CheckFailed(
             "A validation changes the models, or runs layers as in training:",
             "model.train(), or a layer that is told to train, in code that validates: the training loop has called "
             "eval() before, so leave modes alone; pass training=self.training to functional.dropout()",
             "weights that are changed in a validation and not restored",
-            details=seen.findings,
+            details=findings,
         )
     runs.require(run)
     if not run.observer.validations or not seen.calls:
@@ -111,6 +113,11 @@ def _counts_samples(run: Run, value: float) -> bool:
     """Return whether a metric is the number of samples in a batch, on average over the batches of a validation."""
     samples = value * (run.observer.validation.batches or 1)
     return value == run.observer.validation.batch_size or samples == run.observer.validation.samples
+
+
+def _find_line(lines: dict[str, str], path: str) -> str:
+    """Return the line that changes the innermost known part of the name of a weight or module, with a colon."""
+    return next((f"{lines[f'.{part}']}: " for part in reversed(path.split(".")) if f".{part}" in lines), "")
 
 
 def _as_number(value: Any) -> float:

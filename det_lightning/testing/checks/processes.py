@@ -189,23 +189,21 @@ def _find_differences(results: ProcessRuns) -> Iterator[str]:
     two = results.ranks[0]
     for name, batch, single, mean in sorted(_pair_losses(one, *results.ranks), key=lambda pair: pair[1]):
         if not abs(mean - single) <= _SHARE * max(abs(mean), abs(single)) + 1e-4:
-            apart = f"{abs(mean - single):.3g} apart"
-            yield f"metric {name!r} of batch {batch} is {mean:.6g} on average in two, and {single:.6g} in one, {apart}."
+            both = f"{mean:.6g} on average in two, and {single:.6g} in one, {abs(mean - single):.3g} apart"
+            yield f"metric {name!r} of batch {batch} is {both}."
     norms = {name: _norm(gradient) for name, gradient in one.gradients.items()}
     least = _SHARE * _norm([*norms.values()]) / 10
     for name in norms.keys() & two.gradients.keys():
         if _norm(two.gradients[name] - one.gradients[name]) > max(_SHARE * norms[name], least):
             times = _norm(two.gradients[name]) / max(norms[name], 1e-12)
             yield f"in batch 0 the gradient of parameter {name!r} is {times:.3g} times that of one process."
-    apart_by_name = {name: _norm((two.final[name].double() - one.final[name].double()).numpy()) for name in one.initial}
-    moved = {
-        name: _norm((one.final[name].double() - initial.double()).numpy()) for name, initial in one.initial.items()
-    }
-    if _norm([*apart_by_name.values()]) > _SHARE * max(_norm([*moved.values()]), 1e-12):
-        name = max(apart_by_name, key=apart_by_name.__getitem__)
+    apart = {name: _norm(two.final[name].double() - one.final[name].double()) for name in one.initial}
+    moved = {name: _norm(one.final[name].double() - initial.double()) for name, initial in one.initial.items()}
+    if _norm([*apart.values()]) > _SHARE * max(_norm([*moved.values()]), 1e-12):
+        name = max(apart, key=apart.__getitem__)
         yield (
-            f"parameter {name!r} is {apart_by_name[name]:.3g} apart after {one.record.batches} batches, in which one "
-            f"process moved it by {moved[name]:.3g}."
+            f"parameter {name!r} is {apart[name]:.3g} apart after {one.record.batches} batches, in which one process "
+            f"moved it by {moved[name]:.3g}."
         )
 
 
@@ -258,7 +256,7 @@ def validate_like_one(runs: TrialRuns) -> None:
 def two_train(runs: TrialRuns) -> None:
     """Two processes with shared batches train to the end: for trials of libraries without visible weights."""
     settings = runs.require(runs.straight).plan.settings
-    ranks = train_two(runs.source, settings, runs.plan, runs.new_folder("two"))
+    ranks = train_two(runs.source, settings, runs.plan)
     batches = ranks[0].record.settings.batches
     if any(rank.record.batches != batches or not rank.record.select("callback") for rank in ranks):
         trained = " and ".join(str(rank.record.batches) for rank in ranks)
@@ -271,12 +269,8 @@ def _find_different(ranks: list[ProcessResult], when: str, trained: bool) -> Ite
     for path in mine.keys() & theirs.keys():
         one = mine[path]
         other = theirs[path]
-        if one.text != other.text and not one.is_wrapped and one.trains is trained and "rank" not in path:
-            yield path, _shorten(one.text), _shorten(other.text)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:37]}..."
+        if one.text != other.text and not one.holder.wrapped and one.trains is trained and "rank" not in path:
+            yield path, one.text[:40], other.text[:40]
 
 
 def draws_while_training(record: TrainingRecord) -> bool:

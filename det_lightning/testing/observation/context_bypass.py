@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 
 from det_lightning.bypass_rules import COLLECTIVES
 from det_lightning.pytorch._lr_scheduler import LRScheduler
-from det_lightning.testing.observation.model_watch import InPlaceLines
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.training.trial_source import find_user_line, is_within
 
@@ -75,7 +74,6 @@ class ContextBypass(TorchFunctionMode):
         self.devices: dict[str, None] = {}  # devices that the trial names
         self.process_groups: dict[str, None] = {}  # calls into torch.distributed
         self.gradients: dict[str, None] = {}  # clipped before there are any, or of an update that was already made
-        self.in_place = InPlaceLines(directory)
         self.clips: dict[str, None] = {}  # calls that clip the gradients of one batch
         self.frozen: dict[str, bool] = {}  # lines that freeze parts of wrapped models, and whether training had begun
         self.seeds: dict[str, None] = {}  # calls that set a seed again and again
@@ -197,7 +195,6 @@ class ContextBypass(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         name = getattr(func, "__name__", "")
-        self.in_place.note(name, args)
         named = _find_device(name, args, given)
         if named is not None and named.type not in ("cpu", "meta"):
             own = getattr(self._observer.context, "device", None)

@@ -1,21 +1,20 @@
-"""Watches of a trial's models: in-place changes, modes, and layers with an effect only in training."""
+"""Watches of a trial's models: changes by validations, modes, and layers with an effect only in training."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import Dataset
 
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.testing import recorder
@@ -26,55 +25,12 @@ _WATCHED_CALLS = 3
 #: Functions of ``torch.nn.functional``.
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 _OF_TORCH = ("feature_dropout", "native_dropout")
-_ASSIGNMENTS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__", "__ipow__"}
-_MAX_OBJECTS = 20_000
-_ELSEWHERE = "a line outside of the trial's files"
-
-
-class InPlaceLines:
-    """Notes the user's lines below ``directory`` that change watched tensors in place."""
-
-    def __init__(self, directory: Path) -> None:
-        self.by_address: dict[int, str] = {}  # the first line, by the address of the memory
-        self._directory = directory
-        self._memory: set[int] = set()
-
-    def watch(self, values: Iterable[Any]) -> None:
-        """Watch the tensors and arrays in containers and in attributes of datasets."""
-        self._memory = set(find_addresses(values))
-
-    def note(self, function: str, args: tuple[Any, ...]) -> None:
-        """Note the user's line if a function of torch changes watched memory."""
-        changes = function in _ASSIGNMENTS or (function.endswith("_") and not function.endswith("__"))
-        for address in self._memory.intersection(find_addresses(args[:1])) if changes else ():
-            self.by_address.setdefault(address, find_user_line(self._directory) or _ELSEWHERE)
-
-
-def find_addresses(values: Iterable[Any]) -> Iterator[int]:
-    """Yield the address of each tensor and array in containers and in attributes of datasets."""
-    left = list(values)
-    seen: set[int] = set()
-    for value in left:  # the loop appends to this list
-        if id(value) in seen or len(seen) > _MAX_OBJECTS:
-            continue
-        seen.add(id(value))
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            yield value.untyped_storage().data_ptr()
-        elif isinstance(value, np.ndarray):
-            yield value.__array_interface__["data"][0]
-        elif isinstance(value, dict):
-            left += value.values()
-        elif isinstance(value, list | tuple):
-            left += value
-        elif isinstance(value, Dataset):
-            left += vars(value).values()
 
 
 class ModeWatch:
-    """Notes the lines that switch modes, and modules that train in an evaluation mode left on by earlier code."""
+    """Notes modules that train in an evaluation mode left on by earlier code."""
 
     def __init__(self, directory: Path) -> None:
-        self.switched: dict[nn.Module, str] = {}  # the user's line that switched the mode last
         self._directory = directory
         self._findings: dict[str, tuple[int, list[str]]] = {}  # by line: the first batch, and the modules
         self._entered: dict[nn.Module, int] = {}  # the latest batch that called a module
@@ -105,12 +61,11 @@ class ModeWatch:
                 yield
             finally:
                 hook.remove()
-                for modules in (self.switched, self._entered, self._trained, self._left_on, self._reset):
+                for modules in (self._entered, self._trained, self._left_on, self._reset):
                     modules.clear()
 
     def _switch(self, log: recorder.TrainingLog, module: nn.Module, mode: bool) -> None:
         line = find_user_line(self._directory, beyond_context=True)
-        self.switched.pop(module, None)
         if line is None:
             # Only by chance does the training loop reset a mode right after the batch that left the mode on.
             if module in self._left_on:
@@ -119,7 +74,6 @@ class ModeWatch:
                 else:
                     self._reset.add(module)
             return
-        self.switched[module] = line
         self._left_on.pop(module, None)
         self._reset.discard(module)
         was_trained = self._entered.get(module) == log.batches and module in self._trained
@@ -162,6 +116,7 @@ class EvaluationWatch:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.findings: dict[str, None] = {}
+        self.changes: dict[str, str] = {}  # findings by the name of a changed weight or module
         self.chosen: dict[str, None] = {}  # layers in a training mode that the evaluation itself sets
         self.draws = False
         self.calls = 0
@@ -178,34 +133,18 @@ class EvaluationWatch:
         else:
             weights = log.weights(log.trial)
             modes = _read_modes(log.trial)
-            with _TrainingLayers(self._directory, method, log) as layers:
+            with _TrainingLayers(self._directory, method) as layers:
                 yield
             for call, training in layers.seen.items():
                 (self.chosen if training and not any(modes.values()) else self.findings)[call] = None
-            self._compare(method, log, weights, modes, layers.in_place.by_address)
+            after = log.weights(log.trial)
+            changed = [name for name, weight in weights.items() if weight != after[name]]
+            self.changes |= {name: f"{method}() changes {name}" for name in changed}
+            after_modes = _read_modes(log.trial)
+            if switched := [name for name, mode in after_modes.items() if mode != modes.get(name, mode)]:
+                mode = "training" if after_modes[switched[0]] else "evaluation"
+                self.changes[switched[0]] = f"{method}() leaves {shorten_names(switched)} in {mode} mode"
         self.draws = self.draws or recorder.random_states() not in undrawn
-
-    def _compare(
-        self,
-        method: str,
-        log: recorder.TrainingLog,
-        weights: Mapping[str, Any],
-        modes: Mapping[str, bool],
-        lines: Mapping[int, str],
-    ) -> None:
-        after = log.weights(log.trial)
-        modules = _collect_modules(log.trial)
-        tensors = {
-            f"{p}.{name}": t for p, m in recorder.find_models(log.trial).items() for name, t in _collect_weights(m)
-        }
-        for name in (name for name in weights if weights[name] != after[name]):
-            line = next((lines[address] for address in find_addresses([tensors[name]]) if address in lines), None)
-            self.findings[f"{f'{line}: ' if line else ''}{method}() changes {name}"] = None
-        if changed := [name for name, module in modules.items() if module.training != modes.get(name, module.training)]:
-            mode = "training" if modules[changed[0]].training else "evaluation"
-            line = self.modes.switched.get(modules[changed[0]])
-            left = f"{method}() leaves {shorten_names(changed)} in {mode} mode"
-            self.findings[f"{f'{line}: ' if line else ''}{left}"] = None
 
 
 def _states_after_iteration() -> dict[str, str]:
@@ -213,10 +152,6 @@ def _states_after_iteration() -> dict[str, str]:
     with isolated_rng():
         torch.empty((), dtype=torch.int64).random_()
         return recorder.random_states()
-
-
-def _collect_weights(model: Any) -> list[tuple[str, Any]]:
-    return [*model.state_dict(keep_vars=True).items()]
 
 
 def _collect_modules(trial: Any) -> dict[str, nn.Module]:
@@ -229,20 +164,17 @@ def _read_modes(trial: Any) -> dict[str, bool]:
 
 
 class _TrainingLayers(TorchFunctionMode):
-    """Notes dropouts and batch norms that work as in training, and changes of weights, with the user's lines."""
+    """Notes dropouts and batch norms that work as in training, with the user's lines."""
 
-    def __init__(self, directory: Path, method: str, log: recorder.TrainingLog) -> None:
+    def __init__(self, directory: Path, method: str) -> None:
         super().__init__()
         self.seen: dict[str, bool] = {}  # by call: whether the module of the call is in training mode
-        self.in_place = InPlaceLines(directory)
-        self.in_place.watch(t for model in recorder.find_models(log.trial).values() for _, t in _collect_weights(model))
         self._directory = directory
         self._method = method
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         name = getattr(func, "__name__", "")
-        self.in_place.note(name, args)
         # Functions of torch also take the probability and the mode by position.
         probability, training = (*args[1:3], *(None,) * 2)[:2]
         training = given.get("training", given.get("train", training))
@@ -258,15 +190,11 @@ class _TrainingLayers(TorchFunctionMode):
         return func(*args, **given)
 
     def _note_layer(self, layer: str) -> None:
-        line = find_user_line(self._directory) or _ELSEWHERE
+        line = find_user_line(self._directory) or "a line outside of the trial's files"
         self.seen[f"{line}: {layer} works as in training in {self._method}()"] = _is_of_training_module()
 
 
 def _is_of_training_module() -> bool:
     """Return whether the innermost module that is being called is in training mode."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if isinstance(module := frame.f_locals.get("self"), nn.Module):
-            return module.training
-        frame = frame.f_back
-    return False
+    owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_stack(inspect.currentframe()))
+    return next((owner.training for owner in owners if isinstance(owner, nn.Module)), False)

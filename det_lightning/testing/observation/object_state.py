@@ -60,13 +60,17 @@ class Holder:
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A value and its position."""
+    """A value and its position, in plain values, which can be pickled."""
 
-    value: Any  # the value or a description; equal values have the same repr()
+    text: str  # of the value or its description
     holder: Holder
     root: tuple[str, str]  # label and attribute of the outermost object
     direct: bool  # whether the value is the attribute's own rather than nested
     trains: bool = False  # whether the value is a tensor that requires a gradient
+
+    @property
+    def is_array(self) -> bool:
+        return self.text.startswith("{")  # a description; a dict is not a leaf
 
 
 ObjectState = dict[str, Leaf]
@@ -132,7 +136,7 @@ class _Walk:
             self._visit_object(value, path, holder, direct)
 
     def _add(self, path: str, value: Any, holder: Holder, direct: bool, trains: bool = False) -> None:
-        self.found[path] = Leaf(value, holder, self._root, direct, trains)
+        self.found[path] = Leaf(repr(value), holder, self._root, direct, trains)
 
     def _visit_object(self, value: Any, path: str, holder: Holder, direct: bool) -> None:
         if isinstance(value, _GENERATORS):

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -23,8 +23,6 @@ from det_lightning.testing.observation.model_watch import EvaluationWatch
 from det_lightning.testing.observation.object_state import ObjectState, read_state
 from det_lightning.testing.observation.shortened_data import LoaderFacts, ShortenedData
 
-# Hooks that run after the content of a checkpoint was collected.
-_LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 _KEPT_ELEMENTS = 1000
 _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng_state": "Python"}
 
@@ -79,7 +77,6 @@ class Observer(recorder.TrainingLog):
         self.access = AttributeAccess()  # to the trial and its callbacks, if it is watched
         self.evaluation = evaluation or EvaluationWatch()
         self.indices = indices  # what train_batch() is told in place of the indices of epoch and batch
-        self.on_data: Callable[[Iterable[Any]], None] | None = None  # called with the datasets before the first batch
         self.data: dict[str, Any] = {}  # the datasets and samplers of the loaders
         self.training = LoaderFacts()  # before the loader is shortened
         self.validation = LoaderFacts()  # after the loader is shortened
@@ -88,7 +85,6 @@ class Observer(recorder.TrainingLog):
         self.trainable: dict[str, bool] = {}  # by parameter, whether a wrapped optimizer has it
         self.with_gradient: set[str] = set()  # the parameters that got a gradient
         self.weights_before: list[dict[str, Any]] = []  # descriptions before each batch
-        self.late_hooks: dict[str, list[str]] = {}  # the hooks of each callback that run after a checkpoint's content
         self.states: dict[str | int, ObjectState] = {}  # at the "start", the "end", and by batches at each checkpoint
         self.loaded: dict[str, Any] = {}  # the content of a checkpoint before the first batch, described
         self.final: dict[str, Any] = {}  # weights and states at the end
@@ -98,7 +94,7 @@ class Observer(recorder.TrainingLog):
         self.gradients: dict[str, np.ndarray[Any, Any]] = {}  # elements of those of the first update, if kept
         self._before_validation: dict[str, Any] | None = None  # random states, if it is before the first batch
         self._modules = modules
-        self._watches = watches
+        self.watches = watches  # whether to note accesses to attributes
         self._keeps_weights = keeps_weights
 
     def hook(self, name: str, arguments: dict[str, Any], given: Any) -> None:
@@ -116,12 +112,8 @@ class Observer(recorder.TrainingLog):
 
     def watch_callbacks(self) -> None:
         for name, callback in self.callbacks.items():
-            own = [of for of in type(callback).__mro__ if not of.__module__.startswith("det_lightning")]
-            self.late_hooks[name] = [hook for hook in _LATE_HOOKS if any(hook in vars(of) for of in own)]
-            if self._watches:
-                self.access.watch(callback, f"callback {name!r}")
-        if self._watches:
-            self.access.watch(self.trial, "trial")
+            self.access.watch(callback, f"callback {name!r}")
+        self.access.watch(self.trial, "trial")
 
     def _start_training(self) -> None:
         optimized = {id(p) for o in self.context.optimizers for group in o.param_groups for p in group["params"]}
@@ -135,8 +127,6 @@ class Observer(recorder.TrainingLog):
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}
             self.loaded = recorder.describe(content)
         self._read_state("start")
-        if self.on_data is not None:
-            self.on_data(self.data.values())
         self.access.active = True
 
     def _read_state(self, key: str | int) -> None:
@@ -249,7 +239,8 @@ def observe_trial(trial_class: type, observer: Observer, data: ShortenedData) ->
             callbacks = super().build_callbacks()
             if not isinstance(callbacks, dict):
                 return callbacks
-            observer.watch_callbacks()
+            if observer.watches:
+                observer.watch_callbacks()
             return {**callbacks, "det_lightning_observer": LastCallback()}
 
         def build_training_data_loader(self) -> Any:

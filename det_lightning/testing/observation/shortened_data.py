@@ -49,11 +49,9 @@ class ShortenedData:
 
 def _without_workers(loader: DataLoader) -> DataLoader:
     alone = copy.copy(loader)
-    alone.num_workers = 0
-    alone.prefetch_factor = None
+    alone.num_workers = alone.timeout = 0
+    alone.prefetch_factor = alone.multiprocessing_context = None
     alone.persistent_workers = False
-    alone.multiprocessing_context = None
-    alone.timeout = 0
     return alone
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -60,16 +61,19 @@ class TrialCode:
                 found.setdefault(requested, line)
         return found
 
-    def find_changes(self) -> dict[str, str]:
-        """Return the first line that changes each ``.attribute`` or ``variable``, else the first assignment."""
+    def find_changes(self, within: str = "") -> dict[str, str]:
+        """Return the first line that changes each ``.attribute`` or ``variable``, else the first assignment.
+
+        Only functions count whose names begin with ``within``.
+        """
         made: dict[str, str] = {}
         changed: dict[str, str] = {}
         for file, tree in self._trees.items():
-            methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-            for within, node in ((method, node) for method in methods for node in ast.walk(method)):
-                for name in _find_targets(node):
-                    lines = made if within.name == "__init__" else changed
-                    lines.setdefault(name, f"{file}:{node.lineno}")  # type: ignore[attr-defined]
+            functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+            for function in (function for function in functions if function.name.startswith(within)):
+                lines = made if function.name == "__init__" else changed
+                for name, number in itertools.chain.from_iterable(map(_find_targets, ast.walk(function))):
+                    lines.setdefault(name, f"{file}:{number}")
         return made | changed
 
     def find_deciding(self) -> set[str]:
@@ -136,8 +140,8 @@ def _only_reports(statement: ast.stmt, own: set[str]) -> bool:
     return isinstance(statement, ast.Pass)
 
 
-def _find_targets(node: ast.AST) -> Iterator[str]:
-    """Yield each ``.attribute`` and ``variable`` that a statement assigns to, or calls a method of."""
+def _find_targets(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield each ``.attribute`` and ``variable`` that a statement assigns to, or calls a method of, with the line."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -145,7 +149,7 @@ def _find_targets(node: ast.AST) -> Iterator[str]:
         targets = [node.value.func.value] if isinstance(node.value.func, ast.Attribute) else []
     for part in (part for target in targets for part in ast.walk(target)):
         if isinstance(part, ast.Attribute | ast.Name):
-            yield f".{part.attr}" if isinstance(part, ast.Attribute) else part.id
+            yield f".{part.attr}" if isinstance(part, ast.Attribute) else part.id, node.lineno  # type: ignore[attr-defined]
 
 
 # Tests for TrialCode.find()

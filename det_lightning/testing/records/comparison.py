@@ -75,8 +75,7 @@ def value_differences(
 ) -> Iterator[Difference]:
     """Yield the differences beyond the tolerance between two described values; names are paths into nested values.
 
-    For weights, the tolerance is relative to ``weight_scale``. If at least half of the sampled elements differ, the
-    elements are compared, otherwise the norm. For other values ``weight_scale`` is None.
+    For weights, the tolerance is relative to ``weight_scale``, which is None for other values.
     """
     if nested := _pair_items(name, theirs, mine):
         for inner, (theirs_within, mine_within) in nested.items():

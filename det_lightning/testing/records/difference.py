@@ -86,14 +86,10 @@ class Tolerance:
 
     If both are 0, everything must be equal to the bit. Otherwise, between environments with different kernels:
 
-    - Metrics and data are held to this tolerance, arrays by norm, mean, extremes and eight elements, relative to the
-      largest element; learning rates, which no kernel computes, to a millionth.
+    - Arrays are compared by norm, mean, extremes and eight elements, relative to the largest element.
     - Weights, in which errors add up, are allowed ten times as much, relative to the largest of all parameters: the
-      norm, and more than half of the sampled elements. If a gradient is near zero, the mere sign decides Adam's step,
-      so a single element may go the other way.
-    - Parameters whose gradient is rounding noise (below 1e-5 of the largest one of its batch) are not compared, and
-      then neither are buffers: the running mean of a batch norm follows the preceding bias.
-    - Random states and gradients are not compared.
+      norm, and half of the sampled elements, since the mere sign of a gradient near zero decides Adam's step.
+    - Random states, gradients, and parameters whose gradient is rounding noise are not compared.
     """
 
     relative: float = 0.0
@@ -135,20 +131,16 @@ def choose_tolerance(reference: TrainingRecord, ours: TrainingRecord) -> Toleran
 
 
 def find_noisy_gradients(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
-    """Return the parameters whose gradient is zero except for rounding, such as a bias before a batch norm.
-
-    Optimizers that divide by the size of a gradient turn rounding noise into full steps in a random direction.
-    """
+    """Return the parameters whose gradient is zero except for rounding, such as a bias before a batch norm."""
     noise = [_NOISE * max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
     sizes = {name: (theirs[name], mine[name]) for name in theirs.keys() & mine.keys()}
     return {name for name, pair in sizes.items() if any(pair) and (pair[0] < noise[0] or pair[1] < noise[1])}
 
 
 def find_cancelling_gradients(record: TrainingRecord) -> set[str]:
-    """Return the parameters whose gradient is zero in exact arithmetic, in every batch of a training.
+    """Return the parameters whose gradient is rounding noise in every batch of a training.
 
-    A gradient reaches the module, but the parts cancel out. Compared with the gradient of another parameter of the
-    module, or of the model if the module has no other parameter, the gradient is rounding noise.
+    The gradient is compared with those of the other parameters of the module, else of the model.
     """
     batches = [event["gradients"] for event in record.select("batch_end") if event["gradients"]]
     names = dict.fromkeys(name for gradients in batches for name in gradients)

@@ -8,30 +8,13 @@ import math
 import os
 import shlex
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from det_lightning.errors import DetLightningError
 from det_lightning.files.file_kinds import require_file
 from det_lightning.testing.recorder import FORMAT, VERSION
-
-_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "trial": str,
-    "settings": dict,
-    "environment": dict,
-    "events": list,
-    "batches": int,
-    "error": (dict, type(None)),
-}
-_EVENT_FIELDS = {
-    "start": ("parameters", "weights", "random"),
-    "batch_start": ("epoch", "data", "learning_rates", "random"),
-    "batch_end": ("metrics", "gradients", "weights", "random"),
-    "callback": ("name", "arguments"),
-    "validation": ("metrics",),
-    "end": ("weights", "learning_rates", "callbacks", "random"),
-}
 
 
 class RecordError(DetLightningError):
@@ -124,26 +107,12 @@ def parse_record(content: Any, source: str) -> TrainingRecord:
             f"{source} has version {content.get('version')!r} of the record format; this det_lightning reads "
             f"{VERSION}. Record again with the recorder of this det_lightning."
         )
-    if wrong := list(_wrong_fields(content)):
-        raise RecordError(f"{source} is damaged: {'; '.join(wrong[:5])}. {_advise_recording(content.get('trial'))}")
-    fields = {name: content[name] for name in _FIELDS}
-    fields.update(settings=RunSettings(**content["settings"]), events=tuple(content["events"]))
+    try:
+        fields = {field.name: content[field.name] for field in dataclasses.fields(TrainingRecord)}
+        fields.update(settings=RunSettings(**content["settings"]), events=tuple(content["events"]))
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{source} is damaged: {error!r}. {_advise_recording(content.get('trial'))}") from None
     return TrainingRecord(**fields)
-
-
-def _wrong_fields(content: dict[str, Any]) -> Iterator[str]:
-    for name, kind in _FIELDS.items():
-        if not isinstance(content.get(name, Ellipsis), kind):
-            yield f"{name} is {'missing' if name not in content else f'a {type(content[name]).__name__}'}"
-    settings = content.get("settings")
-    known = {field.name for field in dataclasses.fields(RunSettings)}
-    if isinstance(settings, dict) and known != settings.keys():
-        yield f"its settings are {', '.join(sorted(settings)) or 'empty'} rather than {', '.join(sorted(known))}"
-    for number, event in enumerate(content["events"] if isinstance(content.get("events"), list) else []):
-        if not isinstance(event, dict) or event.get("event") not in _EVENT_FIELDS or "batch" not in event:
-            yield f"event {number} is of an unknown kind"
-        elif missing := [name for name in _EVENT_FIELDS[event["event"]] if name not in event]:
-            yield f"event {number} ({event['event']}) has no {', '.join(missing)}"
 
 
 # Values in the descriptions of the recorder

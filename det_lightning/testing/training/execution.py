@@ -207,7 +207,8 @@ def _observe_run(source: TrialSource, plan: RunPlan, observer: Observer, fit: Ca
         try:
             fit(observe_trial(trial_class, observer, plan.data))
         except (Exception, errors.InvalidExperimentException, SystemExit) as e:
-            error = find_cause(e)
+            # init() ends the process after an InvalidHP.
+            error = e.__context__ if isinstance(e, SystemExit) and isinstance(e.__context__, errors.InvalidHP) else e
             labels = [(event.get("name", event["event"]), event["batch"]) for event in observer.events]
             stages = [_STAGES[label].format(batch=batch) for label, batch in labels if label in _STAGES]
             failure = Failure(error, ["while the trial is built", *stages][-1], own_frames(error, source.directory))
@@ -218,12 +219,6 @@ def _observe_run(source: TrialSource, plan: RunPlan, observer: Observer, fit: Ca
     metadata = plan.storage.glob("*/metadata.json")
     checkpoints = {json.loads(file.read_text())["steps_completed"]: file.parent for file in metadata}
     return Run(plan, record, observer, checkpoints, failure)
-
-
-def find_cause(error: BaseException) -> BaseException:
-    """Return the ``InvalidHP`` behind the end of the process by ``init()``, or the error itself."""
-    before = error.__context__
-    return before if isinstance(error, SystemExit) and isinstance(before, errors.InvalidHP) else error
 
 
 @contextlib.contextmanager

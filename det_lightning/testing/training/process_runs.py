@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import pickle
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from det_lightning.ranks.topology import free_port
 from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.observation.context_bypass import ContextBypass
 from det_lightning.testing.observation.model_watch import DROPOUTS
+from det_lightning.testing.observation.object_state import ObjectState
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.shortened_data import LoaderFacts, ShortenedData
 from det_lightning.testing.processor_time import POLL_S, ProcessorMeter, Stuck
@@ -41,15 +43,8 @@ _BATCHES = 4
 _PATIENCE_S = 3600
 
 PlanMaker = Callable[..., RunPlan]
-
-
-@dataclasses.dataclass(frozen=True)
-class SeenValue:
-    """A value in a trial's objects."""
-
-    text: str
-    trains: bool  # whether the value is a tensor that requires a gradient
-    is_wrapped: bool  # whether the value belongs to a wrapped model, optimizer or scheduler
+#: The plans that a process executes one after another, and its rank in a group of two; None for a process alone.
+Role = tuple[Sequence[RunPlan], int | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,28 +60,16 @@ class ProcessResult:
     validation_draws: bool  # whether a validation draws random numbers
     initial: dict[str, torch.Tensor]  # the parameters before training
     final: dict[str, torch.Tensor]  # all weights after training
-    states: dict[str | int, dict[str, SeenValue]]  # of the trial's objects, at the "start" and the "end"
+    states: dict[str | int, ObjectState]  # of the trial's objects, at the "start" and the "end"
     failure: tuple[str, str] | None  # its stage and text
 
     @classmethod
     def summarize(cls, run: Run) -> ProcessResult:
         """Return the result of a run whose observer keeps weights."""
         seen = run.observer
-        states = {
-            when: {path: SeenValue(repr(leaf.value), leaf.trains, leaf.holder.wrapped) for path, leaf in state.items()}
-            for when, state in seen.states.items()
-        }
         failure = None if run.failure is None else (run.failure.stage, run.failure.text)
         facts = (seen.training, seen.validation, seen.gradients, seen.evaluation.draws, seen.initial_parameters)
-        return cls(run.record, seen.samples, seen.lengths, *facts, seen.final.get("weights", {}), states, failure)
-
-
-@dataclasses.dataclass(frozen=True)
-class Role:
-    """The plans that a process executes one after another, as a rank of a group or alone."""
-
-    plans: Sequence[RunPlan]
-    rank: int | None = None
+        return cls(run.record, seen.samples, seen.lengths, *facts, seen.final.get("weights", {}), seen.states, failure)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,23 +84,30 @@ class ProcessRuns:
 
 
 def train_in_processes(
-    source: TrialSource, roles: Sequence[Role], folder: Path, hash_seed: str = HASH_SEED
+    source: TrialSource, roles: Sequence[Role], hash_seed: str = HASH_SEED
 ) -> list[list[ProcessResult]]:
     """Return the results of each process, or of the failed process alone.
 
-    Raises:
-        NotCompared: the trial cannot be imported by name, or the processes exceed their budget.
-        Stuck: the processes crash, or wait for each other forever.
+    Raises NotCompared if the trial cannot be imported by name, or the processes exceed their budget, and Stuck if they
+    crash, or wait for each other forever.
     """
     if not isinstance(source, ImportedTrial):
         raise NotCompared(f"{source.name} was not given as MODULE:CLASS")
-    folder.mkdir(parents=True)
-    threads = max(1, torch.get_num_threads() // len(roles)) if len(roles) > 1 else torch.get_num_threads()
-    arguments = (source.spec, source.directory, roles, folder, free_port("127.0.0.1"), threads)
-    with pytest.MonkeyPatch.context() as patch:
+    threads = max(1, torch.get_num_threads() // len(roles))
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder, pytest.MonkeyPatch.context() as patch:
+        arguments = (source.spec, source.directory, roles, Path(folder), free_port("127.0.0.1"), threads)
         patch.setenv("PYTHONHASHSEED", hash_seed)
         processes: Any = spawn(_train_role, arguments, nprocs=len(roles), join=False)  # type: ignore[no-untyped-call]
-    crash = None
+        crash = _wait(processes)
+        results = [pickle.loads(file.read_bytes()) for file in sorted(Path(folder).glob("role-*.pkl"))]
+    failed = [of_role for of_role in results if of_role[-1].failure is not None]
+    if crash is not None and not failed:
+        raise Stuck(str(crash))
+    return failed[:1] or results
+
+
+def _wait(processes: Any) -> Exception | None:
+    """Wait until all processes have ended; return the crash that ended them early."""
     pids = [process.pid for process in processes.processes]
     meter = ProcessorMeter(pids, f"training in {len(pids)} processes")
     try:
@@ -125,31 +115,27 @@ def train_in_processes(
         while not processes.join(timeout=POLL_S):
             meter.check()
     except (ProcessExitedException, ProcessRaisedException) as e:
-        crash = e
+        return e
     finally:
         for process in processes.processes:
             process.kill()
             process.join()
-    results = [pickle.loads(file.read_bytes()) for file in sorted(folder.glob("role-*.pkl"))]
-    failed = [of_role for of_role in results if of_role[-1].failure is not None]
-    if crash is not None and not failed:
-        raise Stuck(str(crash))
-    return failed[:1] or results
+    return None
 
 
 def _train_role(
     index: int, spec: str, directory: Path, roles: Sequence[Role], folder: Path, port: int, threads: int
 ) -> None:
-    role = roles[index]
+    plans, rank = roles[index]
     distributed = None
-    if role.rank is not None:
+    if rank is not None:
         rendezvous = f"file://{folder / 'rendezvous'}"
-        dist.init_process_group("gloo", init_method=rendezvous, rank=role.rank, world_size=SIZE)
-        nodes: dict[str, Any] = {"local_rank": role.rank, "local_size": SIZE, "cross_rank": 0, "cross_size": 1}
-        distributed = DistributedContext(rank=role.rank, size=SIZE, pub_port=port, timeout_s=_PATIENCE_S, **nodes)
+        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=SIZE)
+        nodes: dict[str, Any] = {"local_rank": rank, "local_size": SIZE, "cross_rank": 0, "cross_size": 1}
+        distributed = DistributedContext(rank=rank, size=SIZE, pub_port=port, timeout_s=_PATIENCE_S, **nodes)
     source = ImportedTrial(spec, directory)
     results = []
-    for plan in role.plans:
+    for plan in plans:
         plan = dataclasses.replace(plan, distributed=distributed, threads=plan.threads or threads)
         observer = Observer(source.modules, keeps_weights=True)
         with register_optimizer_step_pre_hook(observer.keep_gradients):
@@ -161,14 +147,10 @@ def _train_role(
         dist.destroy_process_group()
 
 
-def train_two_and_one(
-    source: TrialSource, straight: Run, make_plan: PlanMaker, folder: Path, bypass: ContextBypass
-) -> ProcessRuns:
+def train_two_and_one(source: TrialSource, straight: Run, make_plan: PlanMaker, bypass: ContextBypass) -> ProcessRuns:
     """Train in two processes and in one; ``straight`` and ``bypass`` are observations of this process.
 
-    Raises:
-        CheckFailed: the two processes fail.
-        NotCompared: there is nothing to compare.
+    Raises CheckFailed if the two processes fail, and NotCompared if there is nothing to compare.
     """
     seen = straight.observer
     if seen.training.full_batches == 0:
@@ -177,7 +159,7 @@ def train_two_and_one(
     settings = dataclasses.replace(settings, batches=min(_BATCHES, seen.training.full_batches or _BATCHES))
     batch_size = seen.validation.batch_size
     remarks: list[str] = []
-    results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size), folder / "as it is")
+    results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size))
     if (failure := results[0][-1].failure) is not None and "got no gradient in a batch" in failure[1]:
         reason = failure[1].splitlines()[-1].partition(": ")[2].partition(". ")[0]
         if frozen := [line for line, began in bypass.frozen.items() if not began]:
@@ -187,8 +169,7 @@ def train_two_and_one(
                 "connects the processes",
                 details=frozen,
             )
-        roles = _plan_roles(make_plan, settings, batch_size, FIND_UNUSED)
-        results = _train_to_end(source, roles, folder / "with unused parameters")
+        results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size, FIND_UNUSED))
         remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {reason}")
     elif frozen := [line for line, began in bypass.frozen.items() if began]:
         where = frozen[0].partition(": ")[0]
@@ -198,20 +179,20 @@ def train_two_and_one(
     return ProcessRuns([first, second], one, halved, "global_batch_size" in settings.hparams, remarks)
 
 
-def train_two(source: TrialSource, settings: RunSettings, make_plan: PlanMaker, folder: Path) -> list[ProcessResult]:
+def train_two(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) -> list[ProcessResult]:
     """Train in two processes, without a process for comparison."""
     plan = make_plan("two", dataclasses.replace(settings, batches=_BATCHES), validate_after=frozenset())
-    results = _train_to_end(source, [Role([plan], rank) for rank in range(SIZE)], folder)
+    results = _train_to_end(source, [([plan], rank) for rank in range(SIZE)])
     _require_success(results, ())
     return [of_rank[-1] for of_rank in results]
 
 
-def train_halves(source: TrialSource, settings: RunSettings, make_plan: PlanMaker, folder: Path) -> ProcessResult:
+def train_halves(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) -> ProcessResult:
     """Train one process on the batches of two, rank after rank, without a step between both halves of a batch."""
     hparams = {**settings.hparams, "global_batch_size": settings.hparams["global_batch_size"] // SIZE}
     settings = dataclasses.replace(settings, hparams=hparams, batches=SIZE, aggregation_frequency=SIZE)
     options = _make_options(ShortenedData(loads_here=True), limit=1)
-    ((result,),) = _train_to_end(source, [Role([make_plan("halves", settings, **options)])], folder)
+    ((result,),) = _train_to_end(source, [([make_plan("halves", settings, **options)], None)])
     return result
 
 
@@ -231,12 +212,12 @@ def _plan_roles(
     half_data = dataclasses.replace(data, halves_validation_batch=True)
     halved = make_plan("half batches", once, **{**options, "data": half_data})
     one = make_plan("one process", settings, **options)
-    return [*(Role([plan], rank) for rank in range(SIZE)), Role([halved, one])]
+    return [*(([plan], rank) for rank in range(SIZE)), ([halved, one], None)]
 
 
-def _train_to_end(source: TrialSource, roles: list[Role], folder: Path) -> list[list[ProcessResult]]:
+def _train_to_end(source: TrialSource, roles: list[Role]) -> list[list[ProcessResult]]:
     try:
-        return train_in_processes(source, roles, folder)
+        return train_in_processes(source, roles)
     except Stuck as e:
         raise CheckFailed(f"With two processes the trial does not end. {e}") from None
 

@@ -22,7 +22,7 @@ from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference, Tolerance
 from det_lightning.testing.records.record import RecordError, RunSettings, TrainingRecord, parse_record, read_record
 from det_lightning.testing.training.execution import RunPlan, train
-from det_lightning.testing.training.process_runs import HASH_SEED, Role, train_in_processes
+from det_lightning.testing.training.process_runs import HASH_SEED, train_in_processes
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
 #: The records of a trial on the real determined and here, and their first difference.
@@ -53,9 +53,9 @@ def _record_in_process(source: TrialSource, reference: TrainingRecord, threads: 
     """Train in a process with the hash seed of the reference."""
     seed = str(reference.environment.get("hash_seed") or HASH_SEED)
     with tempfile.TemporaryDirectory() as directory:
-        plan = RunPlan("det_lightning", reference.settings, Path(directory, "run", "checkpoints"), threads=threads)
+        plan = RunPlan("det_lightning", reference.settings, Path(directory, "checkpoints"), threads=threads)
         try:
-            ((result,),) = train_in_processes(source, [Role([plan])], Path(directory, "results"), seed)
+            ((result,),) = train_in_processes(source, [([plan], None)], seed)
         except Stuck as e:
             raise BadTrial(f"In a process of its own the trial does not end: {e}") from None
     return _convert_to_json(result.record)
@@ -120,9 +120,7 @@ def record_determined(
 ) -> TrainingRecord:
     """Train a trial on the real determined in a separate process.
 
-    Raises:
-        NotCompared: the process exceeds its budget of ``budget_s`` seconds of processor time.
-        RecordError: the process fails.
+    Raises NotCompared if it exceeds its budget of ``budget_s`` seconds of processor time, and RecordError if it fails.
     """
     with tempfile.TemporaryDirectory() as temporary:
         options = Path(temporary, "settings.json")

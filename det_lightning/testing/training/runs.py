@@ -22,7 +22,6 @@ from det_lightning.testing.training.execution import Run, RunPlan, train
 from det_lightning.testing.training.process_runs import (
     ProcessResult,
     ProcessRuns,
-    Role,
     train_halves,
     train_in_processes,
     train_two_and_one,
@@ -82,7 +81,6 @@ class TrialRuns:
     def __init__(self, options: TrialOptions, source: TrialSource | None = None) -> None:
         self.options = options
         self.source = source or ImportedTrial(options.spec, options.directory)
-        self._folders = 0
         self._failure_is_told = False
         self._resumed: dict[tuple[int, int], Run] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="det_lightning-", ignore_cleanup_errors=True)
@@ -114,14 +112,12 @@ class TrialRuns:
         """Number of batches per update in :attr:`aggregated`: as configured, but at least two."""
         return max(2, self.settings.aggregation_frequency)
 
-    def new_folder(self, name: str) -> Path:
-        """Return the path of a directory that does not exist yet."""
-        self._folders += 1
-        return Path(self._folder.name) / f"{name} {self._folders}"
+    def _make_storage(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self._folder.name), "checkpoints")
 
     def plan(self, name: str, settings: RunSettings | None = None, **options: Any) -> RunPlan:
         """Return the plan of a run, with its own directory."""
-        return RunPlan(name, settings or self.settings, self.new_folder(name) / "checkpoints", **options)
+        return RunPlan(name, settings or self.settings, self._make_storage(), **options)
 
     @functools.cached_property
     def code(self) -> TrialCode:
@@ -133,7 +129,6 @@ class TrialRuns:
         """Two epochs of two batches, under an observation that is too slow for the other runs."""
         observer = Observer()
         bypass = ContextBypass(self.source.directory, observer)
-        observer.on_data = bypass.in_place.watch
         plan = self.plan(
             "a run of four batches",
             dataclasses.replace(self.settings, batches=4),
@@ -185,7 +180,7 @@ class TrialRuns:
             plan = dataclasses.replace(
                 run.plan,
                 name="the resumed run",
-                storage=self.new_folder("resumed") / "checkpoints",
+                storage=self._make_storage(),
                 resume_from=run.checkpoints[batches],
                 trusted=True,  # this process wrote the checkpoint
                 around=contextlib.nullcontext,
@@ -208,7 +203,7 @@ class TrialRuns:
     def _process_outcome(self) -> ProcessRuns | CheckFailed | NotCompared:
         try:
             straight = self.require(self.straight)
-            return train_two_and_one(self.source, straight, self.plan, self.new_folder("processes"), self.probe[1])
+            return train_two_and_one(self.source, straight, self.plan, self.probe[1])
         except (CheckFailed, NotCompared) as e:
             return e
 
@@ -216,13 +211,13 @@ class TrialRuns:
     def halves(self) -> ProcessResult:
         """The result of a single process on both halves of the first batch of two processes."""
         settings = self.processes.one.record.settings
-        return train_halves(self.source, settings, self.plan, self.new_folder("halves"))
+        return train_halves(self.source, settings, self.plan)
 
     def train_elsewhere(self, hash_seed: str) -> TrainingRecord:
         """Return the record of another process under a hash seed; raises Stuck."""
         threads = int(self.straight.record.environment["threads"])
         plan = self.boundaries.apply(self.plan("another process", threads=threads))
-        ((result,),) = train_in_processes(self.source, [Role([plan])], self.new_folder("hash"), hash_seed)
+        ((result,),) = train_in_processes(self.source, [([plan], None)], hash_seed)
         return result.record
 
     def validate_at_once(self, halved: bool) -> Run:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Container, Iterator
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -169,22 +169,16 @@ def find_user_line(directory: Path, beyond_context: bool = False) -> str | None:
     With ``beyond_context``, return None if det_lightning called that code in order to step or to compute gradients.
     """
     line = None
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None:
+    for frame, number in traceback.walk_stack(inspect.currentframe()):
         file = frame.f_code.co_filename
         if beyond_context and file.startswith(_PACKAGE) and not file.startswith(_OBSERVING):
             return None if frame.f_code.co_name in _ACTING else line
         if line is None and is_own_file(file, directory):
-            line = f"{Path(file).relative_to(directory)}:{frame.f_lineno}"
-        frame = frame.f_back
+            line = f"{Path(file).relative_to(directory)}:{number}"
     return line
 
 
 def is_within(directory: Path, methods: Container[str]) -> bool:
     """Return whether one of these ``methods`` of the user's code below ``directory`` is being executed."""
-    frame: FrameType | None = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name in methods and is_own_file(frame.f_code.co_filename, directory):
-            return True
-        frame = frame.f_back
-    return False
+    codes = (frame.f_code for frame, _ in traceback.walk_stack(inspect.currentframe()))
+    return any(code.co_name in methods and is_own_file(code.co_filename, directory) for code in codes)

@@ -19,13 +19,13 @@ pytest.importorskip("determined", reason="the real determined is not installed; 
 PERIODS = {"max_length": ["Batch", 9], "validation_period": ["Batch", 4], "checkpoint_period": ["Batch", 5]}
 
 EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
-    "basic": ("basic", PERIODS),
-    "epochs": ("drawing", {"max_length": ["Epoch", 2], "reporting_period": ["Batch", 2]}),
-    "uneven validation": ("uneven", PERIODS),
-    "reducers": ("reducing", PERIODS),
-    "aggregation": ("basic", {"max_length": ["Batch", 8], "init": {"aggregation_frequency": 4}}),
+    "basic": ("Basic", PERIODS),
+    "epochs": ("Drawing", {"max_length": ["Epoch", 2], "reporting_period": ["Batch", 2]}),
+    "uneven validation": ("Uneven", PERIODS),
+    "reducers": ("Reducing", PERIODS),
+    "aggregation": ("Basic", {"max_length": ["Batch", 8], "init": {"aggregation_frequency": 4}}),
 }
-HIDDEN_STEP: tuple[str, dict[str, Any]] = ("basic", {**PERIODS, "hidden_step": True})
+HIDDEN_STEP: tuple[str, dict[str, Any]] = ("Basic", {**PERIODS, "hidden_step": True})
 
 
 @pytest.fixture(scope="module")
