@@ -373,20 +373,6 @@ def test_different_operations_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_deadlock_of_groups_is_an_error() -> None:
-    def do(context: DistributedContext) -> None:
-        if context.rank == 3:
-            context.broadcast_local(None)
-        else:
-            context.allgather(None)
-
-    found = errors(on_ranks(2, 2, do))
-    assert found.keys() == {0, 1, 2, 3}
-    assert not any("has waited" in text for text in found.values())
-    assert any("allgather()" in text and "broadcast_local()" in text for text in found.values())
-
-
-@pytest.mark.slow
 def test_after_closing_an_exchange_raises() -> None:
     def do(context: DistributedContext) -> None:
         context.allgather(None)
