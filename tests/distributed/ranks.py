@@ -279,10 +279,11 @@ def count_buckets(counts, bucket):  # type: ignore[no-untyped-def]  # torch refu
     return allreduce_hook(group, bucket)
 
 
-def fit(kind: type[Plain], strategy: Any, ckpt_path: str | None = None, **options: Any) -> Any:
+def fit(
+    kind: type[Plain], strategy: Any, ckpt_path: str | None = None, settings: dict[str, Any] = LENGTH, **options: Any
+) -> Any:
     """Train with ``pl.Trainer`` on two ranks; return the module."""
-    length = {} if "max_epochs" in options else LENGTH
-    module = TrialModule(kind, {"global_batch_size": GLOBAL_BATCH}, **{**length, **options.pop("length", {})})
+    module = TrialModule(kind, {"global_batch_size": GLOBAL_BATCH}, **settings)
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = pl.Trainer(strategy=strategy, devices=2, accelerator="cpu", **{**quiet, **options})
     seed_everything()
@@ -319,9 +320,14 @@ class Looks(pl.Callback):
 
 def fit_unevenly(output: Path) -> None:
     """Train three epochs, with and without a callback that looks at each batch; with and without a limit."""
-    runs = (("each-batch", [Looks()], 1.0), ("many-batches", [], 1.0), ("limited", [Looks()], 0.7))
+    runs: list[tuple[str, list[Looks], float]] = [
+        ("each-batch", [Looks()], 1.0),
+        ("many-batches", [], 1.0),
+        ("limited", [Looks()], 0.7),
+    ]
     for name, callbacks, limit in runs:
-        trial = fit(Uneven, "trial_ddp", max_epochs=3, limit_train_batches=limit, callbacks=[*callbacks]).trial
+        options: dict[str, Any] = {"max_epochs": 3, "limit_train_batches": limit, "callbacks": [*callbacks]}
+        trial = fit(Uneven, "trial_ddp", settings={}, **options).trial
         save(trial, output, name, epochs=trial.epochs.seen, seen=[callback.seen for callback in callbacks])
 
 
@@ -329,8 +335,8 @@ def fit_sharded(output: Path) -> None:
     """Stop after six batches; go on from Lightning's file, and replicated from Determined's format."""
     file = ModelCheckpoint(output / "half", save_last=True, every_n_train_steps=1, save_top_k=0)
     directory = DeterminedCheckpoint(output / "half-storage", policy="none")
-    writers = {"callbacks": [file, directory], "enable_checkpointing": True}
-    module = fit(Plain, "trial_fsdp", length={"max_length": pytorch.Batch(6)}, **writers)
+    writers: dict[str, Any] = {"callbacks": [file, directory], "enable_checkpointing": True}
+    module = fit(Plain, "trial_fsdp", settings={"max_length": pytorch.Batch(6)}, **writers)
     module.trainer.validate(module, verbose=False)
     save(fit(Plain, "trial_fsdp", file.last_model_path).trial, output, "lightning-from-file")
     save(fit(Plain, "trial_ddp", directory.last_checkpoint_path).trial, output, "lightning-from-directory")

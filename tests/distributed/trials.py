@@ -46,8 +46,11 @@ class Plain(pytorch.PyTorchTrial):
         data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
         return pytorch.DataLoader(data, batch_size=self.context.get_per_slot_batch_size())
 
-    build_training_data_loader = make_loader
-    build_validation_data_loader = make_loader
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return self.make_loader()
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return self.make_loader()
 
     def loss(self, batch: Any) -> torch.Tensor:
         inputs, targets = batch
@@ -203,10 +206,8 @@ class Stops(Plain):
 class Uneven(Plain):
     """Of its five batches an epoch the first rank gets three, the second two."""
 
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return self.make_loader(samples=20)
-
-    build_validation_data_loader = build_training_data_loader
+    def make_loader(self, samples: int = 20) -> pytorch.DataLoader:
+        return super().make_loader(samples)
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         self.epochs = EpochStarts()
