@@ -30,19 +30,19 @@ from tests.ranks.ranks import on_ranks
 from tests.warm_python import WarmPython
 
 
-@pytest.fixture(autouse=True)
-def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, Any]]:
+    with s3_server() as options:
+        yield options
 
 
 @pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow)])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckpointStorage]:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStorage:
     """A storage on disk and one on a server."""
     if request.param == "directory":
-        yield CheckpointStorage(tmp_path / "storage")
-        return
-    with s3_server() as options:
-        yield CheckpointStorage(f"s3://{new_bucket('s3', options)}/prefix", options=options)
+        return CheckpointStorage(tmp_path / "storage")
+    options = request.getfixturevalue("server")
+    return CheckpointStorage(f"s3://{new_bucket('s3', options)}/prefix", options=options)
 
 
 def make_files(directory: Path, **contents: str) -> Path:

@@ -17,8 +17,7 @@ from tests.warm_python import WarmPython
 
 
 @pytest.fixture(autouse=True)
-def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
+def closed() -> Iterator[None]:
     yield
     core_v2.close()
 
