@@ -99,11 +99,11 @@ def exchanges_at_reports(
 @pytest.mark.slow
 def test_boundary_takes_one_group_exchange(tmp_path: Path) -> None:
     """A validation adds one. The first exchange shows that all ranks have a group, and how many numbers there are."""
-    period = pytorch.Batch([3 * PERIOD])
+    period = pytorch.Batch([PERIOD, 3 * PERIOD])
     for after in in_processes(
         2, tmp_path, lambda context: exchanges_at_reports(context, tmp_path, validation_period=period)
     ):
-        assert after.pop(PERIOD) == ["store", *["group"] * 4]
+        assert after.pop(PERIOD) == ["store", *["group"] * 8]
         expected = {2 * PERIOD: ["group"] * 2, 3 * PERIOD: ["group"] * 4}
         assert after == {batch: expected.get(batch, []) for batch in after}
 
