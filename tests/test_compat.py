@@ -29,11 +29,12 @@ def printed(code: str) -> list[str]:
 def test_determined_modules_are_ours() -> None:
     assert printed(
         """
+print('determined' in sys.modules)
 compat.install()
 compat.install()
 import determined as det
 import det_lightning
-from determined import core, errors
+from determined import __version__, core, errors
 from determined.checkpoint import storage
 import determined.errors
 import det_lightning.checkpoint.storage
@@ -41,21 +42,18 @@ print(det.InvalidHP is det_lightning.InvalidHP, core is det_lightning.core, erro
 print(storage is det_lightning.checkpoint.storage, det.errors is errors)
 print(det.__name__, det.__spec__.name, errors.__spec__.name, det.InvalidHP is errors.InvalidHP)
 print(sum(type(finder).__name__ == "_AliasFinder" for finder in sys.meta_path))
-"""
-    ) == ["True True True", "True True", "det_lightning det_lightning det_lightning.errors True", "1"]
-
-
-def test_version_of_determined() -> None:
-    assert printed(
-        """
-compat.install()
-import determined as det
-import det_lightning
-from determined import __version__
 print(det.__version__, __version__, det_lightning.__version__ == __version__)
 print(set(dir(det_lightning)) <= set(dir(det)), det.__doc__ == det_lightning.__doc__)
 """
-    ) == ["0.38.1 0.38.1 False", "True True"]
+    ) == [
+        "False",
+        "True True True",
+        "True True",
+        "det_lightning det_lightning det_lightning.errors True",
+        "1",
+        "0.38.1 0.38.1 False",
+        "True True",
+    ]
 
 
 @pytest.mark.slow
@@ -102,9 +100,7 @@ for module, names in {
 
 
 def test_what_is_not_covered_is_named() -> None:
-    assert (
-        printed(
-            """
+    code = """
 compat.install()
 for name in ("determined.keras", "determined.core.profiler", "determined.no.such"):
     try:
@@ -112,9 +108,7 @@ for name in ("determined.keras", "determined.core.profiler", "determined.no.such
     except ModuleNotFoundError as e:
         print(name in str(e) or "determined.no" in str(e), e.name.startswith("determined."))
 """
-        )
-        == ["True True"] * 3
-    )
+    assert printed(code) == ["True True"] * 3
 
 
 @pytest.mark.slow
@@ -138,10 +132,6 @@ except ImportError as e:
     assert printed("compat.install()\nimport model_hub.resnet as r\nprint(r.LAYERS, r.__name__)") == [
         "18 model_hub.resnet"
     ]
-
-
-def test_no_alias_before_install() -> None:
-    assert printed("print('determined' in sys.modules)") == ["False"]
 
 
 @pytest.mark.slow
@@ -201,29 +191,23 @@ class Names:
         return "/".join(name_of_determined(index))
 
 if __name__ == "__main__":
-    method = sys.argv[1]
-    if method in multiprocessing.get_all_start_methods():
-        with multiprocessing.get_context(method).Pool(1) as pool:
-            print(*pool.map(name_of_determined, [0]))
-    else:
-        from determined.pytorch import DataLoader
-        loader = DataLoader(Names(), num_workers=1, multiprocessing_context=method.removeprefix("loader-"))
-        print(*[names for names, in loader.get_data_loader()])
+    for method in sys.argv[1:]:
+        if method in multiprocessing.get_all_start_methods():
+            with multiprocessing.get_context(method).Pool(1) as pool:
+                print(*pool.map(name_of_determined, [0])[0])
+        else:
+            from determined.pytorch import DataLoader
+            loader = DataLoader(Names(), num_workers=1, multiprocessing_context=method.removeprefix("loader-"))
+            print(*[names for names, in loader.get_data_loader()])
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("start", "method", "output"),
-    [
-        ("command", "spawn", "('det_lightning', 'det_lightning.core')"),
-        ("command", "forkserver", "('det_lightning', 'det_lightning.core')"),
-        ("command", "loader-spawn", "det_lightning/det_lightning.core det_lightning/det_lightning.core"),
-        ("install", "spawn", "('det_lightning', 'det_lightning.core')"),
-        ("install", "loader-forkserver", "det_lightning/det_lightning.core det_lightning/det_lightning.core"),
-    ],
+    ("start", "methods"),
+    [("command", ["spawn", "forkserver", "loader-spawn"]), ("install", ["spawn", "loader-forkserver"])],
 )
-def test_worker_processes_have_the_alias_too(start: str, method: str, output: str) -> None:
+def test_worker_processes_have_the_alias_too(start: str, methods: list[str]) -> None:
     Path("train.py").write_text(WORKERS)
     if start == "install":
         # Unlike the script, the modules that workers import call nothing.
@@ -234,8 +218,9 @@ def test_worker_processes_have_the_alias_too(start: str, method: str, output: st
             "    compat.install()\n"
             "    runpy.run_path('train.py', run_name='__main__')\n"
         )
-    done = run(*(["-m", "det_lightning", "train.py"] if start == "command" else ["start.py"]), method)
-    assert done.stdout == f"{output}\n", done.stderr
+    done = run(*(["-m", "det_lightning", "train.py"] if start == "command" else ["start.py"]), *methods)
+    outputs = {True: " ".join(["det_lightning/det_lightning.core"] * 2), False: "det_lightning det_lightning.core"}
+    assert done.stdout.splitlines() == [outputs[method.startswith("loader")] for method in methods], done.stderr
 
 
 def test_temporary_alias_restores_the_path() -> None:

@@ -57,12 +57,12 @@ def trial_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         if has_example(value)
     ],
 )
-def test_the_example_of_a_public_name_runs_as_written(path: str) -> None:
+def test_examples_run(path: str) -> None:
     examples = doctest.DocTestParser().get_doctest(inspect.getdoc(documented()[path]) or "", {}, path, None, 0)
     report: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples, out=report.append, clear_globs=False)
     assert not report, "".join(report)
 
 
-def test_every_public_class_and_function_has_an_example() -> None:
+def test_public_names_have_examples() -> None:
     assert not [path for path, value in documented().items() if not has_example(value)]

@@ -42,7 +42,7 @@ def module_of(path: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("file", CONFIGURATIONS, ids=lambda file: f"{file.parent.name}/{file.name}")
-def test_a_configuration_is_valid_as_it_stands(file: Path) -> None:
+def test_configurations_are_valid(file: Path) -> None:
     config = read_config(file)
     module, _, trial = str(config.entrypoint).partition(":")
     # The file of the search has its code in the directory of another example.
@@ -50,14 +50,14 @@ def test_a_configuration_is_valid_as_it_stands(file: Path) -> None:
     assert f"class {trial}(" in (folder / f"{module}.py").read_text()
 
 
-def test_the_index_names_every_example_and_each_has_a_page() -> None:
+def test_index_names_every_example() -> None:
     index = (EXAMPLES / "README.md").read_text()
     folders = {file.parent for file in EXAMPLES.glob("*/*.*") if file.suffix in (".py", ".yaml", ".ipynb")}
     assert [folder.name for folder in sorted(folders) if f"({folder.name}/README.md)" not in index] == []
     assert [folder.name for folder in sorted(folders) if not (folder / "README.md").exists()] == []
 
 
-def test_the_pictures_in_the_documentation_are_small() -> None:
+def test_pictures_of_the_docs_are_small() -> None:
     pictures = [file for file in (EXAMPLES.parent / "docs" / "images").iterdir() if file.suffix in (".png", ".svg")]
     assert len(pictures) >= len(PROJECTS)
     assert {file.name: file.stat().st_size for file in pictures if file.stat().st_size > 50_000} == {}
@@ -65,7 +65,7 @@ def test_the_pictures_in_the_documentation_are_small() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("project", PROJECTS)
-def test_a_project_is_run_as_an_experiment(project: str, tmp_path: Path) -> None:
+def test_project_runs_as_an_experiment(project: str, tmp_path: Path) -> None:
     overrides = ["--config", "searcher.max_length.epochs=1", "--config", "max_restarts=0"]
     arguments = [EXAMPLES / project / "const.yaml", EXAMPLES / project, "--experiments", tmp_path, *overrides]
     run_command("run", *arguments, timeout_s=300, is_warm=True)
@@ -76,7 +76,7 @@ def test_a_project_is_run_as_an_experiment(project: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("project", PROJECTS)
-def test_a_project_is_run_as_a_script_that_draws(project: str, warm_python: WarmPython, tmp_path: Path) -> None:
+def test_project_runs_as_a_script(project: str, warm_python: WarmPython, tmp_path: Path) -> None:
     script = EXAMPLES / project / "train.py"
     done = warm_python.run(script, "--epochs", "1", "--output", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -87,7 +87,7 @@ def test_a_project_is_run_as_a_script_that_draws(project: str, warm_python: Warm
 
 
 @pytest.mark.slow
-def test_two_processes_of_an_experiment_share_the_data(tmp_path: Path) -> None:
+def test_processes_of_a_trial_share_the_data(tmp_path: Path) -> None:
     overrides = ["--config", "searcher.max_length.epochs=1", "--config", "max_restarts=0", "--cpu"]
     folder = EXAMPLES / "distributed"
     run_command(
@@ -100,7 +100,7 @@ def test_two_processes_of_an_experiment_share_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_end_with_the_same_weights(warm_python: WarmPython, tmp_path: Path) -> None:
+def test_processes_end_with_the_same_weights(warm_python: WarmPython, tmp_path: Path) -> None:
     script = EXAMPLES / "distributed" / "train.py"
     arguments = [str(script), "--epochs", "1", "--output", str(tmp_path)]
     command = [warm_python.executable, *TORCHRUN, *arguments]
@@ -119,7 +119,7 @@ def write_idx(file: Path, values: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_mnist_is_read_from_its_directory(tmp_path: Path, suffix: str) -> None:
+def test_mnist_is_read(tmp_path: Path, suffix: str) -> None:
     pixels = torch.arange(3 * 28 * 28).view(3, 28, 28) % 256
     for part, count in (("train", 3), ("t10k", 2)):
         write_idx(tmp_path / f"{part}-images-idx3-ubyte{suffix}", pixels[:count])
@@ -133,7 +133,7 @@ def test_mnist_is_read_from_its_directory(tmp_path: Path, suffix: str) -> None:
     assert label == 7
 
 
-def test_a_damaged_or_missing_file_of_mnist_is_named(tmp_path: Path) -> None:
+def test_wrong_file_of_mnist_is_named(tmp_path: Path) -> None:
     data = module_of("mnist/data.py")
     with pytest.raises(FileNotFoundError, match="has neither train-images-idx3-ubyte nor"):
         data.load(str(tmp_path))
@@ -142,7 +142,7 @@ def test_a_damaged_or_missing_file_of_mnist_is_named(tmp_path: Path) -> None:
         data.load(str(tmp_path))
 
 
-def test_cifar10_is_read_from_its_directory(tmp_path: Path) -> None:
+def test_cifar10_is_read(tmp_path: Path) -> None:
     data = module_of("cifar10/data.py")
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     for number, name in enumerate(names):
@@ -159,7 +159,7 @@ def test_cifar10_is_read_from_its_directory(tmp_path: Path) -> None:
         data.load(str(tmp_path))
 
 
-def test_coco_is_read_from_its_directory(tmp_path: Path) -> None:
+def test_coco_is_read(tmp_path: Path) -> None:
     data = module_of("detection/data.py")
     content = {
         "categories": [{"id": 7, "name": "train"}, {"id": 44, "name": "bottle"}],

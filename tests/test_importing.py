@@ -19,7 +19,7 @@ def write_module(directory: Path, value: str, name: str = MODULE) -> Path:
     return directory
 
 
-def test_the_directory_is_imported_from_inside_the_block_only(tmp_path: Path) -> None:
+def test_imports_end_with_the_block(tmp_path: Path) -> None:
     before = sys.path[:]
     with import_from_path(write_module(tmp_path, "in the directory")):
         assert importlib.import_module(MODULE).VALUE == "in the directory"
@@ -29,8 +29,7 @@ def test_the_directory_is_imported_from_inside_the_block_only(tmp_path: Path) ->
         importlib.import_module(MODULE)
 
 
-@pytest.mark.slow
-def test_two_directories_may_hold_modules_of_the_same_name(tmp_path: Path) -> None:
+def test_directories_share_no_modules(tmp_path: Path) -> None:
     found = []
     for name in ("first", "second"):
         with import_from_path(write_module(tmp_path / name, name)):
@@ -38,47 +37,34 @@ def test_two_directories_may_hold_modules_of_the_same_name(tmp_path: Path) -> No
     assert found == ["first", "second"]
 
 
-def test_the_working_directory_is_hidden_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(write_module(Path.cwd(), "in the working directory")))
+@pytest.mark.parametrize("where", [".", "elsewhere"])
+def test_other_directories_are_hidden(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that was imported from the working directory or elsewhere comes back after the block."""
+    monkeypatch.syspath_prepend(str(write_module(Path(where).absolute(), "outside")))
     mine = importlib.import_module(MODULE)
     try:
         with import_from_path(write_module(tmp_path, "in the directory")):
             assert importlib.import_module(MODULE).VALUE == "in the directory"
         assert sys.modules[MODULE] is mine
-        assert mine.VALUE == "in the working directory"
-    finally:
-        del sys.modules[MODULE]
-
-
-def test_a_module_that_was_imported_from_elsewhere_is_not_taken_for_one_of_the_same_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(write_module(tmp_path / "elsewhere", "elsewhere")))
-    mine = importlib.import_module(MODULE)
-    try:
-        with import_from_path(write_module(tmp_path / "code", "in the directory")):
-            assert importlib.import_module(MODULE).VALUE == "in the directory"
-        assert sys.modules[MODULE] is mine
+        assert mine.VALUE == "outside"
     finally:
         del sys.modules[MODULE]
 
 
 @pytest.mark.parametrize("name", ["json", "torch", "det_lightning"])
-def test_python_installed_packages_and_this_one_are_never_imported_twice(tmp_path: Path, name: str) -> None:
+def test_packages_are_not_imported_twice(tmp_path: Path, name: str) -> None:
     before = importlib.import_module(name)
     with import_from_path(write_module(tmp_path, "in the directory", name)):
         assert importlib.import_module(name) is before
 
 
-def test_a_module_of_the_working_directory_is_not_taken_for_one_that_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_module_is_not_found_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(write_module(Path.cwd(), "in the working directory")))
     with import_from_path(tmp_path), pytest.raises(ModuleNotFoundError):
         importlib.import_module(MODULE)
 
 
-def test_packages_are_forgotten_with_their_modules(tmp_path: Path) -> None:
+def test_packages_are_forgotten(tmp_path: Path) -> None:
     write_module(tmp_path / "a_package", "", "__init__")
     write_module(tmp_path / "a_package", "deep", "inner")
     with import_from_path(tmp_path):
@@ -86,7 +72,7 @@ def test_packages_are_forgotten_with_their_modules(tmp_path: Path) -> None:
     assert not [name for name in sys.modules if name.startswith("a_package")]
 
 
-def test_everything_is_put_back_after_an_error(tmp_path: Path) -> None:
+def test_error_puts_everything_back(tmp_path: Path) -> None:
     path, flag = sys.path[:], sys.dont_write_bytecode
     with pytest.raises(RuntimeError, match="inside"), import_from_path(write_module(tmp_path, "")):
         importlib.import_module(MODULE)
@@ -95,19 +81,19 @@ def test_everything_is_put_back_after_an_error(tmp_path: Path) -> None:
     assert MODULE not in sys.modules
 
 
-def test_nothing_is_written_to_the_directory(tmp_path: Path) -> None:
+def test_nothing_is_written(tmp_path: Path) -> None:
     with import_from_path(write_module(tmp_path, "")):
         importlib.import_module(MODULE)
     assert [path.name for path in tmp_path.iterdir()] == [f"{MODULE}.py"]
 
 
-def test_a_relative_path_is_one_of_the_working_directory() -> None:
+def test_relative_path() -> None:
     write_module(Path("below"), "relative")
     with import_from_path("below"):
         assert importlib.import_module(MODULE).VALUE == "relative"
 
 
-def test_a_class_is_found_by_its_specification() -> None:
+def test_class_is_found() -> None:
     assert load_class("pathlib:Path") is Path
     assert load_class("det_lightning.pytorch:LRScheduler.StepMode").__qualname__ == "LRScheduler.StepMode"
 
@@ -120,6 +106,6 @@ def test_a_class_is_found_by_its_specification() -> None:
         ("no_such_module_anywhere:Trial", "No module named 'no_such_module_anywhere'"),
     ],
 )
-def test_what_is_missing_is_named(spec: str, message: str) -> None:
+def test_missing_class_is_named(spec: str, message: str) -> None:
     with pytest.raises(ImportError, match=message):
         load_class(spec)

@@ -43,7 +43,7 @@ def find_modules(packages: list[str]) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["."], [".", "--report", "move.html"], ["--to", "lightning", "model_def.py"]])
+@pytest.mark.parametrize("arguments", [[".", "--report", "move.html"], ["--to", "lightning", "model_def.py"]])
 def test_port_needs_only_documented_packages(arguments: list[str], tmp_path: Path) -> None:
     page = (ROOT / "docs" / "porting.md").read_text()
     documented = re.search(r"^pip install --no-deps .*\npip install (.*)$", page, re.MULTILINE)

@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.name)
-def test_a_notebook_runs_to_its_end_and_draws(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs_and_draws(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     notebook = nbformat.read(file, as_version=4)
 
@@ -26,7 +26,7 @@ def test_a_notebook_runs_to_its_end_and_draws(file: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.name)
-def test_a_notebook_is_valid_and_has_no_outputs(file: Path) -> None:
+def test_notebook_has_no_outputs(file: Path) -> None:
     notebook = nbformat.read(file, as_version=4)
     nbformat.validate(notebook)
     assert [cell for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")] == []

@@ -215,22 +215,21 @@ def test_lightning_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
     url = f"memory://me:{SECRET}@host/lightning"
     train(url)
     path = CheckpointStorage(url).newest()
+    flags: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "max_epochs": 1}
+
+    def fit(ckpt_path: str | None) -> None:
+        trainer = pl.Trainer(enable_checkpointing=False, **flags)
+        trainer.fit(TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=ckpt_path)
+
     with caplog.at_level(logging.INFO, "pytorch_lightning"):
-        flags: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
-        pl.Trainer(max_epochs=1, enable_checkpointing=False, **flags).fit(
-            TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=path
-        )
+        fit(path)
         with pytest.raises(errors.CheckpointNotFound) as raised:
-            pl.Trainer(max_epochs=1, enable_checkpointing=False, **flags).fit(
-                TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=f"{path}-gone"
-            )
+            fit(f"{path}-gone")
     assert f"me:{MASK}@host" in caplog.text
     assert SECRET not in f"{caplog.text} {raised.value}"
 
 
-def test_fall_back_logs_no_password(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_fall_back_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
     url = f"memory://me:{SECRET}@host/fall-back"
     train(url, checkpoint_period=pytorch.Batch(1), checkpoint_policy="all")
     newest, before = CheckpointStorage(url).newest_first()
@@ -251,11 +250,16 @@ def test_objects_are_left_out_with_secrets(tmp_path: Path) -> None:
     )
 
 
-def test_resume_takes_secrets_from_the_call(tmp_path: Path) -> None:
+def test_secrets_come_from_the_call(tmp_path: Path) -> None:
+    """Of a resume, and of a load."""
     train(tmp_path)
     trial = train(tmp_path, latest_checkpoint="last", max_length=pytorch.Batch(4))
     assert trial.hparams["hf_token"] == SECRET
     assert files_that_hold(SECRET, tmp_path) == []
+    path = CheckpointStorage(tmp_path).newest()
+    assert path is not None
+    trial = pytorch.load_trial_from_checkpoint_path(path, trial_class=ReadingTrial, exp_conf=CONFIG, hparams=HPARAMS)
+    assert (trial.config, trial.hparams) == (CONFIG, HPARAMS)
 
 
 def test_left_out_beside_a_nested_secret() -> None:
@@ -286,14 +290,6 @@ def test_a_masked_value_is_never_read(tmp_path: Path) -> None:
         trial.context.get_hparam("hf_token")
     with pytest.raises(ValueError, match="There is no hyperparameter 'other'"):
         trial.context.get_hparam("other")
-
-
-def test_load_takes_secrets_from_the_call(tmp_path: Path) -> None:
-    train(tmp_path)
-    path = CheckpointStorage(tmp_path).newest()
-    assert path is not None
-    trial = pytorch.load_trial_from_checkpoint_path(path, trial_class=ReadingTrial, exp_conf=CONFIG, hparams=HPARAMS)
-    assert (trial.config, trial.hparams) == (CONFIG, HPARAMS)
 
 
 def test_copies_stay_masked() -> None:
@@ -384,24 +380,18 @@ def test_section_errors_show_no_secret(section: dict[str, Any], named: list[str]
 MASKED_S3 = {"type": "s3", "bucket": "b", "access_key": MASK, "secret_key": MASK}
 
 
-def test_masked_secret_from_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
-    options = {"key": "k", "secret": "s"}
-    assert storage_from_config(MASKED_S3, options) == ("s3://b", options)
-
-
-def test_masked_secret_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    assert storage_from_config(MASKED_S3) == ("s3://b", {"key": "k", "secret": "s"})
-
-
-def test_missing_masked_secret_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masked_secret_has_another_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call or the environment."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+    options = {"key": "k", "secret": "s"}
+    assert storage_from_config(MASKED_S3, options) == ("s3://b", options)
     with pytest.raises(ValueError, match="access_key is masked: pass the option 'key', or set AWS_ACCESS_KEY_ID") as e:
         CheckpointStorage(MASKED_S3)
     assert "secret_key is masked" in str(e.value)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    assert storage_from_config(MASKED_S3) == ("s3://b", options)
 
 
 @pytest.mark.parametrize("url", [f"nosuch://me:{SECRET}@host/x", f"sftp://me:{SECRET}@127.0.0.1:1/x"])

@@ -98,11 +98,11 @@ def test_it_is_found(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["a, b = b, a", "a, b = 1, a", "a, b = f()", "a, *b = 1, *x", "x = 2 * y", "f(x) if c else g(x)"]
 )
-def test_other_code_is_left_alone(text: str) -> None:
+def test_other_code_is_not(text: str) -> None:
     assert lines_found(text) == []
 
 
-def test_a_block_inside_of_three_others_is_found_unless_it_is_an_elif_or_in_a_function_of_its_own() -> None:
+def test_deep_blocks_are_found() -> None:
     deep = "while a:\n with b:\n  for c in d:\n   if e: f()\n   elif g: h()"
     flat = "while a:\n with b:\n  if c: d()\n  elif e: f()\n  else:\n   def g():\n    if h: i()"
     assert lines_found(deep) == [4]
@@ -110,7 +110,7 @@ def test_a_block_inside_of_three_others_is_found_unless_it_is_an_elif_or_in_a_fu
 
 
 @pytest.mark.slow
-def test_the_whole_product_keeps_to_the_style() -> None:
+def test_product_keeps_to_the_style() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{line}"
         for file in product_files()
@@ -136,7 +136,7 @@ def module_name(file: Path) -> str:
 
 
 @pytest.mark.slow
-def test_no_module_imports_one_that_imports_it_again() -> None:
+def test_imports_have_no_cycle() -> None:
     texts = {module_name(file): file.read_text(encoding="utf-8") for file in product_files()}
     packages = {module_name(file) for file in product_files() if file.name == "__init__.py"}
     imports = {

@@ -14,17 +14,17 @@ steps = st.integers(1, 10_000)
 
 
 @given(period=st.integers(1, 200), step=steps)
-def test_a_period_names_its_multiples(period: int, step: int) -> None:
+def test_period_names_its_multiples(period: int, step: int) -> None:
     assert Batch(period).should_stop(step) == (step in range(period, step + 1, period))
 
 
 @given(period=st.integers(max_value=0), step=steps)
-def test_a_period_below_one_names_every_step(period: int, step: int) -> None:
+def test_period_below_one_names_every_step(period: int, step: int) -> None:
     assert Epoch(period).should_stop(step)
 
 
 @given(schedule=st.frozensets(steps, max_size=8), step=steps)
-def test_a_container_names_what_it_contains(schedule: frozenset[int], step: int) -> None:
+def test_container_names_its_steps(schedule: frozenset[int], step: int) -> None:
     assert Batch(schedule).should_stop(step) == (step in schedule)
     assert Batch(sorted(schedule)).should_stop(step) == (step in schedule)
 

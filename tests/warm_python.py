@@ -1,4 +1,4 @@
-"""A Python whose processes begin with Lightning imported, which takes longer than most of them run.
+"""A Python whose processes begin with Lightning and det_lightning imported, which takes longer than most of them run.
 
 ``WarmPython.executable`` is used like ``sys.executable``. It is a small program that asks a server to fork: the fork
 gets its arguments, environment, directory and open files, and becomes the process; signals and the exit status are
@@ -80,7 +80,8 @@ def serve(folder: Path) -> None:
     import torch.distributed.launcher.api  # noqa: F401  # most of torchrun
 
     # What all forks begin with.
-    importlib.import_module(os.environ.get("DET_LIGHTNING_PACKAGE") or "pytorch_lightning")
+    for module in (os.environ.get("DET_LIGHTNING_PACKAGE") or "pytorch_lightning", "det_lightning.pytorch._trainer"):
+        importlib.import_module(module)
     # Their end would look at all of these objects, and copy the memory that they are in.
     gc.collect()
     gc.freeze()

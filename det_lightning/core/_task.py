@@ -63,11 +63,6 @@ class TrialTask:
         """The directory of the trial's TensorBoard files, unless the code names another."""
         return self.directory / "tensorboard"
 
-    @property
-    def best_file(self) -> Path:
-        """The runner's file with each trial's best value of the searcher's metric."""
-        return self.directory.with_name("best.json")
-
     def best_of_others(self) -> float | None:
         """Return the best value of the searcher's metric in the other trials so far, if any."""
         return self.best_of_experiment(leave_out=self.trial_id)
@@ -78,7 +73,7 @@ class TrialTask:
         On a machine without the runner's file, return the experiment's best value at the start of the run.
         """
         try:
-            best = json.loads(self.best_file.read_text(encoding="utf-8"))
+            best = json.loads(self.directory.with_name("best.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return as_number(self.best_validation)
         found = {int(trial_id): as_number(value) for trial_id, value in best.items()}

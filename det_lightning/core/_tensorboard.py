@@ -9,14 +9,11 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastcrc.crc32 import iscsi as compute_crc32c
 
 from det_lightning.core._metrics import as_float, select_scalars
-
-if TYPE_CHECKING:  # slow to import, and not every run writes
-    from tensorboard.compat.proto.summary_pb2 import Summary
 
 
 class TensorBoardOutput:
@@ -89,8 +86,8 @@ class TensorBoardOutput:
         else:
             self._event_file.write(scalars)
 
-    def add_summary(self, summary: Summary) -> None:
-        """Write a summary of any kind, for example of a plugin."""
+    def add_summary(self, summary: Any) -> None:
+        """Write a ``Summary`` of TensorBoard of any kind, for example of a plugin."""
         if "writer" in vars(self):
             self.writer.file_writer.add_summary(summary)
             self.writer.flush()
@@ -119,7 +116,7 @@ class EventFile:
         entry = event.summary.value.add()
         self._append([event.SerializeToString() for entry.tag, entry.simple_value, event.step in scalars])
 
-    def write_summary(self, summary: Summary) -> None:
+    def write_summary(self, summary: Any) -> None:
         self._append([self._new_event(wall_time=time.time(), summary=summary).SerializeToString()])
 
     def _append(self, events: list[bytes]) -> None:

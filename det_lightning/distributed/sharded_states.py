@@ -28,16 +28,12 @@ def gather_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
         if isinstance(value, DTensor):
             whole = value.full_tensor().detach()
             if chief:
-                gathered[key] = _copy_whole(whole, value.to_local())
+                # The only shard of a single rank may be the whole itself.
+                is_own = whole.untyped_storage().data_ptr() == value.to_local().untyped_storage().data_ptr()
+                gathered[key] = whole.cpu().clone() if is_own else whole.cpu()
         elif chief:
             gathered[key] = value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
     return gathered
-
-
-def _copy_whole(whole: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
-    # The only shard of a single rank may be the whole itself.
-    same = whole.untyped_storage().data_ptr() == shard.untyped_storage().data_ptr()
-    return whole.cpu().clone() if same else whole.cpu()
 
 
 def gather_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -46,7 +46,11 @@ class WeightCast:
 
     def convert(self, model: torch.nn.Module) -> dict[torch.nn.Parameter, torch.nn.Parameter]:
         """Cast the parameters of ``model`` in place; return for each a new float32 parameter with the former value."""
-        kept = {module: _copy_tensors(module) for module in model.modules() if self.keeps(module)}
+        kept = {
+            module: {name: tensor.detach().clone() for name, tensor in named_tensors(module)}
+            for module in model.modules()
+            if self.keeps(module)
+        }
         values = {
             p: torch.nn.Parameter(p.detach().clone(), p.requires_grad) for p in model.parameters() if self._casts(p)
         }
@@ -56,10 +60,6 @@ class WeightCast:
         former = {parameter: value for parameter, value in values.items() if parameter.dtype is self.dtype}
         self.halves.update({value: parameter for parameter, value in former.items()})
         return former
-
-
-def _copy_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in named_tensors(module)}
 
 
 def _restore(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:

@@ -57,7 +57,7 @@ class Exchange:
         self._suffix = suffix
         self._members = list(members)
         self._index = self._members.index(session.rank)
-        session.activity.rounds[name] = 0
+        self._round = 0
         self._stored_rounds = 0
         # Rounds with keys in the store: from all members, and from this rank.
         self._kept_round: int | None = None
@@ -103,19 +103,13 @@ class Exchange:
             self._raise_its_error(operation, collective)
 
     @property
-    def _round(self) -> int:
-        return self._session.activity.rounds[self._name]
-
-    @property
     def _store(self) -> Store:
         return self._session.store
 
     def _notify(self, reason: str) -> None:
         """Wake the waiting ranks, now or in the next round; the last rank to leave deletes the group's keys."""
         store = self._store
-        rank = self._session.rank
-        store.delete_key(f"waiting/{rank}")
-        alarm = _ALARM + f"rank {rank} takes part no more, since {reason}".encode()
+        alarm = _ALARM + f"rank {self._session.rank} takes part no more, since {reason}".encode()
         # This rank may have joined the current round already, if the round failed.
         for number in (self._round, self._round + 1):
             store.compare_set(self._key("all", number), "", alarm)
@@ -134,7 +128,8 @@ class Exchange:
             self._contribute(operation, pickled)
             contributions = self._wait_for_all(operation, timeout_s or self._session.timeout_s)
             self._check_same_operation(contributions)
-            found = [self._read_pickle(contributions[index]) for index in wanted]
+            chosen = [contributions[index] for index in wanted]
+            found = [one.inline + b"".join(map(self._store.get, self._part_keys(one))) for one in chosen]
             self._release(contributions)
             self._kept_round = self._round
             self._stored_rounds += 1
@@ -154,7 +149,8 @@ class Exchange:
             reason = reason or f"its {operation}() failed: {error or type(error).__name__}"
             self._session.leave(reason, failed=True)
             raise
-        self._session.activity.rounds[self._name] += 1
+        self._round += 1
+        self._session.activity.exchanges += 1
 
     def _contribute(self, operation: str, pickled: bytes) -> None:
         store = self._store
@@ -175,13 +171,12 @@ class Exchange:
 
     def _wait_for_all(self, operation: str, timeout_s: float) -> list[Contribution]:
         published = functools.partial(look, self._store, self._key("all"))
-        look_around = functools.partial(self._look_for_deadlock, operation)
-        found = self._poll(operation, published, look_around, timeout_s) or self._store.get(self._key("all"))
+        found = self._poll(operation, published, self._find_missing, timeout_s) or self._store.get(self._key("all"))
         self._raise_if_alarm(found, operation)
         return [Contribution(member, *entry) for member, entry in enumerate(pickle.loads(found))]
 
     def _poll(
-        self, operation: str, ask: Callable[[], _T], look_around: Callable[[], None], timeout_s: float
+        self, operation: str, ask: Callable[[], _T], look_around: Callable[[], object], timeout_s: float
     ) -> _T | None:
         """Return the first true answer of ``ask``, and call ``look_around`` now and then until that comes.
 
@@ -197,19 +192,17 @@ class Exchange:
         else:
             self._raise_for_missing(operation)
             answer = None
-        if looks:
-            self._session.activity.awaited = ()
-            self._store.delete_key(f"waiting/{self._session.rank}")
+        self._session.activity.awaited = ()
         return answer
 
     def _look_at_others(self, operation: str) -> None:
-        """Announce that this rank waits; raise if a rank has left, exchanges something else or waits for this rank."""
+        """Announce that this rank waits; raise if a rank has left or exchanges something else."""
         if self._round not in self._announced_rounds:
             self._store.append(self._key("each"), pickle.dumps((self._index, operation, 0, b"")))
             self._announced_rounds.append(self._round)
         self._raise_if_alarm(look(self._store, self._key("all")), operation)
         self._check_same_operation(self._read_own_round())
-        self._look_for_deadlock(operation)
+        self._find_missing()
 
     def _raise_its_error(self, operation: str, collective: Work) -> None:
         """Raise the error of a collective, if any, or the reason of a rank that left."""
@@ -227,29 +220,12 @@ class Exchange:
             reason = found.removeprefix(_ALARM).decode()
             raise RuntimeError(f"Rank {self._session.rank} is in {operation}(), but {reason}.")
 
-    def _look_for_deadlock(self, operation: str) -> None:
-        """Note in the store where this rank waits; raise if a missing rank waits for this rank in another group."""
-        self._store.set(f"waiting/{self._session.rank}", f"{self._name} {self._round} {operation}".encode())
-        self._session.activity.awaited = missing = self._find_missing()
-        for rank, (name, number, other) in self._find_waiting_elsewhere(missing).items():
-            if name != self._name and self._session.activity.rounds.get(name, number + 1) <= number:
-                raise RuntimeError(
-                    f"Rank {self._session.rank} waits for rank {rank} in {operation}(), and rank {rank} waits for rank "
-                    f"{self._session.rank} in {other}(). All ranks must call the same operations in the same order."
-                )
-
-    def _find_waiting_elsewhere(self, missing: list[int]) -> dict[int, tuple[str, int, str]]:
-        """Return the group, round and operation of each ``missing`` rank that waits elsewhere."""
-        waiting = {}
-        for rank in missing:
-            if found := look(self._store, f"waiting/{rank}"):
-                name, number, operation = found.decode().split()
-                waiting[rank] = (name, int(number), operation)
-        return waiting
-
     def _find_missing(self) -> list[int]:
+        """Return the ranks that have not come, and note them for the watch."""
         came = {found.member for found in self._read_own_round()}
-        return [rank for index, rank in enumerate(self._members) if index not in came]
+        missing = [rank for index, rank in enumerate(self._members) if index not in came]
+        self._session.activity.awaited = missing
+        return missing
 
     def _read_own_round(self) -> list[Contribution]:
         appended = look(self._store, self._key("each")) or b""
@@ -263,12 +239,10 @@ class Exchange:
         missing = self._find_missing()
         if not missing:
             return
-        waiting = self._find_waiting_elsewhere(missing)
         came = sorted(set(self._members).difference(missing))
-        elsewhere = "".join(f" Rank {rank} waits in {other}()." for rank, (_, _, other) in waiting.items())
         raise RuntimeError(
-            f"{operation}() of {name_ranks(came)} has waited {self._session.timeout_s:g} s for {name_ranks(missing)}."
-            f"{elsewhere} A rank that does not come has died, hangs, or calls something else; timeout_s= of "
+            f"{operation}() of {name_ranks(came)} has waited {self._session.timeout_s:g} s for {name_ranks(missing)}. "
+            "A rank that does not come has died, hangs, or calls something else; timeout_s= of "
             "DistributedContext sets how long to wait."
         )
 
@@ -276,9 +250,6 @@ class Exchange:
         if len({found.operation for found in contributions}) > 1:
             calls = ", ".join(f"rank {self._members[found.member]} {found.operation}()" for found in contributions)
             raise RuntimeError(f"All ranks must call the same operation; got {calls}.")
-
-    def _read_pickle(self, contribution: Contribution) -> bytes:
-        return contribution.inline + b"".join(map(self._store.get, self._part_keys(contribution)))
 
     def _release(self, contributions: list[Contribution]) -> None:
         """Count this rank as a reader of the large objects; the last reader deletes the objects."""

@@ -92,13 +92,13 @@ class Session:
             return  # a fork must not use its parent's connection
         if self._watch is not None:
             self._watch.stop()
-            self.given_up = self._watch.gave_up  # what is known if the store is lost
+            with contextlib.suppress(RuntimeError):  # the store is lost, and what was heard before counts
+                self._watch.hear()
+            self.given_up = self._watch.gave_up
             self._watch = None
         everyone_left = False
         # An error here means that nobody is left to notify, or that the connection failed.
         with contextlib.suppress(RuntimeError):
-            heard = (look(self.store, GAVE_UP) or b"").decode()
-            self.given_up = "" if heard.startswith(f"rank {self.rank} ") else heard
             for notify in self.on_leave:
                 notify(reason)
             everyone_left = self.store.add(LEFT, 1) == self.size

@@ -72,11 +72,11 @@ def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> Proc
         require(isinstance(number, Integral), f"DistributedContext({name}=...)", "a whole number", number)
     topology = ProcessTopology(**given)
     values = vars(topology)
-    problems = []
-    for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
-        if not 0 <= values[index] < values[count]:
-            stated = f"{index}={values[index]}, {count}={values[count]}"
-            problems.append(f"{stated}: {index} must be from 0 to {count} - 1")
+    problems = [
+        f"{index}={values[index]}, {count}={values[count]}: {index} must be from 0 to {count} - 1"
+        for index, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size"))
+        if not 0 <= values[index] < values[count]
+    ]
     # Nodes may have different numbers of processes, but each has at least one.
     others = topology.size - topology.local_size
     if others < topology.cross_size - 1 or (topology.cross_size == 1 and others):

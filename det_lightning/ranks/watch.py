@@ -37,7 +37,7 @@ _SIGNALLED = "watch/signal"
 _STUCK = "watch/stuck"  # the number of ranks that are stuck since a signal
 _MOVES = "watch/moves"  # grows while a rank is not stuck
 _PLACE = "watch/place"  # the place of the first stuck rank
-_HANGS = "watch/hangs"  # set if stuck ranks wait for each other
+_HANGS = "watch/hangs"  # set if stuck ranks wait for each other: with NCCL also at any line that needs a result
 #: Keys of the watches in the store; the last rank to leave deletes them.
 KEYS = (GAVE_UP, LEFT, _SIGNALLED, _STUCK, _MOVES, _PLACE, _HANGS)
 
@@ -79,13 +79,13 @@ def notice_period_s() -> float:
 class RankActivity:
     """The activity of a rank, for the rank's own watch.
 
-    ``rounds`` counts completed exchanges by group, ``awaited`` holds the missing ranks of the current exchange, and
+    ``exchanges`` counts completed exchanges, ``awaited`` holds the missing ranks of the current exchange, and
     ``describe_progress`` returns the progress for messages, for example ``"batch 12"``.
     """
 
     rank: int
     size: int
-    rounds: dict[str, int] = dataclasses.field(default_factory=dict)
+    exchanges: int = 0
     awaited: Collection[int] = ()
     describe_progress: Callable[[], str] = str
 
@@ -142,22 +142,24 @@ class RankWatch:
     def _watch(self) -> None:
         try:
             while not self._stopping.wait(min(self._tick_s, _TICK_AFTER_SIGNAL_S) if self.signalled else self._tick_s):
-                self._tick()
+                self._listen()
+                if innermost := self._look():
+                    self._log_if_due(innermost)
+                    self._end_if_hung(innermost)
+                del innermost  # not kept until the next tick: a frame holds all values of a user's function
             self._count_as_stuck(False)
         except RuntimeError:
             # The store is gone, together with the rank that runs the store; the next exchange reports the loss.
             logger.debug("No rank is watched any more.", exc_info=True)
 
-    def _tick(self) -> None:
-        self._listen()
-        if innermost := self._look():  # not kept until the next tick: a frame holds all values of a user's function
-            self._log_if_due(innermost)
-            self._end_if_hung(innermost)
+    def hear(self) -> None:
+        """Update :attr:`gave_up`."""
+        heard = (look(self._store, GAVE_UP) or b"").decode()
+        self.gave_up = "" if heard.startswith(f"rank {self._activity.rank} ") else heard
 
     def _listen(self) -> None:
         """Note when a rank receives a signal that ends processes, or gives up."""
-        heard = (look(self._store, GAVE_UP) or b"").decode()
-        self.gave_up = "" if heard.startswith(f"rank {self._activity.rank} ") else heard
+        self.hear()
         if self.signalled:
             return
         if self._sees_signals and (found := signal_log.first()) is not None:
@@ -175,7 +177,7 @@ class RankWatch:
         exchanges = [index for index, frame in enumerate(frames) if _module(frame).startswith(_EXCHANGES)]
         frames = frames[exchanges[-1] if exchanges else 0 :]
         position = [(id(frame), frame.f_lasti) for frame in frames]
-        seen = (position, self._activity.describe_progress(), sum(self._activity.rounds.values()))
+        seen = (position, self._activity.describe_progress(), self._activity.exchanges)
         now = time.monotonic()
         used_s = 0.0
         # Waiting for a GPU takes processor time.

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import det_lightning
-from det_lightning.core._task import TASK_VARIABLE, TrialTask
-
-
-@pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialTask:
-    """The task of this process, as the runner of an experiment would pass it."""
-    config = {"data": {"url": "here"}, "searcher": {"name": "single"}, "debug": True}
-    task = TrialTask(tmp_path, 3, 2, 1, 42, {"lr": 0.1}, config, [0, 1], "checkpoints", "some-id", 7)
-    task.write()
-    monkeypatch.setenv(TASK_VARIABLE, str(task.file))
-    return task
+from det_lightning.core._task import TrialTask
 
 
 def test_no_cluster_outside_of_experiments() -> None:
@@ -31,9 +19,9 @@ def test_fields_of_a_trial() -> None:
     assert info is not None
     assert (info.trial.trial_id, info.trial.experiment_id, info.trial.trial_seed) == (2, 3, 42)
     assert info.trial.hparams == {"lr": 0.1}
-    assert (info.latest_checkpoint, info.user_data, info.slot_ids) == ("some-id", {"url": "here"}, [0, 1])
+    assert (info.latest_checkpoint, info.user_data, info.slot_ids) == ("some-id", {"url": "here"}, [0])
     assert (info.task_type, info.task_id, info.allocation_id) == ("TRIAL", "3.2", "3.2.1")
-    assert (info.container_addrs, info.container_rank, info.container_slot_counts) == (["127.0.0.1"], 0, [2])
+    assert (info.container_addrs, info.container_rank, info.container_slot_counts) == (["127.0.0.1"], 0, [1])
 
 
 def test_a_report_is_a_line_of_json(task: TrialTask) -> None:

@@ -13,22 +13,11 @@ import pytest
 import torch
 
 from det_lightning import core
-from det_lightning.core._task import TASK_VARIABLE, TrialTask
-
-
-@pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialTask:
-    """The first run of a trial, which this process becomes."""
-    task = TrialTask(tmp_path / "trial", 1, 1, 1, 42, {}, {"searcher": {}}, [0], str(tmp_path / "checkpoints"))
-    task.directory.mkdir()
-    task.write()
-    monkeypatch.setenv(TASK_VARIABLE, str(task.file))
-    return task
+from det_lightning.core._task import TrialTask
 
 
 @pytest.fixture(params=["alone", "in an experiment"])
-def context(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[core.Context]:
-    monkeypatch.chdir(tmp_path)
+def context(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[core.Context]:
     if request.param == "in an experiment":
         request.getfixturevalue("task")
     with core.init(checkpoint_storage=str(tmp_path / "checkpoints")) as context:

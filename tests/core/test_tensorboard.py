@@ -36,7 +36,7 @@ def test_what_is_written_can_be_read_at_once(tmp_path: Path) -> None:
     assert read(file.path.parent) == SCALARS
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(st.text("ab/_", min_size=1), st.floats(width=32, allow_nan=False), st.integers(0, 2**40))))
 def test_any_scalars_come_back(tmp_path_factory: pytest.TempPathFactory, scalars: Scalars) -> None:
     directory = tmp_path_factory.mktemp("events")

@@ -98,20 +98,14 @@ def exchanges_at_reports(
 
 @pytest.mark.slow
 def test_boundary_takes_one_group_exchange(tmp_path: Path) -> None:
-    """The first one shows that all ranks have a group, and how many numbers there are."""
-    for after in in_processes(2, tmp_path, lambda context: exchanges_at_reports(context, tmp_path)):
-        assert after.pop(PERIOD) == ["store", *["group"] * 4]
-        boundaries = range(2 * PERIOD, LENGTH, PERIOD)
-        assert after == {batch: ["group"] * 2 if batch in boundaries else [] for batch in after}
-
-
-@pytest.mark.slow
-def test_validation_adds_one_exchange(tmp_path: Path) -> None:
-    period = pytorch.Batch(PERIOD)
+    """A validation adds one. The first exchange shows that all ranks have a group, and how many numbers there are."""
+    period = pytorch.Batch([PERIOD, 3 * PERIOD])
     for after in in_processes(
         2, tmp_path, lambda context: exchanges_at_reports(context, tmp_path, validation_period=period)
     ):
-        assert [after[batch] for batch in range(2 * PERIOD, LENGTH, PERIOD)] == [["group"] * 4] * 2
+        assert after.pop(PERIOD) == ["store", *["group"] * 8]
+        expected = {2 * PERIOD: ["group"] * 2, 3 * PERIOD: ["group"] * 4}
+        assert after == {batch: expected.get(batch, []) for batch in after}
 
 
 class SlowLogger(DummyLogger):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import TORCHRUN, start, wait
+from tests.launching import TORCHRUN, Ended, start, wait
 
 pytestmark = pytest.mark.slow
 
@@ -16,44 +16,39 @@ START_S = 120  # for several processes that import torch, on a busy machine
 END_S = 30
 
 
-@pytest.mark.parametrize("end", ["error", "invalid-hp"])
-def test_an_exception_on_one_rank_ends_all_ranks(end: str, tmp_path: Path) -> None:
-    """Under either Trainer at once: torchrun, and Lightning's own launcher, under which an InvalidHP leaves ``fit``."""
-    trainers = {"determined": TORCHRUN, "lightning": []}
-    arguments = ["--end", end, "--at", "5", "--rank", "1"]
-    started = {
-        trainer: start(tmp_path / trainer, "--trainer", trainer, *arguments, launcher=launcher)
-        for trainer, launcher in trainers.items()
-    }
-    for trainer, process in started.items():
-        ended = wait(process, START_S + END_S)
-        ends_well = (end, trainer) == ("invalid-hp", "determined")
-        assert (ended.status == 0) is ends_well, ended.output
-        assert "the culprit's message" in ended.output
+#: Trainings that end at batch 5: by which launcher, by which Trainer, how, and on which rank.
+TRAININGS: dict[str, tuple[list[str], str, str, int]] = {
+    "determined": (TORCHRUN, "determined", "error", 1),
+    "torchrun": (TORCHRUN, "lightning", "error", 1),
+    "killed": (TORCHRUN, "determined", "sigkill", 1),
+    "lightning": ([], "lightning", "error", 1),
+    "main process": ([], "lightning", "error", 0),
+    "gave up": (TORCHRUN, "determined", "invalid-hp", 1),
+    "gave up in lightning": ([], "lightning", "invalid-hp", 1),
+}
 
 
-def test_lightnings_main_process_ends_the_others(tmp_path: Path) -> None:
-    torchrun = start(tmp_path / "torchrun", "--trainer", "lightning", "--end", "error", "--at", "5", launcher=TORCHRUN)
-    lightning = start(tmp_path / "lightning", "--trainer", "lightning", "--end", "error", "--at", "5")
-    # Their output ends when the last process has.
-    for process in (lightning, torchrun):
-        ended = wait(process, START_S + END_S)
-        assert ended.status != 0, ended.output
+def end(folder: Path, names: list[str]) -> dict[str, Ended]:
+    """Return how trainings have ended that run at once; their output ends when the last process has."""
+    started = {}
+    for name in names:
+        launcher, trainer, how, rank = TRAININGS[name]
+        arguments = ["--trainer", trainer, "--end", how, "--at", "5", "--rank", str(rank)]
+        started[name] = start(folder / name, *arguments, launcher=launcher)
+    return {name: wait(process, START_S + END_S) for name, process in started.items()}
+
+
+def test_an_exception_on_one_rank_ends_all_ranks(tmp_path: Path) -> None:
+    """Under Lightning's own launcher an InvalidHP leaves ``fit``."""
+    for name, ended in end(tmp_path, ["lightning", "main process", "gave up", "gave up in lightning"]).items():
+        if name != "gave up in lightning":  # the lost connection ends the other rank, or the watch does
+            assert (ended.status == 0) is (name == "gave up"), ended.output
         assert "the culprit's message" in ended.output
 
 
 def test_torchrun_names_the_first_failure(tmp_path: Path) -> None:
     """The other rank fails too, because of it, in a collective or in an exchange of objects."""
-    ends = {
-        "determined": ["--end", "error"],
-        "lightning": ["--end", "error", "--trainer", "lightning"],
-        "killed": ["--end", "sigkill"],
-    }
-    started = {
-        name: start(tmp_path / name, *end, "--at", "5", "--rank", "1", launcher=TORCHRUN) for name, end in ends.items()
-    }
-    for name, process in started.items():
-        ended = wait(process, START_S + END_S)
+    for name, ended in end(tmp_path, ["determined", "torchrun", "killed"]).items():
         assert ended.status != 0, ended.output
         _, report = ended.output.split("Root Cause (first observed failure):")
         assert re.findall(r" rank +: (\d)", report) == ["1"], ended.output

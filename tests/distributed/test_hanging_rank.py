@@ -30,13 +30,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hanging(folder: Path) -> Iterator[dict[str, Any]]:
-    """Three trainings whose second rank goes its own way at batch 5; in the first one the other rank comes later."""
+    """Trainings whose second rank goes its own way at batch 5; in the first one the other rank comes later.
+
+    In the last two one rank takes more than 8 s after a signal, and the other waits for it.
+    """
     arguments = ["--at", "5", "--rank", "1"]
+    launched: Any = {"launcher": [*LAUNCHER, "--"], "is_warm": False}
     notice: Any = {"DET_LIGHTNING_WAIT_NOTICE_S": "2"}
     started = {
         "late": start(folder / "late", *arguments, "--end", "barrier", "--late-s", "4", launcher=TORCHRUN, **notice),
         "one rank": start(folder / "one rank", *arguments, "--end", "sleep", launcher=TORCHRUN, **notice),
         "lightning": start(folder / "lightning", *arguments, "--end", "barrier", "--trainer", "lightning", **notice),
+        "saving": start(folder / "saving", *arguments, "--slow-save", "--end", "sigterm-to-parent", **launched),
+        "computing": start(folder / "computing", *arguments, "--end", "compute", **launched),
     }
     try:
         yield started
@@ -67,10 +73,9 @@ def test_hanging_ranks_log_stacks_and_end(hanging: dict[str, Any], folder: Path,
     assert not any(rank.is_running() for rank in ranks)
 
 
-@pytest.mark.parametrize("what", [["--slow-save", "--end", "sigterm-to-parent"], ["--end", "compute"]])
-def test_saving_or_computing_rank_goes_on(what: list[str], tmp_path: Path) -> None:
-    """One rank takes more than 8 s after the signal, and the other waits for it."""
-    ended = wait(start(tmp_path, *what, "--at", "5", "--rank", "1", launcher=[*LAUNCHER, "--"], is_warm=False), 180)
+@pytest.mark.parametrize("training", ["saving", "computing"])
+def test_saving_or_computing_rank_goes_on(hanging: dict[str, Any], folder: Path, training: str) -> None:
+    ended = wait(hanging[training], 180)
     assert ended.status == 75, ended.output
-    storage = CheckpointStorage(tmp_path / "checkpoints")
+    storage = CheckpointStorage(folder / training / "checkpoints")
     assert [storage.read_metadata(name)["steps_completed"] for name in storage.list_ids()] == [8]

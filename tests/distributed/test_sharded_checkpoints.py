@@ -21,41 +21,13 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
 from det_lightning.checkpoint import load_checkpoint
 from det_lightning.cli.app import app
-from tests.checkpoint.storage.backends import new_bucket, s3_server
-from tests.distributed.fsdp_trials import Plain
-from tests.distributed.test_fsdp import LARGE_STATE_BYTES, TOLERANCE, flat_weights, last_weights, reader, results
+from tests.distributed.trained import TOLERANCE, checkpoint_in, flat_weights, last_weights, launch, reader, results
+from tests.distributed.trials import LARGE_STATE_BYTES
 from tests.launching import ROOT, TORCHRUN, environment
 from tests.versions import needs_shards
 from tests.warm_python import start_warm_python
 
 pytestmark = [pytest.mark.slow, needs_shards]
-
-
-def launch(command: str, folder: Path, ranks: int, *more: str) -> None:
-    """Run ``tests.distributed.sharded_ranks`` on several ranks."""
-    launcher = [start_warm_python().executable, *TORCHRUN[:-1], str(ranks)]
-    arguments = [*launcher, "-m", "tests.distributed.sharded_ranks", command, str(folder), *more]
-    working_directory = folder / "code"
-    working_directory.mkdir(exist_ok=True)
-    done = subprocess.run(
-        arguments, capture_output=True, text=True, timeout=300, env=environment(), cwd=working_directory
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every scenario of ``tests.distributed.sharded_ranks`` left behind."""
-    pytest.importorskip("s3fs")
-    pytest.importorskip("moto.server", reason="no S3 server to test with; install moto[server]")
-    found = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            patch.delenv(name)
-        with s3_server() as options:
-            launch("two", found, 2, f"s3://{new_bucket('s3', options)}/trial", json.dumps(options))
-    launch("three", found, 3)
-    return found
 
 
 def test_documented_trial_resumes(tmp_path: Path) -> None:
@@ -73,19 +45,10 @@ def test_documented_trial_resumes(tmp_path: Path) -> None:
     assert {value.dtype for value in state["models_state_dict"][0].values()} == {torch.float32}
 
 
-def checkpoint_in(folder: Path, name: str) -> Path:
-    return Path((folder / f"{name}-checkpoint.txt").read_text())
-
-
-def whole_checkpoint(folder: Path, name: str) -> Path:
-    (metadata,) = (folder / f"{name}-five-whole").glob("*/metadata.json")
-    return metadata.parent
-
-
 @pytest.fixture
 def copied(folder: Path, tmp_path: Path) -> Path:
     """A copy of a sharded checkpoint, to be damaged."""
-    return Path(shutil.copytree(checkpoint_in(folder, "random"), tmp_path / "copied"))
+    return Path(shutil.copytree(checkpoint_in(folder, "random-sharded"), tmp_path / "copied"))
 
 
 def test_each_rank_writes_its_part(folder: Path) -> None:
@@ -95,55 +58,29 @@ def test_each_rank_writes_its_part(folder: Path) -> None:
     assert torch.load(folder / "seen-1.pt") == []
 
 
-def test_resumed_run_ends_the_same(folder: Path) -> None:
-    for resumed, straight in zip(results(folder, "random-trial_fsdp"), results(folder, "random-whole"), strict=True):
-        assert len(resumed["updates"]) == 7
-        assert torch.equal(resumed["updates"][-1], straight["updates"][-1])
+@pytest.mark.parametrize("resumed", ["random-shards-trial_fsdp", "remote"])
+def test_resumed_run_ends_the_same(folder: Path, resumed: str) -> None:
+    """From a directory, and from a bucket that the ranks share."""
+    for ours, theirs in zip(results(folder, resumed), results(folder, "random-trial_fsdp"), strict=True):
+        assert len(ours["updates"]) == 7
+        assert torch.equal(ours["updates"][-1], theirs["updates"][-1])
 
 
 @pytest.mark.parametrize("strategy", ["trial_fsdp", "trial_ddp"])
 def test_resume_within_an_aggregation(folder: Path, strategy: str) -> None:
-    resumed, straight = (last_weights(folder, f"aggregated-{name}") for name in (strategy, "whole"))
+    resumed, straight = (last_weights(folder, f"aggregated-{name}") for name in (f"shards-{strategy}", "trial_fsdp"))
     torch.testing.assert_close(resumed, straight, **TOLERANCE)
-
-
-def test_ranks_share_a_bucket(folder: Path) -> None:
-    for resumed, straight in zip(results(folder, "remote"), results(folder, "random-whole"), strict=True):
-        assert torch.equal(resumed["updates"][-1], straight["updates"][-1])
 
 
 @pytest.mark.parametrize("name", ["random", "aggregated", "gan"])
 def test_merged_shards_equal_gathered_state(folder: Path, name: str) -> None:
-    sharded, whole = (load_checkpoint(path) for path in (checkpoint_in(folder, name), whole_checkpoint(folder, name)))
+    sharded = load_checkpoint(checkpoint_in(folder, f"{name}-sharded"))
+    whole = load_checkpoint(checkpoint_in(folder, f"{name}-trial_fsdp-five"))
     for key in ("models_state_dict", "optimizers_state_dict"):
         torch.testing.assert_close(sharded.state[key], whole.state[key], rtol=0, atol=0)
     assert sharded.resume is not None
     assert whole.resume is not None
     torch.testing.assert_close(sharded.resume.gradients, whole.resume.gradients, rtol=0, atol=0)
-
-
-def test_three_ranks_load_the_shards_of_two(folder: Path) -> None:
-    loaded = torch.load(folder / "three.pt", weights_only=True)
-    written = load_checkpoint(checkpoint_in(folder, "gan")).state
-    for key, states in loaded.items():
-        torch.testing.assert_close(states, written[key], rtol=0, atol=0)
-
-
-def test_one_process_resumes_from_two(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    with pytorch.init(
-        hparams={"global_batch_size": 8}, exp_conf={"name": "one"}, enable_tensorboard_logging=False
-    ) as context:
-        trial = Plain(context)
-        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
-        trainer.fit(
-            max_length=pytorch.Batch(11),
-            checkpoint_policy="none",
-            checkpoint_storage=tmp_path / "storage",
-            latest_checkpoint=checkpoint_in(folder, "aggregated"),
-        )
-    assert len(trial.updates) == 1  # each of the two ranks had trained five batches, which are ten for one
 
 
 def run_cli(*arguments: str | Path, ends_with: int = 0) -> str:
@@ -154,7 +91,7 @@ def run_cli(*arguments: str | Path, ends_with: int = 0) -> str:
 
 
 def test_merge_writes_determineds_files(folder: Path, tmp_path: Path) -> None:
-    sharded = checkpoint_in(folder, "random")
+    sharded = checkpoint_in(folder, "random-sharded")
     merged = tmp_path / run_cli("merge", sharded, tmp_path).strip()
     files = {path.name for path in merged.iterdir()}
     assert files >= {"state_dict.pth", "trial_state.pkl", "load_data.json", "metadata.json", "resume.pth"}
@@ -170,12 +107,12 @@ def test_merge_writes_determineds_files(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_whole_checkpoint_is_not_merged(folder: Path) -> None:
-    printed = run_cli("merge", whole_checkpoint(folder, "random"), ends_with=2)
+    printed = run_cli("merge", checkpoint_in(folder, "random-trial_fsdp-five"), ends_with=2)
     assert "is not sharded: it is in Determined's format already" in " ".join(printed.split())
 
 
 def test_weights_are_exported_from_shards(folder: Path, tmp_path: Path) -> None:
-    sharded = checkpoint_in(folder, "aggregated")
+    sharded = checkpoint_in(folder, "aggregated-sharded")
     run_cli("export", sharded, "--to", "weights", "-o", tmp_path / "weights.pt")
     exported = torch.load(tmp_path / "weights.pt", weights_only=True)
     trial = pytorch.load_trial_from_checkpoint_path(sharded, trial_class=reader(pytorch))
@@ -183,16 +120,30 @@ def test_weights_are_exported_from_shards(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.determined
-def test_the_real_one_loads_what_was_merged(tmp_path: Path) -> None:
+def test_determined_and_ours_read_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What two ranks have written as a whole, and in shards that were merged; and the other way round."""
+    from tests.conformance.sides import run
+    from tests.conformance.trials import Basic
+
+    run("determined", Basic, max_length=5, checkpoint_policy="none")
+    (written,) = Path(os.environ["XDG_DATA_HOME"]).glob("determined/*/state_dict.pth")
+    written.rename(tmp_path / "real.pth")
+    launch("real", tmp_path)
     real = importlib.import_module("determined.pytorch")
-    launch("aggregated", tmp_path, 2)
-    sharded = checkpoint_in(tmp_path, "aggregated")
+    sharded = checkpoint_in(tmp_path, "aggregated-sharded")
+    whole = checkpoint_in(tmp_path, "plain-trial_fsdp-storage")
     merged = tmp_path / run_cli("merge", sharded, tmp_path).strip()
-    trial = real.load_trial_from_checkpoint_path(
-        str(merged), trial_class=reader(real), torch_load_kwargs={"weights_only": False}
-    )
-    ours = pytorch.load_trial_from_checkpoint_path(sharded, trial_class=reader(pytorch))
-    assert torch.equal(flat_weights(trial.model), flat_weights(ours.model))
+    for theirs, ours in ((whole, whole), (merged, sharded)):
+        # It cannot load on today's torch without the last argument.
+        trial = real.load_trial_from_checkpoint_path(
+            str(theirs), trial_class=reader(real), torch_load_kwargs={"weights_only": False}
+        )
+        expected = pytorch.load_trial_from_checkpoint_path(ours, trial_class=reader(pytorch))
+        assert torch.equal(flat_weights(trial.model), flat_weights(expected.model))
+    reloaded = torch.load(tmp_path / "reloaded-real.pt", weights_only=True)
+    by_real = torch.load(tmp_path / "real.pth", weights_only=False)
+    for key, states in reloaded.items():
+        torch.testing.assert_close(states, by_real[key], rtol=0, atol=0)
 
 
 class Attack:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from det_lightning import core, errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
-from tests.distributed.ranks import GLOBAL_BATCH, Plain
+from tests.distributed.trials import GLOBAL_BATCH, Plain
 from tests.trials import seed_everything
 from tests.versions import SHARDS
 

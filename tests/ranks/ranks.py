@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,10 +29,17 @@ def numbers(rank: int, nodes: int, per_node: int) -> dict[str, Any]:
     }
 
 
+def in_threads(ranks: Iterable[int], do: Callable[[int], Any]) -> list[Any]:
+    """Run the function for every rank, each in a thread; return its results."""
+    ranks = list(ranks)
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(do, ranks))
+
+
 def on_ranks(
     nodes: int, per_node: int, do: Callable[[DistributedContext], Any], timeout_s: float = TIMEOUT_S
 ) -> list[Any]:
-    """Run the function on every rank, each a thread; return its results, or the errors it raised."""
+    """Run the function with the context of every rank; return its results, or the errors it raised."""
     port = free_port()
 
     def on_rank(rank: int) -> Any:
@@ -46,5 +53,4 @@ def on_ranks(
             if context is not None:
                 context.close()
 
-    with ThreadPoolExecutor(nodes * per_node) as pool:
-        return list(pool.map(on_rank, range(nodes * per_node)))
+    return in_threads(range(nodes * per_node), on_rank)

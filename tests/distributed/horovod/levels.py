@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from det_lightning import errors, pytorch
-from tests.distributed.ranks import GLOBAL_BATCH
+from tests.distributed.trials import GLOBAL_BATCH
 from tests.precision.precision_ranks import SCENARIOS, Leveled, outcome_of
 from tests.trials import seed_everything
 

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from det_lightning import core, pytorch
 from det_lightning.adapters import TrialModule
 from tests.distributed.horovod import scenarios
-from tests.distributed.ranks import BATCHES, GLOBAL_BATCH, Plain, save
+from tests.distributed.ranks import save
+from tests.distributed.trials import BATCHES, GLOBAL_BATCH, Plain
 from tests.trials import seed_everything
 
 FREQUENCY, UNTIL = 3, 5
@@ -42,10 +43,15 @@ def train(kind: type[Plain], storage: Path, batches: int = BATCHES, frequency: i
         return trial
 
 
+def mean_loss(trial: Plain) -> float:
+    with torch.no_grad():
+        return float(torch.stack([trial.loss(batch) for batch in trial.make_loader()]).mean())
+
+
 def all_scenarios(output: Path, name: str, rank: int) -> None:
     for scenario, (kind, frequency) in scenarios.SCENARIOS.items():
         trial = train(kind, output / f"{name}-{scenario}-storage", frequency=frequency)
-        save(trial, output, f"{name}-{scenario}", rank)
+        save(trial, output, f"{name}-{scenario}")
         if isinstance(trial, scenarios.Measured):
             torch.save({key: float(trial.measured[key]) for key in ("error",)}, output / f"{name}-error-{rank}.pt")
         if isinstance(trial, scenarios.Unused):
@@ -55,7 +61,7 @@ def all_scenarios(output: Path, name: str, rank: int) -> None:
 def one(output: Path) -> None:
     all_scenarios(output, "one", 0)
     by_horovod = output / "for-others-storage"
-    save(train(Plain, output / "elsewhere", batches=2 * BATCHES, latest_checkpoint=newest(by_horovod)), output, "on", 0)
+    save(train(Plain, output / "elsewhere", batches=2 * BATCHES, latest_checkpoint=newest(by_horovod)), output, "on")
 
 
 def newest(storage: Path) -> Path:
@@ -69,13 +75,13 @@ def two(output: Path) -> None:
     hvd.init()
     rank = hvd.rank()
     all_scenarios(output, "two", rank)
-    save(train(scenarios.Unequal, output / "unequal-storage"), output, "unequal", rank)
+    save(train(scenarios.Unequal, output / "unequal-storage"), output, "unequal")
     compressing: dict[str, Any] = {"optimizations": {"gradient_compression": True}}
-    save(train(Plain, output / "compressed-storage", **compressing), output, "compressed", rank)
+    save(train(Plain, output / "compressed-storage", **compressing), output, "compressed")
     for name, frequency in (("resumed", 1), ("resumed-aggregation", FREQUENCY)):
         storage = output / f"{name}-storage"
         train(Plain, storage, batches=UNTIL, frequency=frequency)
-        save(train(Plain, storage, frequency=frequency, latest_checkpoint="last"), output, name, rank)
+        save(train(Plain, storage, frequency=frequency, latest_checkpoint="last"), output, name)
     train(Plain, output / "for-others-storage", batches=UNTIL)
 
     exchanged = []
@@ -93,23 +99,20 @@ def two(output: Path) -> None:
 
 def ddp(output: Path) -> None:
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
     for scenario in ("plain", "aggregated", "clipped", "gan", "frozen"):
         kind, frequency = scenarios.SCENARIOS[scenario]
         storage = output / f"ddp-{scenario}-storage"
-        save(train(kind, storage, frequency=frequency), output, f"ddp-{scenario}", rank)
+        save(train(kind, storage, frequency=frequency), output, f"ddp-{scenario}")
     by_horovod = newest(output / "for-others-storage")
-    save(train(Plain, output / "elsewhere", latest_checkpoint=by_horovod), output, "ddp-from-horovod", rank)
+    save(train(Plain, output / "elsewhere", latest_checkpoint=by_horovod), output, "ddp-from-horovod")
     train(Plain, output / "by-ddp-storage", batches=UNTIL)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def again(output: Path) -> None:
-    import horovod.torch as hvd
-
     trial = train(Plain, output / "elsewhere", latest_checkpoint=newest(output / "by-ddp-storage"))
-    save(trial, output, "horovod-from-ddp", hvd.rank())
+    save(trial, output, "horovod-from-ddp")
 
 
 def lightning(output: Path) -> None:
@@ -121,7 +124,7 @@ def lightning(output: Path) -> None:
     trainer.fit(module)
     rank, strategy = trainer.global_rank, trainer.strategy
     assert isinstance(module.trial, Plain)
-    save(module.trial, output, "lightning", rank)
+    save(module.trial, output, "lightning", metrics=mean_loss(module.trial))
     trainer.save_checkpoint(output / "lightning.ckpt")
     with torch.inference_mode():
         own = torch.tensor([rank, 3])
@@ -142,7 +145,7 @@ def lightning(output: Path) -> None:
     trainer.validate(resumed, ckpt_path=str(output / "lightning.ckpt"), weights_only=False)
     assert isinstance(resumed.trial, Plain)
     resumed.trial.updates = module.trial.updates
-    save(resumed.trial, output, "validated", rank)
+    save(resumed.trial, output, "validated", metrics=mean_loss(resumed.trial))
 
 
 def plain_module(output: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 import torchmetrics
 
 from det_lightning import pytorch
-from tests.distributed.ranks import Frozen, Gan, Orders, Plain
+from tests.distributed.trials import Frozen, Gan, Orders, Plain
 
 
 class Sgd(Plain):
