@@ -62,6 +62,16 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)
 
 
+def run_until(condition: Callable[[], bool], *arguments: object, is_warm: bool = False) -> str:
+    """Run ``det-lightning`` with arguments, interrupt it once a condition holds, and return what it says then."""
+    process = start(*arguments, is_warm=is_warm)
+    wait_for(condition, timeout_s=200)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=100)[1]
+    assert process.returncode == 130, error
+    return error
+
+
 def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     """Wait until a condition holds."""
     deadline = time.monotonic() + timeout_s

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from det_lightning.experiments.search import SearcherSettings
-from det_lightning.experiments.search.halving import Bracket, make_brackets
+from det_lightning.experiments.search.halving import make_brackets
 
 
 def brackets(name: str = "adaptive_asha", **settings: Any) -> list[tuple[list[int], int, int]]:
@@ -95,13 +95,6 @@ def test_async_halving_has_one_bracket(num_rungs: int, divisor: float, max_time:
 
 @pytest.mark.parametrize(("max_trials", "at_once", "initial"), [(40, 16, 16), (5, 16, 5), (40, 0, 9), (4, 0, 4)])
 def test_async_halving_starts_enough_trials(max_trials: int, at_once: int, initial: int) -> None:
-    settings = SearcherSettings(
-        "async_halving",
-        "loss",
-        max_trials=max_trials,
-        max_concurrent_trials=at_once,
-        num_rungs=3,
-        divisor=3,
-        max_time=9,
-    )
-    assert make_brackets(settings) == [Bracket((1, 3, 9), max_trials, initial)]
+    trials = {"max_trials": max_trials, "max_concurrent_trials": at_once}
+    of = brackets("async_halving", num_rungs=3, divisor=3, max_time=9, **trials)
+    assert of == [([1, 3, 9], max_trials, initial)]

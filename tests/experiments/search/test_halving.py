@@ -29,6 +29,12 @@ def halving(**changed: Any) -> Search:
     return Search(SearcherSettings(given.pop("name", "async_halving"), "loss", **given), {"x": number(0, 1)}, 0)
 
 
+def begun(**changed: Any) -> Search:
+    search = halving(**changed)
+    search.initial()
+    return search
+
+
 def stops(operations: list[Operation]) -> list[int]:
     return [operation.trial_id for operation in operations if isinstance(operation, StopTrial)]
 
@@ -51,8 +57,7 @@ def creates(operations: list[Operation]) -> list[int]:
 )
 @pytest.mark.parametrize("smaller_is_better", [True, False])
 def test_best_of_a_rung_continue(metrics: list[float], decisions: str, smaller_is_better: bool) -> None:
-    search = halving(smaller_is_better=smaller_is_better)
-    search.initial()
+    search = begun(smaller_is_better=smaller_is_better)
     decided = ""
     for trial_id, metric in enumerate(metrics, start=1):
         operations = search.validation_completed(trial_id, metric if smaller_is_better else -metric, 4)
@@ -61,36 +66,21 @@ def test_best_of_a_rung_continue(metrics: list[float], decisions: str, smaller_i
     assert decided == decisions
 
 
-def test_before_the_first_rung_nothing_is_decided() -> None:
-    search = halving()
-    search.initial()
+def test_nothing_is_decided_before_a_rung() -> None:
+    search = begun()
     assert search.validation_completed(1, 0.1, 4) == []
     assert search.validation_completed(2, 0.9, 3.99) == []
-    assert stops(search.validation_completed(2, 0.9, 4.5)) == [2]
+    assert search.validation_completed(2, 0.9, 4.5) == [StopTrial(2)]
+    assert search.validation_completed(2, 0.9, 4.5) == []  # decided already
+    assert search.validation_completed(1, 0.9, 4) == []
+    assert search.validation_completed(1, 0.1, 16) == [StopTrial(1)]  # the top rung stops even the best
 
 
 def test_late_validation_counts_in_all_rungs() -> None:
-    search = halving(num_rungs=3, max_time=64, max_trials=5)
-    search.initial()
+    search = begun(num_rungs=3, max_time=64, max_trials=5)
     assert search.validation_completed(1, 0.1, 20) == []
     assert stops(search.validation_completed(2, 0.05, 4)) == []
     assert stops(search.validation_completed(2, 0.2, 16)) == [2]
-
-
-def test_top_rung_stops_even_the_best() -> None:
-    search = halving()
-    search.initial()
-    assert search.validation_completed(1, 0.1, 4) == []
-    assert search.validation_completed(1, 0.1, 16) == [StopTrial(1)]
-
-
-def test_repeated_validation_changes_nothing() -> None:
-    search = halving()
-    search.initial()
-    search.validation_completed(1, 0.1, 4)
-    assert search.validation_completed(1, 0.9, 4) == []
-    assert search.validation_completed(2, 0.5, 4) == [StopTrial(2)]
-    assert search.validation_completed(2, 0.5, 4) == []
 
 
 def test_worse_and_worse_trials_stop() -> None:
@@ -137,16 +127,14 @@ def test_brackets_compare_their_own_trials_only(smaller_is_better: bool, exits: 
 
 
 def test_completed_trial_has_no_follower() -> None:
-    search = halving(max_concurrent_trials=2)
-    search.initial()
+    search = begun(max_concurrent_trials=2)
     assert search.trial_exited(1, ExitReason.COMPLETED) == []
     assert search.trial_exited(2, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
 
 
 @pytest.mark.parametrize("reason", [ExitReason.ERRORED, ExitReason.CANCELED])
 def test_failed_trial_ranks_last(reason: ExitReason) -> None:
-    search = halving(divisor=2, max_concurrent_trials=5, max_time=8)
-    search.initial()
+    search = begun(divisor=2, max_concurrent_trials=5, max_time=8)
     assert creates(search.trial_exited(1, reason)) == [6]
     assert creates(search.trial_exited(2, reason)) == [7]
     assert search.validation_completed(3, 0.5, 4) == []
@@ -155,16 +143,14 @@ def test_failed_trial_ranks_last(reason: ExitReason) -> None:
 
 
 def test_stopped_trial_keeps_its_rank() -> None:
-    search = halving(max_concurrent_trials=2)
-    search.initial()
+    search = begun(max_concurrent_trials=2)
     search.validation_completed(1, 0.1, 4)
     assert creates(search.validation_completed(2, 0.2, 4)) == [3]
     assert search.trial_exited(2, ExitReason.ERRORED) == []
 
 
 def test_invalid_trial_is_replaced() -> None:
-    search = halving(max_trials=3, max_concurrent_trials=2)
-    search.initial()
+    search = begun(max_trials=3, max_concurrent_trials=2)
     assert search.validation_completed(1, 0.1, 4) == []
     assert creates(search.trial_exited(1, ExitReason.INVALID_HP)) == [3]
     assert search.validation_completed(2, 0.9, 4) == []
@@ -175,8 +161,7 @@ def test_invalid_trial_is_replaced() -> None:
 
 
 def test_hopeless_search_ends() -> None:
-    search = halving(max_trials=1)
-    search.initial()
+    search = begun(max_trials=1)
     for trial_id in range(1, 101):
         assert creates(search.trial_exited(trial_id, ExitReason.INVALID_HP)) == [trial_id + 1]
     warning, shutdown = search.trial_exited(101, ExitReason.INVALID_HP)
@@ -192,8 +177,7 @@ def test_hopeless_search_ends() -> None:
     ],
 )
 def test_missing_metric_fails_the_trial(metric: Any, at: Any, named: str) -> None:
-    search = halving(max_trials=2, max_concurrent_trials=1)
-    search.initial()
+    search = begun(max_trials=2, max_concurrent_trials=1)
     stop, follower = search.validation_completed(1, metric, at)
     assert isinstance(stop, StopTrial)
     assert stop.error is not None
@@ -204,13 +188,13 @@ def test_missing_metric_fails_the_trial(metric: Any, at: Any, named: str) -> Non
     assert search.trial_exited(2, ExitReason.ERRORED) == [Shutdown(Outcome.ERROR)]
 
 
-def test_forced_validations_are_at_the_rungs() -> None:
-    search = halving(name="adaptive_asha", max_trials=50, max_time=64, force_validations=True)
-    lengths = {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)}
-    assert lengths == {(4, 16, 64), (16, 64)}
-
-
-def test_rungs_of_one_length_ask_for_one_validation() -> None:
-    search = halving(num_rungs=3, max_time=2, force_validations=True)
-    (lengths,) = {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)}
-    assert lengths == (1, 2)
+@pytest.mark.parametrize(
+    ("settings", "lengths"),
+    [
+        ({"name": "adaptive_asha", "max_trials": 50, "max_time": 64}, {(4, 16, 64), (16, 64)}),
+        ({"num_rungs": 3, "max_time": 2}, {(1, 2)}),  # two of the rungs have the same length
+    ],
+)
+def test_forced_validations_are_at_the_rungs(settings: dict[str, Any], lengths: set[tuple[int, ...]]) -> None:
+    search = halving(**settings, force_validations=True)
+    assert {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)} == lengths

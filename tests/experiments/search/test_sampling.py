@@ -37,12 +37,13 @@ def ids(operations: list[Operation]) -> list[int]:
 
 
 def test_seed_42_gives_these_trials() -> None:
-    search = Search(settings("random", max_trials=3), SPACE, 42)
-    assert search.initial() == [
+    trials = [
         CreateTrial(1, 670094950, {"batch": 54, "lr": 0.024526126311336768, "opt": "c"}),
         CreateTrial(2, 893664919, {"batch": 34, "lr": 0.00019949166150633936, "opt": "c"}),
         CreateTrial(3, 3344769, {"batch": 18, "lr": 0.00011527987128232398, "opt": "b"}),
     ]
+    assert plan_trials(settings("random", max_trials=3), SPACE, 42) == trials
+    assert plan_trials(settings("single"), SPACE, 42) == trials[:1]
 
 
 @pytest.mark.parametrize("seed", [0, 84, 1700000000, 2**32 - 1])
@@ -79,12 +80,6 @@ def test_more_trials_than_can_be_listed_are_not(name: str, others: dict[str, Any
     with pytest.raises(ValueError, match="At most 100,000 trials"):
         plan_trials(settings(name, **others), space, 5)
     assert ids(Search(settings(name, **{**others, "max_concurrent_trials": 1}), space, 5).initial()) == [1]
-
-
-def test_single_draws_one_trial_from_its_ranges() -> None:
-    assert plan_trials(settings("single"), SPACE, 42) == [
-        CreateTrial(1, 670094950, {"batch": 54, "lr": 0.024526126311336768, "opt": "c"})
-    ]
 
 
 @pytest.mark.parametrize(("at_once", "initial"), [(2, [1, 2]), (5, [1, 2, 3, 4]), (0, [1, 2, 3, 4])])
@@ -152,7 +147,7 @@ def test_second_exit_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("trial_id", [0, 3])
-def test_trial_that_was_not_created_is_refused(trial_id: int) -> None:
+def test_unknown_trial_is_refused(trial_id: int) -> None:
     search = Search(settings("random", max_trials=2), SPACE, 0)
     search.initial()
     with pytest.raises(ValueError, match=f"trial {trial_id} was not created"):

@@ -72,14 +72,8 @@ def test_grid_has_both_ends_or_the_middle(hyperparameter: Any, values: list[Any]
 
 def test_grid_runs_from_last_to_first() -> None:
     space = {"b": choice(1, 2, 3), "a": choice("x", "y")}
-    assert [(point["a"], point["b"]) for point in points(space)] == [
-        ("y", 3),
-        ("y", 2),
-        ("y", 1),
-        ("x", 3),
-        ("x", 2),
-        ("x", 1),
-    ]
+    assert [(point["a"], point["b"]) for point in points(space)] == [(a, b) for a in "yx" for b in (3, 2, 1)]
+    assert points({}) == [{}]
 
 
 def test_groups_are_axes_of_a_grid() -> None:
@@ -87,10 +81,6 @@ def test_groups_are_axes_of_a_grid() -> None:
     assert points(space) == [
         {"k": 9, "n": {"a": {}, "b": b, "c": {"d": d}}} for b, d in [(1, 4), (1, 3), (0, 4), (0, 3)]
     ]
-
-
-def test_without_hyperparameters_there_is_one_point() -> None:
-    assert points({}) == [{}]
 
 
 def test_grid_larger_than_memory_can_be_walked() -> None:
