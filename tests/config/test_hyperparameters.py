@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from det_lightning.config.hyperparameters import Categorical, Const, Double, Int, Log, leaves
+from det_lightning.config.hyperparameters import Categorical, Const, Double, Int, Log
 from tests.config.configurations import mistakes_in, read_part
 
 
@@ -110,8 +110,3 @@ def test_grids_need_counts() -> None:
         (7, "hyperparameters.d.e.count"),
         (8, "hyperparameters.d.f.g.count"),
     ]
-
-
-def test_leaves_have_paths() -> None:
-    group = hyperparameters_of("{a: 1, b: {c: {d: 2}, e: {}}}")
-    assert list(leaves(group)) == [(("a",), Const(val=1)), (("b", "c", "d"), Const(val=2))]

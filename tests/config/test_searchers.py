@@ -103,9 +103,9 @@ def test_lengths_give_the_time(given: str, clock: str, full_time: int, validates
         ("{name: adaptive_asha, max_trials: 4, max_length: 9, mode: fast}", "mode", "must be 'aggressive', 'standard'"),
         ("{name: adaptive_asha, max_trials: 4, max_length: 9, bracket_rungs: [0]}", "bracket_rungs[0]", "at least 1"),
         ("{name: async_halving, max_trials: 4, max_length: 9}", "num_rungs", "is missing"),
-        ("{name: async_halving, max_trials: 4, max_length: 9, num_rungs: 600}", "num_rungs", "the divisor 4; got 600"),
-        ("{name: adaptive_asha, max_trials: 4, max_length: 9, bracket_rungs: [2, 600]}", "bracket_rungs", "got 600"),
-        ("{name: adaptive_asha, max_trials: 4, max_length: 9, divisor: 1.001, max_rungs: 9999}", "max_rungs", "1387"),
+        ("{name: async_halving, max_trials: 4, max_length: 9, num_rungs: 600}", "num_rungs", "at most 100; got 600"),
+        ("{name: adaptive_asha, max_trials: 4, max_length: 9, bracket_rungs: [2, 600]}", "bracket_rungs[1]", "got 600"),
+        ("{name: adaptive_asha, max_trials: 4, max_length: 9, divisor: 1e9}", "divisor", "must be at most 1000; got"),
     ],
 )
 def test_refused_searches_get_advice(text: str, path: str, message: str) -> None:
