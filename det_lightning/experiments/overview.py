@@ -46,13 +46,14 @@ def summarize_experiment(directory: ExperimentDirectory) -> dict[str, Any]:
 
 def _summarize(directory: ExperimentDirectory, state: ExperimentState) -> dict[str, Any]:
     is_run = find_runner(directory.events) is not None
+    started = None if state.started_at is None else datetime.datetime.fromtimestamp(state.started_at).astimezone()
     return {
         "id": directory.experiment_id,
         "name": directory.config()["name"],
         "state": state.outcome or ("RUNNING" if is_run else "PAUSED"),
         "trials": len(state.trials),
         "best": state.best(state.find_best(trial) for trial in state.trials.values()),
-        "started": None if state.started_at is None else _format_time(state.started_at),
+        "started": started and started.strftime("%Y-%m-%d %H:%M"),
         "directory": str(directory.path),
     }
 
@@ -85,13 +86,11 @@ def find_failed_trials(directory: ExperimentDirectory) -> list[int]:
     return [trial.trial_id for trial in trials if trial.status is TrialStatus.ERROR]
 
 
-def find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
+def _find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
     """Return a trial's checkpoint with the best metric, or the newest checkpoint without any metric."""
-    metrics = {checkpoint.checkpoint_id: state.metric_at(checkpoint) for checkpoint in trial.checkpoints.values()}
-    best = state.best(metrics.values())
-    if best is None:
-        return trial.newest_checkpoint()
-    return next(trial.checkpoints[checkpoint_id] for checkpoint_id, metric in metrics.items() if metric == best)
+    metrics = [(checkpoint, state.metric_at(checkpoint)) for checkpoint in trial.checkpoints.values()]
+    best = state.best(metric for _, metric in metrics)
+    return next((one for one, metric in metrics if best is not None and metric == best), trial.newest_checkpoint())
 
 
 def _find_best_validation(
@@ -105,8 +104,8 @@ def _find_best_validation(
 
 
 def _describe_trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
-    latest = trial.validations[max(trial.validations)] if trial.validations else None
-    checkpoint = find_best_checkpoint(state, trial)
+    latest = trial.latest_validation()
+    checkpoint = _find_best_checkpoint(state, trial)
     best = _find_best_validation(state, trial, checkpoint)
     reported = best or latest
     return {
@@ -124,7 +123,3 @@ def _describe_trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any
         "hparams": mask(trial.hparams),
         "reason": mask(trial.reason),
     }
-
-
-def _format_time(time_s: float) -> str:
-    return datetime.datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M")

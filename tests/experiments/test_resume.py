@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from det_lightning.experiments.directory import ExperimentDirectory, Placement
+from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.overview import describe_experiment, summarize_experiment
 from tests.experiments.running import events_of, processes_of, run, run_until, start, wait_for, write_project
 
@@ -47,7 +47,8 @@ def test_resume_keeps_options(tmp_path: Path) -> None:
     assert json.loads((experiment / "trials/1/task.json").read_text())["slots"] == [0, 1]
     # Options of a resume replace them, also for the next one.
     run("experiment", "resume", experiment, "--slots", 1, "--no-cpu", "--ray", "none")
-    assert ExperimentDirectory.existing(experiment).placement() == Placement(1, cpu=False, ray=None)
+    options = ExperimentDirectory.existing(experiment).options()
+    assert (options.slots, options.cpu, options.ray) == (1, False, None)
 
 
 def test_failed_trials_go_on_after_a_fix(tmp_path: Path) -> None:

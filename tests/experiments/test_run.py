@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from det_lightning.errors import ExperimentError
+from det_lightning.experiments.warm_start import find_source
 from tests.experiments.running import events_of, kill, processes_of, run, run_until, start, wait_for, write_project
 
 pytestmark = pytest.mark.slow
@@ -235,10 +237,13 @@ def test_only_one_runner_at_a_time(tmp_path: Path) -> None:
 
 
 def test_wrong_configuration_creates_nothing(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", searcher={"name": "random", "metric": "loss"}, max_restart=3)
-    error = run("run", config, tmp_path / "project", "--experiments", tmp_path / "out", ends_with=2).stderr
-    assert "max_trials" in error
-    assert "max_restart" in error
+    wrong = {"name": "random", "metric": "loss"}
+    config = write_project(tmp_path / "project", searcher=wrong, max_restart=3)
+    error = run("run", config, config.parent, "--experiments", tmp_path / "out", ends_with=2).stderr
+    assert all(name in error for name in ("max_trials", "max_restart"))
+    config = write_project(tmp_path / "project", searcher={**wrong, "max_trials": 1, "source_checkpoint_uuid": "abc"})
+    error = run("run", config, config.parent, "--experiments", tmp_path / "out", ends_with=2).stderr
+    assert "searcher.source_checkpoint_uuid is the id 'abc'" in error
     assert not (tmp_path / "out").exists()
 
 
@@ -255,35 +260,24 @@ def test_missing_ray_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "storage", "says"),
     [
-        ("checkpoints/abc", None, ["the relative path 'checkpoints/abc'", "an absolute path, such as"]),
-        ("abc", None, ["the id 'abc'", "names no checkpoint_storage"]),
-        ("abc", "there", ["There is no checkpoint 'abc'"]),
-        ("abc", Path("there"), ["the id 'abc'", "the relative path 'there'", "absolute path or URL"]),
-        ("/nowhere/abc", None, ["There is no checkpoint '/nowhere/abc'"]),
+        ("checkpoints/abc", None, "is the relative path 'checkpoints/abc', .* Write an absolute path, such as"),
+        ("abc", None, "is the id 'abc', but the configuration names no checkpoint_storage"),
+        ("abc", "{}/there", "There is no checkpoint 'abc'"),
+        ("abc", "there", "is the id 'abc', but .* the relative path 'there', .* absolute path or URL"),
+        ("/nowhere/abc", None, "There is no checkpoint '/nowhere/abc'"),
     ],
 )
-def test_missing_source_checkpoint_is_an_error(
-    checkpoint: str, storage: str | Path | None, says: list[str], tmp_path: Path
-) -> None:
-    searcher = {"name": "single", "metric": "loss", "source_checkpoint_uuid": checkpoint}
-    sections: dict[str, object] = {"searcher": searcher}
-    if storage is not None:
-        (tmp_path / storage).mkdir()
-        sections["checkpoint_storage"] = {
-            "type": "directory",
-            "container_path": str(storage if isinstance(storage, Path) else tmp_path / storage),
-        }
-    config = write_project(tmp_path / "project", **sections)
-    result = run("run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", ends_with=2)
-    assert "searcher.source_checkpoint_uuid" in result.stderr
-    assert all(text in result.stderr for text in says), result.stderr
-    assert not (tmp_path / "experiments").exists()
-    assert storage is None or list((tmp_path / storage).iterdir()) == []
+def test_missing_source_checkpoint_is_an_error(checkpoint: str, storage: str | None, says: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    named = None if storage is None else {"type": "directory", "container_path": storage.format(tmp_path)}
+    with pytest.raises(ExperimentError, match=rf"searcher\.source_checkpoint_uuid.*{says}"):
+        find_source(checkpoint, named, tmp_path / "experiments")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
 
 
 def test_failed_experiment_names_its_logs(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", entrypoint="python3 -c 'raise OSError(5)'", max_restarts=0)
-    result = run("run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", ends_with=1)
+    result = run("run", config, config.parent, "--experiments", tmp_path, ends_with=1)
     (command,) = (line.partition("det-lightning ")[2] for line in result.stderr.splitlines() if "logs" in line)
-    assert command == f"experiment logs {tmp_path / 'experiments' / 'small-1'} 1"
+    assert command == f"experiment logs {tmp_path / 'small-1'} 1"
     assert "OSError: 5" in run(*command.split()).stdout

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from det_lightning.experiments.search import SearcherSettings
 from det_lightning.experiments.search.halving import make_brackets
+from tests.experiments.search.spaces import searcher
 
 
 def brackets(name: str = "adaptive_asha", **settings: Any) -> list[tuple[list[int], int, int]]:
-    of = make_brackets(SearcherSettings(name, "loss", time_metric="batches", **settings))
+    of = make_brackets(searcher(name, **settings))
     return [(list(bracket.rungs), bracket.max_trials, bracket.initial_trials) for bracket in of]
 
 
@@ -65,7 +65,7 @@ def test_adaptive_asha_has_these_brackets(
 def test_given_brackets_divide_the_trials(
     max_trials: int, divisor: float, rungs: tuple[int, ...], trials: list[int]
 ) -> None:
-    divided = brackets(max_trials=max_trials, divisor=divisor, bracket_rungs=rungs[::-1], max_time=1000)
+    divided = brackets(max_trials=max_trials, divisor=divisor, bracket_rungs=[*rungs[::-1]], max_time=1000)
     assert [len(lengths) for lengths, _, _ in divided] == list(rungs)
     assert [count for _, count, _ in divided] == trials
 

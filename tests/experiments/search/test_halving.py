@@ -7,26 +7,20 @@ from typing import Any
 
 import pytest
 
-from det_lightning.experiments.search import (
-    CreateTrial,
-    ExitReason,
-    Operation,
-    Outcome,
-    Search,
-    SearcherSettings,
-    Shutdown,
-    StopTrial,
-    Warn,
-)
-from tests.experiments.search.spaces import number
+from det_lightning.config import Length
+from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, Shutdown, StopTrial, Warn
+from det_lightning.experiments.search.search import Search
+from tests.experiments.search.spaces import number, searcher
 
 NAN = math.nan
 
 
 def halving(**changed: Any) -> Search:
     """Rungs at 4 and 16 with a divisor of 4, and eight trials, all at once."""
-    given: dict[str, Any] = {"max_trials": 8, "num_rungs": 2, "max_time": 16, "time_metric": "batches", **changed}
-    return Search(SearcherSettings(given.pop("name", "async_halving"), "loss", **given), {"x": number(0, 1)}, 0)
+    given: dict[str, Any] = {"name": "async_halving", "max_trials": 8, "num_rungs": 2, "max_time": 16, **changed}
+    if given["name"] == "adaptive_asha":
+        del given["num_rungs"]
+    return Search(searcher(**given), {"x": number(0, 1)}, 0)
 
 
 def begun(**changed: Any) -> Search:
@@ -97,7 +91,7 @@ def test_worse_and_worse_trials_stop() -> None:
                 break
         last = search.trial_exited(trial_id, ExitReason.COMPLETED)
     assert stopped_at == {1: 900, **dict.fromkeys(range(2, 11), 100)}
-    assert last == [Shutdown(Outcome.COMPLETED)]
+    assert last == [Shutdown(ExitReason.COMPLETED)]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +123,7 @@ def test_brackets_compare_their_own_trials_only(smaller_is_better: bool, exits: 
 def test_completed_trial_has_no_follower() -> None:
     search = begun(max_concurrent_trials=2)
     assert search.trial_exited(1, ExitReason.COMPLETED) == []
-    assert search.trial_exited(2, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
+    assert search.trial_exited(2, ExitReason.COMPLETED) == [Shutdown(ExitReason.COMPLETED)]
 
 
 @pytest.mark.parametrize("reason", [ExitReason.ERRORED, ExitReason.CANCELED])
@@ -157,7 +151,7 @@ def test_invalid_trial_is_replaced() -> None:
     assert creates(search.validation_completed(3, 0.95, 4)) == [4]
     for trial_id in (2, 3):
         search.trial_exited(trial_id, ExitReason.COMPLETED)
-    assert search.trial_exited(4, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
+    assert search.trial_exited(4, ExitReason.COMPLETED) == [Shutdown(ExitReason.COMPLETED)]
 
 
 def test_hopeless_search_ends() -> None:
@@ -166,7 +160,7 @@ def test_hopeless_search_ends() -> None:
         assert creates(search.trial_exited(trial_id, ExitReason.INVALID_HP)) == [trial_id + 1]
     warning, shutdown = search.trial_exited(101, ExitReason.INVALID_HP)
     assert warning == Warn(101, "not replaced: 100 trials before it had invalid hyperparameters")
-    assert shutdown == Shutdown(Outcome.COMPLETED)
+    assert shutdown == Shutdown(ExitReason.COMPLETED)
 
 
 @pytest.mark.parametrize(
@@ -185,16 +179,20 @@ def test_missing_metric_fails_the_trial(metric: Any, at: Any, named: str) -> Non
     assert creates([follower]) == [2]
     assert search.validation_completed(1, metric, at) == []
     assert search.trial_exited(1, ExitReason.COMPLETED) == []
-    assert search.trial_exited(2, ExitReason.ERRORED) == [Shutdown(Outcome.ERROR)]
+    assert search.trial_exited(2, ExitReason.ERRORED) == [Shutdown(ExitReason.ERRORED)]
 
 
 @pytest.mark.parametrize(
     ("settings", "lengths"),
     [
-        ({"name": "adaptive_asha", "max_trials": 50, "max_time": 64}, {(4, 16, 64), (16, 64)}),
-        ({"num_rungs": 3, "max_time": 2}, {(1, 2)}),  # two of the rungs have the same length
+        ({"name": "adaptive_asha", "max_trials": 50, "max_length": 64}, {(4, 16, 64), (16, 64)}),
+        (
+            {"name": "async_halving", "max_trials": 8, "num_rungs": 3, "max_length": 2},
+            {(1, 2)},
+        ),  # twice a length
     ],
 )
 def test_forced_validations_are_at_the_rungs(settings: dict[str, Any], lengths: set[tuple[int, ...]]) -> None:
-    search = halving(**settings, force_validations=True)
+    length = Length(settings.pop("max_length"), "batches")
+    search = Search(searcher(**settings, max_length=length), {"x": number(0, 1)}, 0)
     assert {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)} == lengths

@@ -6,8 +6,11 @@ import dataclasses
 
 from hypothesis import given
 
-from det_lightning.experiments.search import ExitReason, Outcome, Search, SearcherSettings, Shutdown, StopTrial
+from det_lightning.config.searchers import Searcher
+from det_lightning.experiments.search.operations import ExitReason, Shutdown, StopTrial
+from det_lightning.experiments.search.search import Search
 from tests.experiments.search.simulation import Chances, report
+from tests.experiments.search.spaces import searcher
 from tests.experiments.search.test_simulated import (
     SPACE,
     all_chances,
@@ -19,20 +22,20 @@ from tests.experiments.search.test_simulated import (
 
 
 @given(of=any_settings, chances=all_chances, seed=seeds)
-def test_retries_keep_number_and_replay(of: SearcherSettings, chances: Chances, seed: int) -> None:
+def test_retries_keep_number_and_replay(of: Searcher, chances: Chances, seed: int) -> None:
     simulation = simulated(of, dataclasses.replace(chances, error=0.2, retry=0.3), seed)
     check_number_of_trials(of, simulation)
     assert ExitReason.ERRORED not in simulation.exits().values()
     assert simulation.search.is_finished
-    assert simulation.shutdowns()[-1] == Shutdown(Outcome.COMPLETED)
+    assert simulation.shutdowns()[-1] == Shutdown(ExitReason.COMPLETED)
     replayed = Search(of, SPACE, seed)
     answers = [replayed.initial(), *(report(replayed, event) for event in simulation.events)]
     assert answers == simulation.answers
 
 
 def asha() -> Search:
-    settings = {"max_trials": 4, "max_concurrent_trials": 2, "num_rungs": 2, "max_time": 8, "time_metric": "batches"}
-    search = Search(SearcherSettings("async_halving", "loss", **settings), SPACE, 7)
+    of = searcher("async_halving", max_trials=4, max_concurrent_trials=2, num_rungs=2, max_time=8)
+    search = Search(of, SPACE, 7)
     search.initial()
     return search
 
