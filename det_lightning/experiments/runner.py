@@ -210,8 +210,10 @@ class ExperimentRunner:
 
     def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
         """Decide what the end of a run means for the trial."""
+        # Otherwise, a command that always claims preemption would be started again for ever.
+        is_preempted = trial.stop_requested or trial.orphaned or trial.steps_saved() > trial.started_from
         is_done = status == 0 and not trial.preempted
-        ended_well = is_done or self.state.pausing or (status in _PREEMPTED and _was_preempted(trial))
+        ended_well = is_done or self.state.pausing or (status in _PREEMPTED and is_preempted)
         closed, reason = self._choose_status(trial, status, ended_well)
         event = self.record(
             "run_ended",
@@ -259,11 +261,3 @@ class ExperimentRunner:
         self._log.append(event)
         self.state.apply(event)
         return event
-
-
-def _was_preempted(trial: TrialRecord) -> bool:
-    """Return whether to accept a run's claim of preemption: the run was asked to stop, or saved new progress.
-
-    Otherwise, a command that always claims preemption would be started again for ever.
-    """
-    return trial.stop_requested or trial.orphaned or trial.steps_saved() > trial.started_from
