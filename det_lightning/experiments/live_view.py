@@ -77,7 +77,7 @@ class _Lines(_View):
 def _describe_trial(state: ExperimentState, trial: TrialRecord) -> str:
     parts = [f"trial {trial.trial_id}: {trial.status.value}", f"{trial.steps_completed} batches"]
     if trial.validations:
-        found = (state.find_metric(trial.latest_validation()), state.find_best(trial))
+        found = (state.find_metric(trial.latest_metrics()), state.find_best(trial))
         value, best = (format_number(one) or "missing" for one in found)
         parts += [f"{state.metric} {value}", f"best {best}"]
     if trial.reason:
@@ -124,7 +124,7 @@ class _Table(_View):
                 trial.status.value,
                 str(trial.steps_completed),
                 format_number(state.find_best(trial)),
-                format_number(state.find_metric(trial.latest_validation())),
+                format_number(state.find_metric(trial.latest_metrics())),
                 str(trial.restarts or ""),
                 self._time_left(trial),
             )

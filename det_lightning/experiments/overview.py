@@ -7,7 +7,7 @@ from typing import Any
 
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import find_runner, read_events
-from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus, Validation
+from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus
 from det_lightning.experiments.trial_process import is_running, read_status
 from det_lightning.experiments.trial_reports import read_curves, take_unread_reports
 from det_lightning.masking import mask
@@ -93,29 +93,28 @@ def _find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpo
     return next((one for one, metric in metrics if best is not None and metric == best), trial.newest_checkpoint())
 
 
-def _find_best_validation(
-    state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None
-) -> Validation | None:
-    """Return a trial's best validation; of several equally good validations, the one of the checkpoint."""
+def _find_best_batches(state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None) -> int | None:
+    """Return the batches before a trial's best validation; of several equally good ones, that of the checkpoint."""
     value = state.find_best(trial)
-    best = [one for one in trial.validations.values() if value is not None and state.find_metric(one) == value]
-    at_checkpoint = (one for one in best if checkpoint and one.steps_completed == checkpoint.steps_completed)
-    return next(at_checkpoint, best[0] if best else None)
+    best = [batches for batches, metrics in trial.validations.items() if state.find_metric(metrics) == value]
+    if value is None or not best:
+        return None
+    return checkpoint.steps_completed if checkpoint and checkpoint.steps_completed in best else best[0]
 
 
 def _describe_trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
-    latest = trial.latest_validation()
+    latest = trial.latest_metrics()
     checkpoint = _find_best_checkpoint(state, trial)
-    best = _find_best_validation(state, trial, checkpoint)
-    reported = best or latest
+    batches = _find_best_batches(state, trial, checkpoint)
+    best = None if batches is None else trial.validations[batches]
     return {
         "id": trial.trial_id,
         "state": trial.status.value,
         "batches": trial.steps_completed,
         "best": state.find_metric(best),
-        "best_batches": None if best is None else best.steps_completed,
+        "best_batches": batches,
         "latest": state.find_metric(latest),
-        "metrics": mask(reported.metrics) if reported else {},
+        "metrics": mask(best or latest or {}),
         "restarts": trial.restarts,
         "seed": trial.trial_seed,
         "checkpoint": None if checkpoint is None else checkpoint.checkpoint_id,

@@ -54,14 +54,6 @@ class TrialStatus(str, enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Validation:
-    """The metrics of a validation, and the number of batches trained before."""
-
-    steps_completed: int
-    metrics: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """A completely written checkpoint of a trial, and the time of the report.
 
@@ -98,13 +90,13 @@ class TrialRecord:
     preempted: bool = False  # whether the run reported an end on request
     ended_by_hook: bool = False  # whether the run ended in startup-hook.sh
     reason: str | None = None  # why the latest run failed, or the trial ended
-    validations: dict[int, Validation] = dataclasses.field(default_factory=dict)
+    validations: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)  # metrics by batches trained
     checkpoints: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)
     started_at: float | None = None
     ended_at: float | None = None
 
-    def latest_validation(self) -> Validation | None:
-        """Return the validation after the most batches; None if there is none."""
+    def latest_metrics(self) -> dict[str, Any] | None:
+        """Return the metrics of the validation after the most batches; None if there is none."""
         return self.validations[max(self.validations)] if self.validations else None
 
     def newest_checkpoint(self) -> Checkpoint | None:
@@ -131,13 +123,12 @@ class TrialRecord:
 
     def on_validation(self, event: Mapping[str, Any]) -> None:
         steps = event["steps_completed"]
-        self.validations[steps] = Validation(steps, event["metrics"])
+        self.validations[steps] = event["metrics"]
         self.steps_completed = max(self.steps_completed, steps)
 
     def on_validation_extended(self, event: Mapping[str, Any]) -> None:
         steps = event["steps_completed"]
-        known = self.validations[steps].metrics if steps in self.validations else {}
-        self.validations[steps] = Validation(steps, {**known, **event["metrics"]})
+        self.validations[steps] = {**self.validations.get(steps, {}), **event["metrics"]}
 
     def on_checkpoint(self, event: Mapping[str, Any]) -> None:
         steps = event["steps_completed"]
@@ -213,9 +204,9 @@ class ExperimentState:
         if "lines" in event:
             self.trials[event["trial"]].lines_read = event["lines"]
 
-    def find_metric(self, validation: Validation | None) -> float | None:
-        """Return the searcher's metric of a validation; None without a number of this name."""
-        return None if validation is None else as_number(validation.metrics.get(self.metric))
+    def find_metric(self, metrics: Mapping[str, Any] | None) -> float | None:
+        """Return the searcher's metric among the metrics of a validation; None without a number of this name."""
+        return None if metrics is None else as_number(metrics.get(self.metric))
 
     def metric_at(self, checkpoint: Checkpoint) -> float | None:
         """Return the searcher's metric of the validation at the same batch as a checkpoint; None if there was none."""
@@ -224,7 +215,7 @@ class ExperimentState:
 
     def find_best(self, trial: TrialRecord) -> float | None:
         """Return the best value of the searcher's metric in a trial."""
-        return self.best(self.find_metric(validation) for validation in trial.validations.values())
+        return self.best(map(self.find_metric, trial.validations.values()))
 
     def best(self, values: Iterable[float | None]) -> float | None:
         """Return the best of several values of the searcher's metric; None if there is none."""
