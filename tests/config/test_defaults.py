@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
@@ -137,6 +137,7 @@ CONFIGURATIONS = st.fixed_dictionaries(
 
 
 @given(CONFIGURATIONS)
+@settings(max_examples=20)
 def test_defaults_and_texts_read_alike(configuration: dict[str, Any]) -> None:
     configuration.setdefault("reproducibility", {"experiment_seed": 1})
     before = json.dumps(configuration)
