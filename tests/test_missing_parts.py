@@ -41,10 +41,10 @@ IMPORTS = {
     "from determined.experimental import create": "determined.experimental.create",
     "from determined.pytorch import PyTorchTrialController": "determined.pytorch.PyTorchTrialController",
     "from determined.callback import Callback": "determined.callback",
+    "from determined.launch.deepspeed import create_run_command": "determined.launch.deepspeed",
     **{
         f"from determined.launch.{launcher} import {helper}": f"determined.launch.{launcher}.{helper}"
         for launcher, helper in [
-            ("deepspeed", "create_run_command"),
             ("horovod", "create_sshd_worker_cmd"),
             ("torch_distributed", "create_log_redirect_cmd"),
             ("wrap_rank", "forward_stream"),

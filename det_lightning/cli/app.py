@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -28,61 +28,49 @@ def _epilog(example: str, page: str, exit_codes: str) -> str:
     return f"Example: det-lightning {example}\n\nDocumentation: {_DOCS}/{page}.md\n\n{exit_codes}"
 
 
-def _add_to(group: typer.Typer, page: str, exit_codes: str) -> Callable[..., None]:
-    """Return a function that adds a command with an example to a group."""
-
-    def add(function: Callable[..., None], name: str, example: str, **settings: Any) -> None:
-        group.command(name, epilog=_epilog(example, page, exit_codes), cls=Command, **settings)(function)
-
-    return add
-
-
 app = typer.Typer(
     help="Determined trials on PyTorch Lightning.",
     epilog=_epilog("run const.yaml", "index", arguments.EXIT_CODES),
     cls=MaskingGroup,
     **{**TYPER_SETTINGS, "add_completion": True},
 )
-_add_to(app, "experiments", experiment.EXIT_CODES)(experiment.run, "run", "run const.yaml", no_args_is_help=True)
-
-
-def _add_group(name: str, summary: str, example: str, exit_codes: str) -> Callable[..., None]:
-    """Add a group of commands, documented on the page ``NAMEs``; return a function that adds commands."""
-    group = typer.Typer(
-        help=summary, epilog=_epilog(example, f"{name}s", exit_codes), cls=CommandGroup, **TYPER_SETTINGS
+# The page of the documentation and the exit codes.
+_EXPERIMENTS = ("experiments", experiment.EXIT_CODES)
+_CHECKPOINTS = ("checkpoints", arguments.EXIT_CODES)
+_GROUPS = [
+    ("experiment", "Run, show and compare experiments.", "ls", _EXPERIMENTS),
+    ("checkpoint", "List, inspect, convert and delete checkpoints.", "ls s3://bucket/prefix", _CHECKPOINTS),
+]
+_COMMANDS: list[tuple[str, Callable[..., None], str, tuple[str, str]]] = [
+    ("run", experiment.run, "const.yaml", _EXPERIMENTS),
+    ("port", port.port, ". --diff", ("porting", port.EXIT_CODES)),
+    ("experiment run", experiment.run, "const.yaml", _EXPERIMENTS),
+    ("experiment check", experiment.check, "*.yaml", _EXPERIMENTS),
+    ("experiment ls", experiment_reading.ls, "", _EXPERIMENTS),
+    ("experiment show", experiment_reading.show, "experiments/mnist-1 --sort validation_loss", _EXPERIMENTS),
+    ("experiment compare", experiment_reading.compare, "experiments/mnist-1 experiments/mnist-2", _EXPERIMENTS),
+    ("experiment logs", experiment_reading.logs, "experiments/mnist-1 1", _EXPERIMENTS),
+    ("experiment resume", experiment.resume, "experiments/mnist-1", _EXPERIMENTS),
+    ("experiment stop", experiment.stop, "experiments/mnist-1", _EXPERIMENTS),
+    ("checkpoint ls", checkpoint_reading.list_checkpoints, "s3://bucket/prefix", _CHECKPOINTS),
+    ("checkpoint show", checkpoint_reading.show, "s3://bucket/prefix/UUID", _CHECKPOINTS),
+    ("checkpoint verify", checkpoint_reading.verify, "s3://bucket/prefix", _CHECKPOINTS),
+    ("checkpoint export", checkpoint_export.export, "checkpoints/UUID --to weights -o weights.pt", _CHECKPOINTS),
+    ("checkpoint import", checkpoint_writing.import_file, "last.ckpt checkpoints", _CHECKPOINTS),
+    ("checkpoint merge", checkpoint_writing.merge, "checkpoints/UUID", _CHECKPOINTS),
+    ("checkpoint annotate", checkpoint_writing.annotate, "s3://bucket/prefix export/*.json --dry-run", _CHECKPOINTS),
+    ("checkpoint prune", checkpoint_writing.prune, "s3://bucket/prefix --trial-best 1 --dry-run", _CHECKPOINTS),
+]
+_groups = {"": app}
+for _name, _summary, _example, _page in _GROUPS:
+    _groups[_name] = typer.Typer(
+        help=_summary, epilog=_epilog(f"{_name} {_example}", *_page), cls=CommandGroup, **TYPER_SETTINGS
     )
-    app.add_typer(group, name=name)
-    return _add_to(group, f"{name}s", exit_codes)
-
-
-_add = _add_group("experiment", "Run, show and compare experiments.", "experiment ls", experiment.EXIT_CODES)
-_add(experiment.run, "run", "experiment run const.yaml")
-_add(experiment.check, "check", "experiment check *.yaml")
-_add(experiment_reading.ls, "ls", "experiment ls")
-_add(experiment_reading.show, "show", "experiment show experiments/mnist-1 --sort validation_loss")
-_add(
-    experiment_reading.compare, "compare", "experiment compare experiments/mnist-1 experiments/mnist-2 --html page.html"
-)
-_add(experiment_reading.logs, "logs", "experiment logs experiments/mnist-1 1")
-_add(experiment.resume, "resume", "experiment resume experiments/mnist-1")
-_add(experiment.stop, "stop", "experiment stop experiments/mnist-1")
-
-_add = _add_group(
-    "checkpoint",
-    "List, inspect, convert and delete checkpoints.",
-    "checkpoint ls s3://bucket/prefix",
-    arguments.EXIT_CODES,
-)
-_add(checkpoint_reading.list_checkpoints, "ls", "checkpoint ls s3://bucket/prefix")
-_add(checkpoint_reading.show, "show", "checkpoint show s3://bucket/prefix/UUID")
-_add(checkpoint_reading.verify, "verify", "checkpoint verify s3://bucket/prefix")
-_add(checkpoint_export.export, "export", "checkpoint export checkpoints/UUID --to weights -o weights.pt")
-_add(checkpoint_writing.import_file, "import", "checkpoint import last.ckpt checkpoints")
-_add(checkpoint_writing.merge, "merge", "checkpoint merge checkpoints/UUID")
-_add(checkpoint_writing.annotate, "annotate", "checkpoint annotate s3://bucket/prefix export/*.json --dry-run")
-_add(checkpoint_writing.prune, "prune", "checkpoint prune s3://bucket/prefix --trial-best 1 --dry-run")
-
-_add_to(app, "porting", port.EXIT_CODES)(port.port, "port", "port . --diff", no_args_is_help=True)
+    app.add_typer(_groups[_name], name=_name)
+for _path, _function, _example, _page in _COMMANDS:
+    _group, _, _name = _path.rpartition(" ")
+    _epilog_of = _epilog(f"{_path} {_example}".rstrip(), *_page)
+    _groups[_group].command(_name, epilog=_epilog_of, cls=Command, no_args_is_help=not _group)(_function)
 
 
 def _print_version(wanted: bool) -> None:

@@ -22,8 +22,8 @@ from det_lightning.startup_hook import STARTUP_HOOK, find_all_installs
 
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig
-    from det_lightning.experiments.directory import ExperimentDirectory, Placement
-    from det_lightning.experiments.machines import Machines
+    from det_lightning.experiments.directory import ExperimentDirectory, Options
+    from det_lightning.experiments.launcher import Machines
 
 EXIT_CODES = (
     "Exit codes: 0 the experiment is complete; 1 the experiment failed; 2 wrong usage, or a wrong configuration; "
@@ -115,18 +115,19 @@ def run(
     from det_lightning.config import field_effects
     from det_lightning.core._task import TRY_VARIABLE
     from det_lightning.experiments import lifecycle
-    from det_lightning.experiments.directory import Placement
-    from det_lightning.experiments.search_settings import count_most_trials
+    from det_lightning.experiments.directory import Options
+    from det_lightning.experiments.search.search import count_most_trials, plan_trials
     from det_lightning.masking import mask
 
     if try_out:
         os.environ[TRY_VARIABLE] = "1"  # inherited by the processes of the trial
     if dry_run:
+        space = config.hyperparameters
         trials = [
             {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": mask(trial.hparams)}
-            for trial in lifecycle.plan(config)
+            for trial in plan_trials(config.searcher, space, config.reproducibility.experiment_seed)
         ]
-        more = count_most_trials(config) - len(trials)
+        more = count_most_trials(config.searcher, space) - len(trials)
         print_json({"trials": trials, "trials_that_may_follow": more})
         follow = f"up to {more} follow, each after another trial is stopped or fails" if more else "no others follow"
         warn(f"Trials listed: {len(trials)}; {follow}.")
@@ -139,15 +140,13 @@ def run(
         if field.effect in ("ignored", "warned"):
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
     _check_hook(code, hook)
-    placement = Placement(slots, cpu, ray)
+    options = Options(loggers=logger or [], trusted=trusted, slots=slots, cpu=cpu, ray=ray)
     with lifecycle.find_machines(ray) as machines:
-        machines.check(lifecycle.make_demand(config, placement), experiments)
+        machines.check(lifecycle.make_demand(config, options), experiments)
         with_hook = hook is not Hook.skip
-        directory = lifecycle.create(
-            config, config_file, code, experiments, loggers=logger or (), trusted=trusted, with_hook=with_hook
-        )
+        directory = lifecycle.create(config, config_file, code, experiments, options, with_hook=with_hook)
         warn(f"Experiment {directory.experiment_id} in {directory.path}")
-        _run(directory, machines, placement)
+        _run(directory, machines, directory.options())
 
 
 @report_errors()
@@ -171,20 +170,15 @@ def resume(
     """
     from det_lightning.config import read_config
     from det_lightning.experiments import lifecycle
-    from det_lightning.experiments.directory import ExperimentDirectory, Placement
+    from det_lightning.experiments.directory import ExperimentDirectory
 
     found = ExperimentDirectory.existing(directory)
-    before = found.placement()
-    placement = Placement(
-        slots=before.slots if slots is None else slots,
-        cpu=before.cpu if cpu is None else cpu,
-        ray=before.ray if ray is None else None if ray == "none" else ray,
-    )
-    with lifecycle.find_machines(placement.ray) as machines:
-        machines.check(lifecycle.make_demand(read_config(found.config()), placement), found.path)
-        if trusted:
-            found.trust()
-        _run(found, machines, placement, retry_failed=retry_failed)
+    given = {"slots": slots, "cpu": cpu, "ray": ray, "trusted": trusted or None}
+    changes = {name: None if value == "none" else value for name, value in given.items() if value is not None}
+    options = found.options().model_copy(update=changes)
+    with lifecycle.find_machines(options.ray) as machines:
+        machines.check(lifecycle.make_demand(read_config(found.config()), options), found.path)
+        _run(found, machines, options, retry_failed=retry_failed)
 
 
 @report_errors()
@@ -267,16 +261,14 @@ def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig
         return None
 
 
-def _run(
-    directory: ExperimentDirectory, machines: Machines, placement: Placement, *, retry_failed: bool = False
-) -> None:
+def _run(directory: ExperimentDirectory, machines: Machines, options: Options, *, retry_failed: bool = False) -> None:
     """Run an experiment in this process, and exit with the code of the outcome."""
     from det_lightning.experiments import lifecycle
     from det_lightning.experiments.live_view import live_view
     from det_lightning.experiments.overview import find_failed_trials
 
     with live_view(directory) as update:
-        outcome = lifecycle.run(directory, update, machines, placement, retry_failed=retry_failed)
+        outcome = lifecycle.run(directory, update, machines, options, retry_failed=retry_failed)
     if outcome is None:
         warn(f"Paused. Resume with: {_command('resume', directory.path)}")
         raise typer.Exit(130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,3 +53,7 @@ class Document:
     notes: list[ConfigMistake] = dataclasses.field(default_factory=list)
     #: Unknown keys, where unknown keys are left out.
     unknown: list[ConfigMistake] = dataclasses.field(default_factory=list)
+
+    def find_parent(self, path: KeyPath) -> Any:
+        """Return the mapping or list that holds the last key of a path."""
+        return functools.reduce(lambda parent, key: parent[key], path[:-1], self.data)

@@ -5,140 +5,113 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from det_lightning.config.document import KeyPath, path_text
 from det_lightning.config.experiment import ExperimentConfig
 
-#: The treatment of a field; ``warned`` means ignored, with a warning about a possible lack.
-Effect = Literal["used", "ignored", "warned", "refused"]
-
 
 class FieldRule(NamedTuple):
     """A row of the table; the row also applies below the field, except to fields with their own row."""
 
     field: str  # dotted keys
-    effect: Effect
+    effect: str  # used, ignored, warned (ignored, with a warning about a possible lack) or refused
     note: str  # the effect of the field, or why there is none
-    # In a configuration passed to init, TrialModule or pytest --trial-config, if different.
-    in_calls: Effect | None = None
+    in_calls: str | None  # in a configuration passed to init, TrialModule or pytest --trial-config, if different
 
 
-_CONTAINERS = "There are no containers."
-_SCHEDULER = "There is no cluster scheduler."
-_LOOP = "A script reads the field from its own configuration."
+# Field, effect and note of each row.
+_TABLE = """
+name | used | Names the experiment's directory.
+description | used | Kept with the experiment.
+labels | used | Kept with the experiment.
+workspace | ignored | There are no workspaces.
+project | ignored | There are no projects.
+entrypoint | used | `module:Class`, a command, or a list of its parts. Needed.
+data | used | Passed to trials; secrets are masked on display.
+hyperparameters | used | Drawn by the searcher. A bare value is a constant, a mapping a group.
+searcher.name | used | `single`, `random`, `grid`, `adaptive_asha`, `async_halving`. Needed. A call trains one trial.
+searcher.name: adaptive_simple | used | Read as `adaptive_asha`.
+searcher.name: adaptive | refused | Write `adaptive_asha` with `max_trials`.
+searcher.name: sync_halving | refused | Write `async_halving` with `max_trials`.
+searcher.name: pbt | refused | Population-based training was removed in 0.18.
+searcher.name: custom | refused | Custom search methods were removed in 0.38.
+searcher.metric | used | The validation metric to search by. Needed.
+searcher.smaller_is_better | used | Which way the metric is compared.
+searcher.source_trial_id | refused | The platform's trials are unknown; name a checkpoint instead.
+searcher.source_checkpoint_uuid | used; ignored in calls | Every trial starts from this checkpoint; its id, path or URL.
+searcher.max_length | used | How long a trial class trains; `max_time` where that is missing.
+searcher.max_trials | used; ignored in calls | How many trials there are.
+searcher.max_concurrent_trials | used; ignored in calls | How many run at once; 0 sets no limit.
+searcher.max_time | used | The value of `time_metric` at which a trial is complete.
+searcher.time_metric | used | `batches`, `epochs` or a metric that trials report.
+searcher.divisor | used; ignored in calls | One of so many trials continues at each rung.
+searcher.mode | used; ignored in calls | How early `adaptive_asha` stops trials.
+searcher.max_rungs | used; ignored in calls | The most rungs of a bracket of `adaptive_asha`.
+searcher.bracket_rungs | used; ignored in calls | The rungs of each bracket, in place of `mode` and `max_rungs`.
+searcher.num_rungs | used; ignored in calls | How many rungs there are.
+searcher.stop_once | ignored | A stopped trial never continues, as in 0.38.
+max_restarts | used; ignored in calls | How often a trial that fails is started again.
+scheduling_unit | used | Batches between two reports, and two checks for a stop.
+records_per_epoch | ignored | An epoch is one pass over the data loader, as in 0.38; an EstimatorTrial needs the field.
+min_validation_period | used | 0 is never. A script reads the field from its own configuration.
+min_checkpoint_period | used | 0 is never. A script reads the field from its own configuration.
+perform_initial_validation | used | Validate before the first batch.
+checkpoint_policy | used | `best` is the best of the whole experiment.
+checkpoint_storage | used | The location and credentials of the storage.
+checkpoint_storage.type | used | Without a type, `checkpoints` in the experiment's directory.
+checkpoint_storage.save_experiment_best | used | Kept when the experiment ends.
+checkpoint_storage.save_trial_best | used | Kept when the experiment ends.
+checkpoint_storage.save_trial_latest | used | Kept when the experiment ends.
+checkpoint_storage.container_path | used | \
+The location of the storage; a relative path begins at the experiment's directory.
+checkpoint_storage.propagation | ignored | There are no containers.
+checkpoint_storage.type: hdfs | refused | Copy the checkpoints to another storage.
+optimizations.aggregation_frequency | used | Batches for one update.
+optimizations.average_aggregated_gradients | used | Their mean in place of their sum.
+optimizations.average_training_metrics | ignored | Training metrics are the chief's.
+optimizations.gradient_compression | used | Half precision between processes, where Horovod trains.
+optimizations.mixed_precision | warned; used in calls | \
+Applied to trials with `build_model`; others call `context.configure_apex_amp` or use torch.amp.
+optimizations.tensor_fusion_threshold | ignored | Set Horovod's own variables.
+optimizations.tensor_fusion_cycle_time | ignored | Set Horovod's own variables.
+optimizations.auto_tune_tensor_fusion | ignored | Set Horovod's own variables.
+optimizations.grad_updates_size_file | ignored | Unused since 0.12.
+reproducibility.experiment_seed | used | By default the time, which is recorded.
+resources.slots_per_trial | used; ignored in calls | \
+Processes of a trial, each with a GPU; 0 is one process without a GPU.
+resources.max_slots | used; ignored in calls | Limits how many trials run at once.
+resources | ignored | There is no cluster scheduler.
+resources.shm_size | ignored | There are no containers.
+resources.devices | ignored | There are no containers.
+environment.environment_variables | used; ignored in calls | Set for the trials; a bare `NAME` is passed on.
+environment | ignored | There are no containers.
+bind_mounts | ignored | There are no containers. Warned where `container_path` is another path and missing.
+profiling | warned | Determined's profiler needs its master; use `context.set_profiler()`.
+debug | used; ignored in calls | Logs more.
+log_policies | used; ignored in calls | \
+Patterns of Go, searched for in a trial's log. `cancel_retries` applies; `exclude_node` does not.
+retention_policy | ignored | Logs are files; nothing deletes them.
+preemption_timeout | used; ignored in calls | Seconds from asking a trial to end to killing it.
+slurm | ignored | There is no cluster scheduler.
+pbs | ignored | There is no cluster scheduler.
+integrations | ignored | There are no Pachyderm pipelines and no webhooks.
+tensorboard_storage | ignored | Event files go beside the checkpoints.
+security | ignored | Unused since 0.12.
+data_layer | ignored | Unused since 0.18, except by the dataset caches of an EstimatorTrial.
+internal | ignored | Of the platform itself.
+"""
 
-_ROWS: list[tuple[str, Effect, str] | tuple[str, Effect, str, Effect]] = [
-    ("name", "used", "Names the experiment's directory."),
-    ("description", "used", "Kept with the experiment."),
-    ("labels", "used", "Kept with the experiment."),
-    ("workspace", "ignored", "There are no workspaces."),
-    ("project", "ignored", "There are no projects."),
-    ("entrypoint", "used", "`module:Class`, a command, or a list of its parts. Needed."),
-    ("data", "used", "Passed to trials; secrets are masked on display."),
-    ("hyperparameters", "used", "Drawn by the searcher. A bare value is a constant, a mapping a group."),
-    (
-        "searcher.name",
-        "used",
-        "`single`, `random`, `grid`, `adaptive_asha`, `async_halving`. Needed. A call trains one trial.",
-    ),
-    ("searcher.name: adaptive_simple", "used", "Read as `adaptive_asha`."),
-    ("searcher.name: adaptive", "refused", "Write `adaptive_asha` with `max_trials`."),
-    ("searcher.name: sync_halving", "refused", "Write `async_halving` with `max_trials`."),
-    ("searcher.name: pbt", "refused", "Population-based training was removed in 0.18."),
-    ("searcher.name: custom", "refused", "Custom search methods were removed in 0.38."),
-    ("searcher.metric", "used", "The validation metric to search by. Needed."),
-    ("searcher.smaller_is_better", "used", "Which way the metric is compared."),
-    ("searcher.source_trial_id", "refused", "The platform's trials are unknown; name a checkpoint instead."),
-    (
-        "searcher.source_checkpoint_uuid",
-        "used",
-        "Every trial starts from this checkpoint; its id, path or URL.",
-        "ignored",
-    ),
-    ("searcher.max_length", "used", "How long a trial class trains; `max_time` where that is missing."),
-    ("searcher.max_trials", "used", "How many trials there are.", "ignored"),
-    ("searcher.max_concurrent_trials", "used", "How many run at once; 0 sets no limit.", "ignored"),
-    ("searcher.max_time", "used", "The value of `time_metric` at which a trial is complete."),
-    ("searcher.time_metric", "used", "`batches`, `epochs` or a metric that trials report."),
-    ("searcher.divisor", "used", "One of so many trials continues at each rung.", "ignored"),
-    ("searcher.mode", "used", "How early `adaptive_asha` stops trials.", "ignored"),
-    ("searcher.max_rungs", "used", "The most rungs of a bracket of `adaptive_asha`.", "ignored"),
-    ("searcher.bracket_rungs", "used", "The rungs of each bracket, in place of `mode` and `max_rungs`.", "ignored"),
-    ("searcher.num_rungs", "used", "The rungs of `async_halving`.", "ignored"),
-    ("searcher.stop_once", "ignored", "A stopped trial never continues, as in 0.38."),
-    ("max_restarts", "used", "How often a trial that fails is started again.", "ignored"),
-    ("scheduling_unit", "used", "Batches between two reports, and two checks for a stop."),
-    (
-        "records_per_epoch",
-        "ignored",
-        "An epoch is one pass over the data loader, as in 0.38; an EstimatorTrial needs the field.",
-    ),
-    ("min_validation_period", "used", f"0 is never. {_LOOP}"),
-    ("min_checkpoint_period", "used", f"0 is never. {_LOOP}"),
-    ("perform_initial_validation", "used", "Validate before the first batch."),
-    ("checkpoint_policy", "used", "`best` is the best of the whole experiment."),
-    ("checkpoint_storage", "used", "The location and credentials of the storage."),
-    ("checkpoint_storage.type", "used", "Without a type, `checkpoints` in the experiment's directory."),
-    ("checkpoint_storage.save_experiment_best", "used", "Kept when the experiment ends."),
-    ("checkpoint_storage.save_trial_best", "used", "Kept when the experiment ends."),
-    ("checkpoint_storage.save_trial_latest", "used", "Kept when the experiment ends."),
-    (
-        "checkpoint_storage.container_path",
-        "used",
-        "The location of the storage; a relative path begins at the experiment's directory.",
-    ),
-    ("checkpoint_storage.propagation", "ignored", _CONTAINERS),
-    ("checkpoint_storage.type: hdfs", "refused", "Copy the checkpoints to another storage."),
-    ("optimizations.aggregation_frequency", "used", "Batches for one update."),
-    ("optimizations.average_aggregated_gradients", "used", "Their mean in place of their sum."),
-    ("optimizations.average_training_metrics", "ignored", "Training metrics are the chief's."),
-    ("optimizations.gradient_compression", "used", "Half precision between processes, where Horovod trains."),
-    (
-        "optimizations.mixed_precision",
-        "warned",
-        "Applied to trials with `build_model`; others call `context.configure_apex_amp` or use torch.amp.",
-        "used",
-    ),
-    ("optimizations.tensor_fusion_threshold", "ignored", "Set Horovod's own variables."),
-    ("optimizations.tensor_fusion_cycle_time", "ignored", "Set Horovod's own variables."),
-    ("optimizations.auto_tune_tensor_fusion", "ignored", "Set Horovod's own variables."),
-    ("optimizations.grad_updates_size_file", "ignored", "Unused since 0.12."),
-    ("reproducibility.experiment_seed", "used", "By default the time, which is recorded."),
-    (
-        "resources.slots_per_trial",
-        "used",
-        "Processes of a trial, each with a GPU; 0 is one process without a GPU.",
-        "ignored",
-    ),
-    ("resources.max_slots", "used", "Limits how many trials run at once.", "ignored"),
-    ("resources", "ignored", _SCHEDULER),
-    ("resources.shm_size", "ignored", _CONTAINERS),
-    ("resources.devices", "ignored", _CONTAINERS),
-    ("environment.environment_variables", "used", "Set for the trials; a bare `NAME` is passed on.", "ignored"),
-    ("environment", "ignored", _CONTAINERS),
-    ("bind_mounts", "ignored", f"{_CONTAINERS} Warned where `container_path` is another path and missing."),
-    ("profiling", "warned", "Determined's profiler needs its master; use `context.set_profiler()`."),
-    ("debug", "used", "Logs more.", "ignored"),
-    (
-        "log_policies",
-        "used",
-        "Patterns of Go, searched for in a trial's log. `cancel_retries` applies; `exclude_node` does not.",
-        "ignored",
-    ),
-    ("retention_policy", "ignored", "Logs are files; nothing deletes them."),
-    ("preemption_timeout", "used", "Seconds from asking a trial to end to killing it.", "ignored"),
-    ("slurm", "ignored", _SCHEDULER),
-    ("pbs", "ignored", _SCHEDULER),
-    ("integrations", "ignored", "There are no Pachyderm pipelines and no webhooks."),
-    ("tensorboard_storage", "ignored", "Event files go beside the checkpoints."),
-    ("security", "ignored", "Unused since 0.12."),
-    ("data_layer", "ignored", "Unused since 0.18, except by the dataset caches of an EstimatorTrial."),
-    ("internal", "ignored", "Of the platform itself."),
-]
-FIELD_RULES = tuple(FieldRule(*row) for row in _ROWS)
+
+def _read_row(row: str) -> FieldRule:
+    field, effects, note = (part.strip() for part in row.split("|"))
+    effect, _, in_calls = effects.removesuffix(" in calls").partition("; ")
+    return FieldRule(field, effect, note, in_calls or None)
+
+
+FIELD_RULES = tuple(map(_read_row, _TABLE.strip().splitlines()))
 _BY_FIELD = {rule.field: rule for rule in FIELD_RULES}
 
 
@@ -148,7 +121,7 @@ class FieldEffect:
 
     line: int | None  # in the file; None for a field from elsewhere
     path: str  # the keys, such as resources.shm_size
-    effect: Effect  # never "refused", because reading such a field fails
+    effect: str  # never "refused", because reading such a field fails
     note: str  # the effect of the field, or why there is none
 
 

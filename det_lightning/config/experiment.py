@@ -74,10 +74,6 @@ class Reproducibility(Section):
     experiment_seed: Annotated[Integer, Field(ge=0, lt=2**32)] = Field(default_factory=lambda: int(time.time()))
 
 
-def _action(value: Any) -> Any:
-    return value["type"] if isinstance(value, dict) and set(value) == {"type"} else value
-
-
 def compile_log_pattern(pattern: str) -> re.Pattern[str]:
     """Compile a pattern written for Go; raise an ``re.error`` for syntax that Python lacks."""
     if (found := _NAMED_CLASS.search(pattern)) is not None:
@@ -93,12 +89,16 @@ def _pattern(pattern: str) -> str:
     return pattern
 
 
+def _read_action(value: Any) -> Any:
+    return value["type"] if isinstance(value, dict) and set(value) == {"type"} else value
+
+
 class LogPolicy(Section):
     """The action after a line appears in a trial's log."""
 
     name: str | None = None
     pattern: Annotated[str, AfterValidator(_pattern)] | None = None
-    action: Annotated[Literal["cancel_retries", "exclude_node"] | None, BeforeValidator(_action)] = None
+    action: Annotated[Literal["cancel_retries", "exclude_node"] | None, BeforeValidator(_read_action)] = None
 
 
 class RetentionPolicy(Section):

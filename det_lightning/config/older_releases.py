@@ -52,10 +52,10 @@ def rewrite_older_spellings(document: Document) -> None:
 
 def _move(document: Document, old: KeyPath, new: KeyPath, value: Any) -> None:
     """Replace the entry ``old`` with the entry ``new``; the parents of both must exist. Null is the default."""
-    del _parent(document, old)[old[-1]]
+    del document.find_parent(old)[old[-1]]
     if value is None:
         return
-    parent = _parent(document, new)
+    parent = document.find_parent(new)
     if parent.get(new[-1]) is not None:
         message = f"is the older name of {path_text(new)}, which is also set: delete one of the two"
         document.mistakes.append(document.lines.mistake(old, message))
@@ -65,13 +65,6 @@ def _move(document: Document, old: KeyPath, new: KeyPath, value: Any) -> None:
     meaning = show_value(value, new[-1])
     message = f"read as {meaning}" if old == new else f"read as {path_text(new)}: {meaning}"
     document.notes.append(document.lines.mistake(old, message))
-
-
-def _parent(document: Document, path: KeyPath) -> Any:
-    parent = document.data
-    for key in path[:-1]:
-        parent = parent[key]
-    return parent
 
 
 def _rewrite_steps(document: Document, searcher: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ from det_lightning.errors import ConfigError, ConfigMistake
 _FREE = ("hyperparameters", "data")
 # A mapping here abbreviates a list with a single element.
 _LISTS = {("bind_mounts",)}
-_DEEPEST = 50
 
 
 def with_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -39,9 +38,6 @@ def read_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
     for override in overrides:
         name, sign, text = override.partition("=")
         path = tuple(name.strip().split("."))
-        if len(path) > _DEEPEST:
-            mistakes.append(ConfigMistake(None, "", f"has more than {_DEEPEST} names: {show_value(override)}"))
-            continue
         if not sign or "" in path:
             message = f"must be name=value, with dots in name; got {show_value(override)}"
             mistakes.append(ConfigMistake(None, "", message))

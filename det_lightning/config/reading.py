@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from det_lightning.config.document import Document, KeyPath, leaf_paths
+from det_lightning.config.document import Document, leaf_paths
 from det_lightning.config.experiment import ExperimentConfig
 from det_lightning.config.older_releases import rewrite_older_spellings
 from det_lightning.config.overrides import read_overrides, with_overrides
@@ -143,7 +143,8 @@ def _validate(document: Document, *, partial: bool, forgiving: bool) -> Experime
         unknown = [error for error in found if forgiving and error["type"] == UNKNOWN_KEY]
         if unknown:
             for error in unknown:
-                _leave_out(document, error["loc"], error["msg"])
+                del document.find_parent(error["loc"])[error["loc"][-1]]
+                document.unknown.append(document.lines.mistake(error["loc"], error["msg"]))
             return _validate(document, partial=partial, forgiving=forgiving)
         # Unreadable values are null by now, and already reported.
         reported = {mistake.path for mistake in document.mistakes}
@@ -155,11 +156,3 @@ def _validate(document: Document, *, partial: bool, forgiving: bool) -> Experime
     broken = broken_rules(config, unreadable, partial=partial, forgiving=forgiving)
     document.mistakes += [document.lines.mistake(path, message) for path, message in broken]
     return config
-
-
-def _leave_out(document: Document, path: KeyPath, message: str) -> None:
-    parent = document.data
-    for key in path[:-1]:
-        parent = parent[key]
-    del parent[path[-1]]
-    document.unknown.append(document.lines.mistake(path, message))

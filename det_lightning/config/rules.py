@@ -31,9 +31,12 @@ def broken_rules(
     if resources.max_slots is not None and resources.slots_per_trial > resources.max_slots:
         message = f"must be at least slots_per_trial, {resources.slots_per_trial}; got {resources.max_slots}"
         yield ("resources", "max_slots"), message
-    if not unreadable & {"searcher", "hyperparameters"}:
-        yield from _grid_without_counts(config)
-    if not forgiving and config.trial_class is not None and not unreadable & {"searcher", "hyperparameters"}:
+    if unreadable & {"searcher", "hyperparameters"}:
+        return
+    for path, entry in leaves(config.hyperparameters) if isinstance(config.searcher, GridSearcher) else ():
+        if not isinstance(entry, Const | Categorical) and entry.count is None:
+            yield ("hyperparameters", *path, "count"), "is missing: a grid needs to know how many values to take"
+    if not forgiving and config.trial_class is not None:
         yield from _unusable_lengths(config, partial=partial)
 
 
@@ -49,14 +52,6 @@ def _incomplete(config: ExperimentConfig, unreadable: set[str]) -> Iterator[_Mis
     if config.searcher.source_trial_id is not None:
         message = "names a trial of Determined's master, unknown here: write the id or the path of the trial's newest"
         yield ("searcher", "source_trial_id"), f"{message} checkpoint as source_checkpoint_uuid"
-
-
-def _grid_without_counts(config: ExperimentConfig) -> Iterator[_Mistake]:
-    if not isinstance(config.searcher, GridSearcher):
-        return
-    for path, entry in leaves(config.hyperparameters):
-        if not isinstance(entry, Const | Categorical) and entry.count is None:
-            yield ("hyperparameters", *path, "count"), "is missing: a grid needs to know how many values to take"
 
 
 def _unusable_lengths(config: ExperimentConfig, *, partial: bool) -> Iterator[_Mistake]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_validator
+from pydantic import Field, PlainValidator, SerializeAsAny, ValidationError, ValidationInfo, model_validator
 
 from det_lightning.config.length import UNITS, Length, MaxLength
 from det_lightning.config.section import Count, Integer, Positive, Section, read_variant, refuse, variants
 
-# Each rung is a list of metrics.
-_MOST_RUNGS = 1000
-# The exponent of e for the largest power of a divisor, with a margin.
-_LARGEST_EXPONENT = 700
-
-_Divisor = Annotated[float, Field(gt=1)]
+# 1000 to the power of 100 is a float.
+_Divisor = Annotated[float, Field(gt=1, le=1000)]
+_Rungs = Annotated[Positive, Field(le=100)]
 _Mode = Literal["aggressive", "standard", "conservative"]
 
 
@@ -38,6 +34,11 @@ class SearcherConfig(Section):
         if self.max_length is None and max_time is not None and unit in ("batches", "epochs"):
             return Length(max_time, "epochs" if unit == "epochs" else "batches")
         return self.max_length
+
+    @property
+    def clock(self) -> str:
+        """The metric for a trial's progress; ``batches`` if the only length has no unit."""
+        return getattr(self, "time_metric", None) or (self.max_length and self.max_length.unit) or "batches"
 
     def doubts(self) -> Iterator[tuple[str, str]]:
         """Yield each allowed but probably unintended field, and the reason."""
@@ -85,17 +86,6 @@ class HalvingSearcher(SearcherConfig):
             refuse(("max_time",), "is missing: write max_time and time_metric, such as 100 and batches")
         return self
 
-    @model_validator(mode="after")
-    def _has_finite_rungs(self) -> HalvingSearcher:
-        name, rungs = self.most_rungs()
-        if rungs > _MOST_RUNGS or rungs * math.log(self.divisor) > _LARGEST_EXPONENT:
-            refuse((name,), f"too many rungs for the divisor {self.divisor:g}; got {rungs}")
-        return self
-
-    def most_rungs(self) -> tuple[str, int]:
-        """Return the name of the field limiting the rungs, and the number of rungs in the longest bracket."""
-        raise NotImplementedError
-
     def doubts(self) -> Iterator[tuple[str, str]]:
         if self.stop_once:
             yield "stop_once", "has no effect: a stopped trial never continues"
@@ -110,11 +100,6 @@ class HalvingSearcher(SearcherConfig):
         return self.max_time or (self.max_length.units if self.max_length else 0)
 
     @property
-    def clock(self) -> str:
-        """The metric for a trial's progress; ``batches`` if the only length has no unit."""
-        return self.time_metric or (self.max_length and self.max_length.unit) or "batches"
-
-    @property
     def validates_at_rungs(self) -> bool:
         """Whether trials must validate at each decision of the search, as with ``max_length`` alone."""
         return self.max_time is None
@@ -126,22 +111,14 @@ class AdaptiveAshaSearcher(HalvingSearcher):
     name: Literal["adaptive_asha"] = "adaptive_asha"
     mode: _Mode = "standard"
     max_rungs: Positive = 5
-    bracket_rungs: list[Positive] = []
-
-    def most_rungs(self) -> tuple[str, int]:
-        if self.bracket_rungs:
-            return "bracket_rungs", max(self.bracket_rungs)
-        return "max_rungs", min(self.max_rungs, int(math.log(self.max_trials) / math.log(self.divisor)) + 1)
+    bracket_rungs: list[_Rungs] = []
 
 
 class AsyncHalvingSearcher(HalvingSearcher):
     """Asynchronous halving in a single bracket."""
 
     name: Literal["async_halving"] = "async_halving"
-    num_rungs: Positive
-
-    def most_rungs(self) -> tuple[str, int]:
-        return "num_rungs", self.num_rungs
+    num_rungs: _Rungs
 
 
 class GivenSearcher(SearcherConfig):
@@ -155,8 +132,8 @@ class GivenSearcher(SearcherConfig):
     stop_once: bool | None = None
     mode: _Mode | None = None
     max_rungs: Positive | None = None
-    bracket_rungs: list[Positive] | None = None
-    num_rungs: Positive | None = None
+    bracket_rungs: list[_Rungs] | None = None
+    num_rungs: _Rungs | None = None
 
 
 SEARCHERS: dict[str, type[SearcherConfig]] = variants(
@@ -197,4 +174,5 @@ def _read(value: Any, info: ValidationInfo) -> SearcherConfig:
         return read_variant(value, "name", dict.fromkeys(SEARCHERS, GivenSearcher), REFUSED_SEARCHERS)
 
 
-AnySearcher = Annotated[SerializeAsAny[SearcherConfig], BeforeValidator(_read)]
+Searcher = SingleSearcher | RandomSearcher | GridSearcher | AdaptiveAshaSearcher | AsyncHalvingSearcher
+AnySearcher = Annotated[SerializeAsAny[Searcher], PlainValidator(_read)]

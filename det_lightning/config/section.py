@@ -39,7 +39,7 @@ _EXPECTED = {
     "greater_than_equal": "must be at least {ge}",
     "int_type": "must be an integer",
     "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
+    "less_than_equal": "must be at most {le:g}",
     "list_type": "must be a list",
     "literal_error": "must be {expected}",
     "model_type": "must be a mapping",

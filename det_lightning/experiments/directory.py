@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import os
@@ -10,6 +9,8 @@ import re
 import stat
 from pathlib import Path
 from typing import Any, TypeGuard
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES, is_shallow
@@ -20,16 +21,20 @@ from det_lightning.files.strict_json import to_json
 _NUMBER = re.compile(r".*-(\d+)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """The machine and devices for an experiment's trials, from the options of a command.
+class Options(BaseModel):
+    """The options of ``run`` and ``resume``, kept for the next ``resume``."""
 
-    ``slots`` replaces ``resources.slots_per_trial`` unless None. ``ray`` is the address of a Ray cluster, or None for
-    this machine.
-    """
+    model_config = ConfigDict(strict=True, frozen=True)
 
-    slots: int | None = None
+    loggers: list[str]
+    #: The first checkpoint of all trials, found when the experiment began.
+    source_checkpoint: str | None = None
+    #: Whether trials may unpickle objects in checkpoints, which runs any code in the files.
+    trusted: bool = False
+    #: Replaces ``resources.slots_per_trial``.
+    slots: PositiveInt | None = None
     cpu: bool = False
+    #: The address of a Ray cluster, or None for this machine.
     ray: str | None = None
 
 
@@ -43,7 +48,7 @@ class ExperimentDirectory:
         self.given_config = path / "experiment.yaml"
         self.config_file = path / "config.json"
         self.code = path / "code"
-        self.options = path / "options.json"
+        self.options_file = path / "options.json"
         self.events = path / "events.jsonl"
         self.checkpoints = path / "checkpoints"
         self.best = path / "trials" / "best.json"
@@ -89,55 +94,21 @@ class ExperimentDirectory:
             )
         return config
 
-    def loggers(self) -> list[str]:
-        """Return the names of the loggers from the beginning of the experiment."""
-        loggers = self._read_options().get("loggers")
-        if not isinstance(loggers, list) or not all(isinstance(name, str) for name in loggers):
-            raise errors.DamagedExperiment(f"{escape(self.options)} must hold a list 'loggers' of names.")
-        return loggers
+    def options(self) -> Options:
+        """Return the options of the last ``run`` or ``resume``."""
+        # Releases without the file, or the entry, started from the checkpoint in the configuration.
+        source = self.config()["searcher"].get("source_checkpoint_uuid")
+        given = _read_json(self.options_file) if self.options_file.exists() else {"loggers": []}
+        try:
+            return Options.model_validate({"source_checkpoint": source, **given} if isinstance(given, dict) else given)
+        except ValidationError as e:
+            wrong = ", ".join(repr(error["loc"][0]) for error in e.errors() if error["loc"])
+            raise errors.DamagedExperiment(
+                f"{escape(self.options_file)} must hold the options of a run; wrong are: {wrong or 'all'}."
+            ) from e
 
-    def source_checkpoint(self) -> str | None:
-        """Return the first checkpoint of all trials, found when the experiment began, or None."""
-        named = self.config()["searcher"].get("source_checkpoint_uuid")  # as in earlier releases, too
-        source = self._read_options().get("source_checkpoint", named)
-        if not isinstance(source, str | None):
-            raise errors.DamagedExperiment(f"{escape(self.options)} must hold a path or id as 'source_checkpoint'.")
-        return source
-
-    def placement(self) -> Placement:
-        """Return where trials ran when the experiment was started or resumed last."""
-        options = self._read_options()
-        slots = options.get("slots")
-        cpu = options.get("cpu", False)
-        ray = options.get("ray")
-        if not (slots is None or (type(slots) is int and slots > 0)):
-            raise errors.DamagedExperiment(f"{escape(self.options)} must hold a number of 'slots', or null.")
-        if not isinstance(cpu, bool) or not isinstance(ray, str | None):
-            raise errors.DamagedExperiment(f"{escape(self.options)} must hold a boolean 'cpu' and an address 'ray'.")
-        return Placement(slots, cpu, ray)
-
-    def keep_placement(self, placement: Placement) -> None:
-        """Write down where trials run, for a resume."""
-        self.write_options({**self._read_options(), **dataclasses.asdict(placement)})
-
-    def write_options(self, options: dict[str, Any]) -> None:
-        write_private(self.options, to_json(options))
-
-    def is_trusted(self) -> bool:
-        """Return whether trials may unpickle objects in checkpoints, which runs any code in the files."""
-        return self._read_options().get("trusted") is True
-
-    def trust(self) -> None:
-        """Let trials unpickle objects in checkpoints from now on."""
-        self.write_options({**self._read_options(), "trusted": True})
-
-    def _read_options(self) -> dict[str, Any]:
-        if not self.options.exists():  # an earlier release created the experiment
-            return {"loggers": []}
-        options = _read_json(self.options)
-        if not isinstance(options, dict):
-            raise errors.DamagedExperiment(f"{escape(self.options)} must hold a list 'loggers' of names.")
-        return options
+    def write_options(self, options: Options) -> None:
+        write_private(self.options_file, to_json(options.model_dump()))
 
     def checkpoint_storage(self) -> str | dict[str, Any]:
         """Return the storage of the trials: a section of the configuration, or a path in the experiment's directory.
@@ -154,7 +125,7 @@ class ExperimentDirectory:
     def files_with_settings(self) -> list[Path]:
         """Return the files with the given configuration or hyperparameters, secrets included."""
         tasks = sorted(self.path.glob("trials/*/task.json"))
-        return [self.given_config, self.config_file, self.options, self.events, *tasks]
+        return [self.given_config, self.config_file, self.options_file, self.events, *tasks]
 
     def trial(self, trial_id: int) -> Path:
         return self.path / "trials" / str(trial_id)

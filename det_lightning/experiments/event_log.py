@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import is_shallow
@@ -19,33 +21,19 @@ from det_lightning.files.strict_json import to_json
 
 #: The limit for a log from elsewhere: ten times several hundred trials with a thousand validations each.
 MOST_BYTES = 2**30
+_RUNNER = re.compile(r"([1-9]\d{0,9}) (.+)")
 
-
-# The year 10000, later than any clock shows.
-_LATEST_TIME_S = 253402300800.0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-# A type, or a function that says whether a value is right.
-_Form = type | UnionType | Callable[[Any], bool]
-_OF_TRIAL: dict[str, _Form] = {"trial": _is_whole}
-_FORMS: dict[str, dict[str, _Form]] = {
-    "trial_created": {**_OF_TRIAL, "seed": _is_whole, "hparams": dict},
-    "run_started": {**_OF_TRIAL, "run": _is_whole},
-    "validation": {**_OF_TRIAL, "steps_completed": _is_number, "metrics": dict},
-    "validation_extended": {**_OF_TRIAL, "steps_completed": _is_number, "metrics": dict},
-    "checkpoint": {**_OF_TRIAL, "steps_completed": _is_number, "checkpoint_id": str},
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Time = Annotated[float, Field(ge=0, lt=253402300800)]  # up to the year 10000, later than any clock shows
+_OF_TRIAL: dict[str, Any] = {"trial": int}
+_REPORT = {**_OF_TRIAL, "steps_completed": _Number, "metrics": dict}
+# The required entries by type of event; an entry with a default is missing in logs of earlier releases.
+_ENTRIES: dict[str, dict[str, Any]] = {
+    "trial_created": {**_OF_TRIAL, "seed": int, "hparams": dict},
+    "run_started": {**_OF_TRIAL, "run": int, "time": _Time},
+    "validation": _REPORT,
+    "validation_extended": _REPORT,
+    "checkpoint": {**_OF_TRIAL, "steps_completed": _Number, "checkpoint_id": str, "time": _Time},
     "checkpoint_deleted": {**_OF_TRIAL, "checkpoint_id": str},
     "early_exit": {**_OF_TRIAL, "reason": str},
     "preempted": _OF_TRIAL,
@@ -55,16 +43,33 @@ _FORMS: dict[str, dict[str, _Form]] = {
         **_OF_TRIAL,
         "failed": bool,
         "paused": bool,
-        "closed": lambda value: value in (None, "COMPLETED", "ERROR", "CANCELED"),
+        "closed": Literal["COMPLETED", "ERROR", "CANCELED"] | None,
         "reason": str | None,
+        "time": _Time,
+        "steps_completed": (_Number, 0),
+        "invalid_hp": (bool, False),
     },
     "trial_retried": _OF_TRIAL,
     "experiment_ended": {"outcome": str},
     "message": {"text": str},
 }
-# Entries missing in logs of earlier releases.
-_OPTIONAL_FORMS: dict[str, dict[str, _Form]] = {"run_ended": {"steps_completed": _is_number, "invalid_hp": bool}}
-_TIMED = {"run_started", "checkpoint", "run_ended"}
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    time: _Time = 0.0
+    trial: int = 0
+    sha256: list[str] = []
+    lines: int = 0
+
+
+def _make_model(kind: str, entries: dict[str, Any]) -> type[_Event]:
+    fields: dict[str, Any] = {name: form if isinstance(form, tuple) else (form, ...) for name, form in entries.items()}
+    return create_model(kind, __base__=_Event, **fields)
+
+
+_EVENTS = {kind: _make_model(kind, entries) for kind, entries in _ENTRIES.items()}
 
 
 def find_mistake(event: Mapping[str, Any], trials: set[int]) -> str | None:
@@ -73,27 +78,14 @@ def find_mistake(event: Mapping[str, Any], trials: set[int]) -> str | None:
     ``trials`` are the trials of earlier events; the trial of a ``trial_created`` event is added.
     """
     kind = event["type"]
-    if kind == "trial_created" and _is_whole(event.get("trial")):
+    try:
+        _EVENTS.get(kind, _Event).model_validate(event)
+    except ValidationError as e:
+        return str(e.errors()[0]["loc"][0])
+    if kind == "trial_created":
         trials.add(event["trial"])
-    for name, form in _FORMS.get(kind, {}).items():
-        if name not in event or not _fits(event[name], form):
-            return name
-    for name, form in _OPTIONAL_FORMS.get(kind, {}).items():
-        if name in event and not _fits(event[name], form):
-            return name
-    time: Any = event.get("time")
-    if (kind in _TIMED or "time" in event) and not (_is_number(time) and 0 <= time < _LATEST_TIME_S):
-        return "time"
-    of_trial = "trial" in _FORMS.get(kind, {}) or "lines" in event
-    if of_trial and (not _is_whole(event.get("trial")) or event["trial"] not in trials):
-        return "trial"
-    if not _are_texts(event.get("sha256", [])):
-        return "sha256"
-    return None if _is_whole(event.get("lines", 0)) else "lines"
-
-
-def _fits(value: Any, form: _Form) -> bool:
-    return isinstance(value, form) if isinstance(form, type | UnionType) else form(value)
+    of_trial = "trial" in _ENTRIES.get(kind, {}) or "lines" in event
+    return "trial" if of_trial and event.get("trial") not in trials else None
 
 
 class EventLog:
@@ -142,17 +134,12 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 def find_runner(path: Path) -> tuple[int, str] | None:
     """Return process id and machine of the process with the log open; None if unknown, or without a process."""
-    if not is_locked(path):
-        return None
-    try:
-        if not _runner_file(path).is_file():
-            return None
-        number, machine = _runner_file(path).read_text(encoding="utf-8").split(maxsplit=1)
-        process = int(number)
-    except (OSError, ValueError):
-        return None
-    # A signal to 0 or a negative number would reach several processes.
-    return (process, machine) if process > 0 else None
+    file = _runner_file(path)
+    with contextlib.suppress(OSError):
+        # A signal to 0 or a negative number would reach several processes.
+        if is_locked(path) and file.is_file() and (found := _RUNNER.fullmatch(file.read_text(errors="replace"))):
+            return int(found[1]), found[2]
+    return None
 
 
 def _runner_file(path: Path) -> Path:

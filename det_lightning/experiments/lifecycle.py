@@ -15,17 +15,17 @@ from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retentio
 from det_lightning.checkpoint.retention.run_claims import delete_unless_used
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.config import ExperimentConfig, read_config
-from det_lightning.experiments.directory import ExperimentDirectory, Placement, read_storage
+from det_lightning.experiments.directory import ExperimentDirectory, Options, read_storage
 from det_lightning.experiments.event_log import EventLog
+from det_lightning.experiments.launcher import Demand, Machines
 from det_lightning.experiments.local import LocalMachine
-from det_lightning.experiments.machines import Demand, Machines
 from det_lightning.experiments.model_context import copy_model_context
 from det_lightning.experiments.runner import ExperimentRunner
-from det_lightning.experiments.search import CreateTrial, Outcome, Search, plan_trials
-from det_lightning.experiments.search_settings import make_settings
+from det_lightning.experiments.search.operations import ExitReason
+from det_lightning.experiments.search.search import Search
 from det_lightning.experiments.state import ExperimentState
 from det_lightning.experiments.warm_start import find_source
-from det_lightning.files.local_files import make_private, write_private
+from det_lightning.files.local_files import make_private, write_private, write_whole
 from det_lightning.files.strict_json import to_json
 from det_lightning.missing_parts import how_to_install
 from det_lightning.startup_hook import STARTUP_HOOK
@@ -33,15 +33,10 @@ from det_lightning.startup_hook import STARTUP_HOOK
 Show = Callable[[ExperimentState], None]
 
 
-def plan(config: ExperimentConfig) -> list[CreateTrial]:
-    """Return the trials known before any result, in order of creation: all trials of a random or grid search."""
-    return plan_trials(make_settings(config), config.hyperparameters, config.reproducibility.experiment_seed)
-
-
-def make_demand(config: ExperimentConfig, placement: Placement) -> Demand:
+def make_demand(config: ExperimentConfig, options: Options) -> Demand:
     """Return the devices that the trials of an experiment need."""
-    slots_per_trial = config.resources.slots_per_trial if placement.slots is None else placement.slots
-    return Demand(slots_per_trial, config.resources.max_slots, placement.cpu)
+    slots_per_trial = config.resources.slots_per_trial if options.slots is None else options.slots
+    return Demand(slots_per_trial, config.resources.max_slots, options.cpu)
 
 
 @contextlib.contextmanager
@@ -65,20 +60,17 @@ def create(
     source: Path | None,
     code: Path,
     parent: Path,
-    loggers: Sequence[str] = (),
+    options: Options,
     *,
-    trusted: bool = False,
     with_hook: bool = True,
 ) -> ExperimentDirectory:
     """Create the files of a new experiment in a directory below ``parent``, with copies of ``source`` and ``code``.
 
-    Without ``with_hook``, the copy of the code has no start-up hook. With ``trusted``, the trials unpickle anything in
-    the checkpoint that they start from. Raise an ExperimentError if the code or a logger cannot be used, or if the
-    checkpoint to start from does not exist.
+    Without ``with_hook``, the copy of the code has no start-up hook. Raise an ExperimentError if the code or a logger
+    cannot be used, or if the checkpoint to start from does not exist.
     """
-    require_loggers(loggers)
-    searcher = config.searcher
-    source_checkpoint = find_source(searcher.source_checkpoint_uuid, read_storage(config.as_dict()), parent)
+    require_loggers(options.loggers)
+    checkpoint = find_source(config.searcher.source_checkpoint_uuid, read_storage(config.as_dict()), parent)
     directory = ExperimentDirectory.create(parent, config.name)
     try:
         copy_model_context(code, directory.code)
@@ -87,8 +79,7 @@ def create(
         if source is not None:
             write_private(directory.given_config, source.read_bytes())
         write_private(directory.config_file, to_json(config.as_dict(), indent=1))
-        options = {"loggers": list(loggers), "source_checkpoint": source_checkpoint, "trusted": trusted}
-        directory.write_options(options)
+        directory.write_options(options.model_copy(update={"source_checkpoint": checkpoint}))
         write_private(directory.events, "")
     except BaseException:
         shutil.rmtree(directory.path)
@@ -100,25 +91,24 @@ def run(
     directory: ExperimentDirectory,
     show: Show,
     machines: Machines,
-    placement: Placement,
+    options: Options,
     *,
     retry_failed: bool = False,
-) -> Outcome | None:
+) -> ExitReason | None:
     """Run an experiment from its current state to its end; return the outcome, or None after a signal to pause.
 
-    ``machines`` belong to the placement. With ``retry_failed``, trials that ended with an error go on.
+    ``machines`` belong to the options. With ``retry_failed``, trials that ended with an error go on.
     """
     config = read_config(directory.config())
-    require_loggers(directory.loggers())
+    require_loggers(options.loggers)
     make_private(directory.files_with_settings())
     log = EventLog(directory.events)
     try:
-        directory.keep_placement(placement)
+        directory.write_options(options)
         searcher = config.searcher
         state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
-        search = Search(make_settings(config), config.hyperparameters, config.reproducibility.experiment_seed)
-        demand = make_demand(config, placement)
-        launcher = machines.make_launcher(directory, config.as_dict(), demand, directory.source_checkpoint())
+        search = Search(searcher, config.hyperparameters, config.reproducibility.experiment_seed)
+        launcher = machines.make_launcher(directory, config.as_dict(), options, make_demand(config, options))
         best = BestValidations(directory.best)
 
         def on_change(state: ExperimentState) -> None:
@@ -180,10 +170,8 @@ class BestValidations:
         if state.validation_reports == self._reports:
             return
         best = {trial.trial_id: state.find_best(trial) for trial in state.trials.values()}
-        self._file.parent.mkdir(exist_ok=True)
-        draft = self._file.with_suffix(".tmp")
-        draft.write_text(to_json({trial: value for trial, value in best.items() if value is not None}))
-        draft.replace(self._file)
+        known = {trial_id: value for trial_id, value in best.items() if value is not None}
+        write_whole(self._file, to_json(known).encode())
         self._reports = state.validation_reports
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from det_lightning.config import read_config
 from det_lightning.escaping import escape
 from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.search_settings import count_full_trials
+from det_lightning.experiments.search.search import count_full_trials
 from det_lightning.experiments.state import ExperimentState, Progress, TrialRecord, TrialStatus
 from det_lightning.experiments.trial_table import format_number
 
@@ -34,61 +34,58 @@ def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
     from rich.live import Live
 
     with Live(console=Console(stderr=True), auto_refresh=False) as live:
-        table = _Table(live, count_full_trials(read_config(directory.config())))
+        config = read_config(directory.config())
+        table = _Table(live, count_full_trials(config.searcher, config.hyperparameters))
         try:
             yield table
         finally:
             table.draw()
 
 
-class _Notices:
-    """The notices to show once: warnings, and the request to all trials to save and end."""
+class _View:
+    """Knows the notices to show once: warnings, and the request to all trials to save and end."""
 
-    def __init__(self) -> None:
-        self._messages = 0
-        self._pausing = False
+    _messages = 0
+    _pausing = False
 
-    def new(self, state: ExperimentState) -> list[str]:
+    def new_notices(self, state: ExperimentState) -> list[str]:
         found = [f"warning: {message}" for message in state.messages[self._messages :]]
         if state.pausing and not self._pausing:
             found.append("Pausing: the trials save and end. Another interrupt ends them at once.")
         self._messages = len(state.messages)
         self._pausing = state.pausing
-        return found
+        return [escape(notice) for notice in found]
 
 
-class _Lines:
+class _Lines(_View):
     """Writes a line for each change of a trial's state and for each validation."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[str, int]] = {}
-        self._notices = _Notices()
 
     def __call__(self, state: ExperimentState) -> None:
-        for notice in self._notices.new(state):
-            self._write(notice)
+        lines = self.new_notices(state)
         for trial in state.trials.values():
             now = (trial.status.value, len(trial.validations))
             if self._seen.get(trial.trial_id) != now:
                 self._seen[trial.trial_id] = now
-                self._write(_describe_trial(state, trial))
-
-    def _write(self, line: str) -> None:
-        print(escape(line), file=sys.stderr, flush=True)
+                lines.append(escape(_describe_trial(state, trial)))
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
 
 
 def _describe_trial(state: ExperimentState, trial: TrialRecord) -> str:
     parts = [f"trial {trial.trial_id}: {trial.status.value}", f"{trial.steps_completed} batches"]
     if trial.validations:
-        latest = trial.validations[max(trial.validations)]
-        value, best = (format_number(one) or "missing" for one in (state.find_metric(latest), state.find_best(trial)))
+        found = (state.find_metric(trial.latest_metrics()), state.find_best(trial))
+        value, best = (format_number(one) or "missing" for one in found)
         parts += [f"{state.metric} {value}", f"best {best}"]
     if trial.reason:
         parts.append(trial.reason)
     return ", ".join(parts)
 
 
-class _Table:
+class _Table(_View):
     """A table, redrawn after changes but at most twice a second; notices stay above the table."""
 
     def __init__(self, live: Live, trials: int | None) -> None:
@@ -96,15 +93,16 @@ class _Table:
         self._trials = trials
         self._progress = Progress()
         self._state: ExperimentState | None = None
-        self._notices = _Notices()
         self._drawn_at = 0.0
 
     def __call__(self, state: ExperimentState) -> None:
         self._state = state
         if self._trials is not None:
-            self._progress.report(_fraction_done(state, self._trials), time.time())
-        for notice in self._notices.new(state):
-            self._live.console.print(escape(notice), markup=False)
+            trials = state.trials.values()
+            done = sum(1.0 if trial.status.is_final else trial.progress.fraction or 0.0 for trial in trials)
+            self._progress.report(min(done / self._trials, 1.0), time.time())
+        for notice in self.new_notices(state):
+            self._live.console.print(notice, markup=False)
         if time.monotonic() - self._drawn_at >= _REDRAW_S:
             self.draw()
 
@@ -121,13 +119,12 @@ class _Table:
             table.add_column(escape(heading), justify="left" if heading == "STATE" else "right")
         trials = sorted(state.trials.values(), key=lambda trial: (not trial.status.is_final, trial.trial_id))
         for trial in trials[-_MOST_ROWS:]:
-            latest = trial.validations[max(trial.validations)] if trial.validations else None
             table.add_row(
                 str(trial.trial_id),
                 trial.status.value,
                 str(trial.steps_completed),
                 format_number(state.find_best(trial)),
-                format_number(state.find_metric(latest)),
+                format_number(state.find_metric(trial.latest_metrics())),
                 str(trial.restarts or ""),
                 self._time_left(trial),
             )
@@ -136,7 +133,7 @@ class _Table:
     def _caption(self, state: ExperimentState) -> str | None:
         """Return the time left for the experiment; None if unknown so far, or if results decide."""
         left_s = self._progress.time_left_s(time.time())
-        if self._trials is None or left_s is None or state.outcome is not None:
+        if left_s is None or state.outcome is not None:
             return None
         ended = sum(trial.status.is_final for trial in state.trials.values())
         return f"{ended} of {self._trials} trials have ended; about {_duration(left_s)} left"
@@ -147,11 +144,6 @@ class _Table:
         if left_s is None:
             return ""
         return _duration(left_s) if self._trials is not None else f"≤ {_duration(left_s)}"
-
-
-def _fraction_done(state: ExperimentState, trials: int) -> float:
-    done = sum(1.0 if trial.status.is_final else trial.progress.fraction or 0.0 for trial in state.trials.values())
-    return min(done / trials, 1.0)
 
 
 def _duration(seconds: float) -> str:

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 from det_lightning import errors
 from det_lightning.escaping import escape, name_some
-from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.machines import Demand
+from det_lightning.experiments.directory import ExperimentDirectory, Options
+from det_lightning.experiments.launcher import Demand, Launcher
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import TrialProcess
-from det_lightning.experiments.trial_start import PreparingLauncher
 
 # A line of nvidia-smi -L, with the UUID.
 _GPU = re.compile(r"GPU \d+: .*\(UUID: (\S+)\)")
@@ -38,8 +37,7 @@ class Devices:
     """The slots of this machine."""
 
     slots: tuple[int, ...]  # indices of GPUs; just numbers for parts of GPUs (MIG) and on the CPU
-    are_gpus: bool
-    gpus: Mapping[int, Gpu] = dataclasses.field(default_factory=dict)
+    gpus: Mapping[int, Gpu] = dataclasses.field(default_factory=dict)  # by slot; empty on the CPU
 
 
 class LocalMachine:
@@ -49,37 +47,36 @@ class LocalMachine:
         find_devices(demand)
 
     def make_launcher(
-        self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
+        self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, demand: Demand
     ) -> LocalLauncher:
-        return LocalLauncher(directory, config, warm_start, find_devices(demand), demand.slots_per_trial)
+        return LocalLauncher(directory, config, options, find_devices(demand), max(demand.slots_per_trial, 1))
 
 
-class LocalLauncher(PreparingLauncher):
+class LocalLauncher(Launcher):
     """Starts trials as processes on this machine, as many at once as there are slots for."""
 
     def __init__(
         self,
         directory: ExperimentDirectory,
         config: dict[str, Any],
-        warm_start: str | None,
+        options: Options,
         devices: Devices,
         slots_per_trial: int,
     ) -> None:
-        super().__init__(directory, config, devices.are_gpus, warm_start)
+        super().__init__(directory, config, options, are_gpus=bool(devices.gpus))
         self._devices = devices
         self._slots_per_trial = slots_per_trial
         self._free = list(devices.slots)
         self._held: dict[int, list[int]] = {}
 
     def has_room(self) -> bool:
-        return len(self._free) >= max(self._slots_per_trial, 1)
+        return len(self._free) >= self._slots_per_trial
 
     def start(self, trial: TrialRecord, state: ExperimentState) -> TrialProcess:
-        taken = max(self._slots_per_trial, 1)
-        slots = self._free[:taken]
+        slots = self._free[: self._slots_per_trial]
         self._held[trial.trial_id] = slots
-        del self._free[:taken]
-        gpus = [self._devices.gpus[slot] for slot in slots] if self._devices.are_gpus else []
+        del self._free[: self._slots_per_trial]
+        gpus = [self._devices.gpus[slot] for slot in slots if slot in self._devices.gpus]
         prepared = self.prepare(trial, state, slots, [gpu.uuid for gpu in gpus])
         # The processes of a trial must see no devices of other trials.
         return prepared.start(os.environ, [gpu.name for gpu in gpus])
@@ -99,8 +96,7 @@ def find_devices(demand: Demand) -> Devices:
 def _choose_devices(slots_per_trial: int, on_cpu: bool) -> Devices:
     gpus = {} if on_cpu or slots_per_trial == 0 else find_gpus()
     if on_cpu or slots_per_trial == 0 or (not gpus and slots_per_trial == 1):
-        processes = max(os.cpu_count() or 1, slots_per_trial)
-        return Devices(tuple(range(processes)), are_gpus=False)
+        return Devices(tuple(range(max(os.cpu_count() or 1, slots_per_trial))))
     if slots_per_trial > len(gpus):
         fewer = f"--slots {len(gpus)} for trials of {len(gpus)} processes, or " if gpus else ""
         raise errors.ExperimentError(
@@ -112,7 +108,7 @@ def _choose_devices(slots_per_trial: int, on_cpu: bool) -> Devices:
             f"resources.slots_per_trial is {slots_per_trial}, and CUDA_VISIBLE_DEVICES names parts of GPUs (MIG), of "
             "which CUDA gives a process only one: use --slots 1, or --cpu, or name whole GPUs."
         )
-    return Devices(tuple(gpus), are_gpus=True, gpus=gpus)
+    return Devices(tuple(gpus), gpus)
 
 
 def find_gpus() -> dict[int, Gpu]:
@@ -133,7 +129,8 @@ def find_gpus() -> dict[int, Gpu]:
     if parts:
         return {slot: Gpu(part, part) for slot, part in enumerate(dict.fromkeys(parts))}
     # Schedulers of clusters name a GPU by index, or by the beginning of the UUID.
-    indices = {name: index for index, gpu in enumerate(ids) for name in (str(index), *_select_names(names, gpu))}
+    uuids = [name for name in names if name.startswith("GPU-")]
+    indices = {name: i for i, gpu in enumerate(ids) for name in (str(i), *filter(gpu.startswith, uuids))}
     chosen = (indices[name] for name in names if name in indices)
     return {index: Gpu(str(index), ids[index]) for index in chosen}
 
@@ -147,7 +144,3 @@ def _find_part(name: str, parts: list[str]) -> str:
             f"(MIG) that nvidia-smi -L lists: {name_some(parts) or 'none'}. Name one part, or train with --cpu."
         )
     return found[0]
-
-
-def _select_names(names: list[str], gpu: str) -> list[str]:
-    return [name for name in names if name.startswith("GPU-") and gpu.startswith(name)]

@@ -37,7 +37,7 @@ def find_retry_policy(config: dict[str, Any], log: Path, limit_s: float = _LIMIT
     patterns = {
         policy["pattern"]: str(policy.get("name") or policy["pattern"])
         for policy in config.get("log_policies") or []
-        if policy.get("pattern") and _read_action(policy) == "cancel_retries"
+        if policy.get("pattern") and policy.get("action") in ("cancel_retries", {"type": "cancel_retries"})
     }
     if not patterns or not log.exists():
         return None
@@ -54,20 +54,11 @@ def find_retry_policy(config: dict[str, Any], log: Path, limit_s: float = _LIMIT
         )
     except subprocess.TimeoutExpired:
         names = name_some([escape(name) for name in patterns.values()])
-        logger.warning(
-            "Searching %s for the log policies takes over %g s: %s. No policy is applied.", log, limit_s, names
-        )
-        return None
+        failure = f"takes over {limit_s:g} s: {names}"
     except subprocess.CalledProcessError as e:
-        said = escape(e.stderr.strip()[-500:])
-        logger.warning(
-            "Searching %s for the log policies ended with status %d: %s. No policy is applied.", log, e.returncode, said
-        )
-        return None
-    found: str | None = json.loads(search.stdout)
-    return found
-
-
-def _read_action(policy: dict[str, Any]) -> str | None:
-    action = policy.get("action")
-    return action.get("type") if isinstance(action, dict) else action
+        failure = f"ended with status {e.returncode}: {escape(e.stderr.strip()[-500:])}"
+    else:
+        found: str | None = json.loads(search.stdout)
+        return found
+    logger.warning("Searching %s for the log policies %s. No policy is applied.", log, failure)
+    return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import find_runner, read_events
-from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus, Validation
+from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus
 from det_lightning.experiments.trial_process import is_running, read_status
 from det_lightning.experiments.trial_reports import read_curves, take_unread_reports
 from det_lightning.masking import mask
@@ -46,13 +46,14 @@ def summarize_experiment(directory: ExperimentDirectory) -> dict[str, Any]:
 
 def _summarize(directory: ExperimentDirectory, state: ExperimentState) -> dict[str, Any]:
     is_run = find_runner(directory.events) is not None
+    started = None if state.started_at is None else datetime.datetime.fromtimestamp(state.started_at).astimezone()
     return {
         "id": directory.experiment_id,
         "name": directory.config()["name"],
         "state": state.outcome or ("RUNNING" if is_run else "PAUSED"),
         "trials": len(state.trials),
         "best": state.best(state.find_best(trial) for trial in state.trials.values()),
-        "started": None if state.started_at is None else _format_time(state.started_at),
+        "started": started and started.strftime("%Y-%m-%d %H:%M"),
         "directory": str(directory.path),
     }
 
@@ -85,38 +86,35 @@ def find_failed_trials(directory: ExperimentDirectory) -> list[int]:
     return [trial.trial_id for trial in trials if trial.status is TrialStatus.ERROR]
 
 
-def find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
+def _find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
     """Return a trial's checkpoint with the best metric, or the newest checkpoint without any metric."""
-    metrics = {checkpoint.checkpoint_id: state.metric_at(checkpoint) for checkpoint in trial.checkpoints.values()}
-    best = state.best(metrics.values())
-    if best is None:
-        return trial.newest_checkpoint()
-    return next(trial.checkpoints[checkpoint_id] for checkpoint_id, metric in metrics.items() if metric == best)
+    metrics = [(checkpoint, state.metric_at(checkpoint)) for checkpoint in trial.checkpoints.values()]
+    best = state.best(metric for _, metric in metrics)
+    return next((one for one, metric in metrics if best is not None and metric == best), trial.newest_checkpoint())
 
 
-def _find_best_validation(
-    state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None
-) -> Validation | None:
-    """Return a trial's best validation; of several equally good validations, the one of the checkpoint."""
+def _find_best_batches(state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None) -> int | None:
+    """Return the batches before a trial's best validation; of several equally good ones, that of the checkpoint."""
     value = state.find_best(trial)
-    best = [one for one in trial.validations.values() if value is not None and state.find_metric(one) == value]
-    at_checkpoint = (one for one in best if checkpoint and one.steps_completed == checkpoint.steps_completed)
-    return next(at_checkpoint, best[0] if best else None)
+    best = [batches for batches, metrics in trial.validations.items() if state.find_metric(metrics) == value]
+    if value is None or not best:
+        return None
+    return checkpoint.steps_completed if checkpoint and checkpoint.steps_completed in best else best[0]
 
 
 def _describe_trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
-    latest = trial.validations[max(trial.validations)] if trial.validations else None
-    checkpoint = find_best_checkpoint(state, trial)
-    best = _find_best_validation(state, trial, checkpoint)
-    reported = best or latest
+    latest = trial.latest_metrics()
+    checkpoint = _find_best_checkpoint(state, trial)
+    batches = _find_best_batches(state, trial, checkpoint)
+    best = None if batches is None else trial.validations[batches]
     return {
         "id": trial.trial_id,
         "state": trial.status.value,
         "batches": trial.steps_completed,
         "best": state.find_metric(best),
-        "best_batches": None if best is None else best.steps_completed,
+        "best_batches": batches,
         "latest": state.find_metric(latest),
-        "metrics": mask(reported.metrics) if reported else {},
+        "metrics": mask(best or latest or {}),
         "restarts": trial.restarts,
         "seed": trial.trial_seed,
         "checkpoint": None if checkpoint is None else checkpoint.checkpoint_id,
@@ -124,7 +122,3 @@ def _describe_trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any
         "hparams": mask(trial.hparams),
         "reason": mask(trial.reason),
     }
-
-
-def _format_time(time_s: float) -> str:
-    return datetime.datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M")

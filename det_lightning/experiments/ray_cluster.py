@@ -16,8 +16,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from det_lightning import __version__, errors
-from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.machines import Demand
+from det_lightning.experiments.directory import ExperimentDirectory, Options
+from det_lightning.experiments.launcher import Demand
 from det_lightning.experiments.ray_launcher import RayLauncher
 
 # A node may have to start a process and import this package first.
@@ -75,10 +75,11 @@ class RayCluster:
         """Check that a node is large enough for a trial, and that all such nodes share ``folder`` with this machine."""
         needs = _find_needs(demand)
         suitable = [node for node in _list_nodes() if _count_trials(node, needs)]
-        _check_shared(_find_existing(folder.absolute()), suitable)
+        folder = folder.absolute()
+        _check_shared(next(path for path in (folder, *folder.parents) if path.is_dir()), suitable)
 
     def make_launcher(
-        self, directory: ExperimentDirectory, config: dict[str, Any], demand: Demand, warm_start: str | None
+        self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, demand: Demand
     ) -> RayLauncher:
         needs = _find_needs(demand)
 
@@ -86,7 +87,7 @@ class RayCluster:
             on_nodes = sum(_count_trials(node, needs) for node in _list_nodes())
             return on_nodes if demand.max_slots is None else min(on_nodes, demand.max_slots // needs["CPU"])
 
-        return RayLauncher(directory, config, warm_start, needs, count_room)
+        return RayLauncher(directory, config, options, needs, count_room)
 
 
 def _list_nodes() -> list[dict[str, Any]]:
@@ -114,11 +115,6 @@ def _find_needs(demand: Demand) -> dict[str, int]:
 def _count_trials(node: dict[str, Any], needs: dict[str, int]) -> int:
     """Return how many trials an otherwise idle node can run at once."""
     return min(int(node["Resources"].get(name, 0)) // number for name, number in needs.items())
-
-
-def _find_existing(folder: Path) -> Path:
-    """Return the folder, or the nearest existing parent."""
-    return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:

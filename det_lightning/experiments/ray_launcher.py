@@ -15,10 +15,10 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from det_lightning.errors import PREEMPTED_EXIT_CODE
-from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.directory import ExperimentDirectory, Options
+from det_lightning.experiments.launcher import Launcher, TrialStart
 from det_lightning.experiments.state import ExperimentState, TrialRecord
-from det_lightning.experiments.trial_process import RecordReader, is_running, read_status
-from det_lightning.experiments.trial_start import PreparingLauncher, TrialStart
+from det_lightning.experiments.trial_process import is_running, read_status
 
 _POLL_S = 0.05
 _CANNOT_START = 127
@@ -26,18 +26,18 @@ _CANNOT_START = 127
 _SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 
 
-class RayLauncher(PreparingLauncher):
+class RayLauncher(Launcher):
     """Starts trials on the nodes of the cluster of this process; ``needs`` are the resources of each."""
 
     def __init__(
         self,
         directory: ExperimentDirectory,
         config: dict[str, Any],
-        warm_start: str | None,
+        options: Options,
         needs: dict[str, int],
         count_room: Callable[[], int],
     ) -> None:
-        super().__init__(directory, config, "GPU" in needs, warm_start)
+        super().__init__(directory, config, options, are_gpus="GPU" in needs)
         self._needs = needs
         self._count_room = count_room
         self._runs: dict[int, RayRun] = {}
@@ -98,7 +98,6 @@ class RayRun:
     def __init__(self, actor: Any, start: TrialStart) -> None:
         self._actor = actor
         self._task = start.task
-        self._records = RecordReader(start.task.metrics_file, start.lines_read)
         self._started = actor.confirm.remote()
         self._ending = actor.wait.remote()
         self._request: str | None = None
@@ -126,9 +125,6 @@ class RayRun:
         if self._status is None and read_status(self._task.directory, self._task.run_id) == 0:
             return 0
         return self._status
-
-    def new_records(self) -> list[tuple[int, dict[str, Any]]]:
-        return self._records.new_records()
 
     def stop(self) -> None:
         # Left to the next has_ended(), because the calling signal handler may have interrupted a call to Ray.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -9,18 +10,11 @@ from typing import Any
 
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.experiments.event_log import EventLog
-from det_lightning.experiments.machines import Launcher, StartedRun
-from det_lightning.experiments.search import (
-    CreateTrial,
-    ExitReason,
-    Operation,
-    Outcome,
-    Search,
-    Shutdown,
-    StopTrial,
-    Warn,
-)
+from det_lightning.experiments.launcher import Launcher, StartedRun
+from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, Shutdown, StopTrial, Warn
+from det_lightning.experiments.search.search import Search
 from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
+from det_lightning.experiments.trial_process import RecordReader
 from det_lightning.experiments.trial_reports import note_steps, read_event
 from det_lightning.files.strict_json import as_number
 
@@ -29,11 +23,13 @@ _POLL_S = 0.1
 _GIVING_UP_S = 10.0
 # The exit statuses of a preempted run: 0 comes from a script that has reported the preemption.
 _PREEMPTED = (0, PREEMPTED_EXIT_CODE)
-_EXIT_REASONS = {
-    TrialStatus.COMPLETED: ExitReason.COMPLETED,
-    TrialStatus.ERROR: ExitReason.ERRORED,
-    TrialStatus.CANCELED: ExitReason.CANCELED,
-}
+
+
+@dataclasses.dataclass
+class _Running:
+    run: StartedRun
+    records: RecordReader
+    kill_at_s: float = math.inf
 
 
 class ExperimentRunner:
@@ -59,10 +55,9 @@ class ExperimentRunner:
         self._launcher = launcher
         self._max_restarts = max_restarts
         self._on_change = on_change
-        self._running: dict[int, StartedRun] = {}
-        self._kill_at_s: dict[int, float] = {}
+        self._running: dict[int, _Running] = {}
 
-    def run(self, *, retry_failed: bool = False) -> Outcome | None:
+    def run(self, *, retry_failed: bool = False) -> ExitReason | None:
         """Run until the search is finished; return the outcome, or None if the experiment was paused.
 
         With ``retry_failed``, failed trials go on as if they had not failed, and may fail as often again.
@@ -78,19 +73,19 @@ class ExperimentRunner:
             self._on_change(self.state)
             if self._running or not self._launcher.has_room():
                 time.sleep(_POLL_S)
-        return Outcome(self.state.outcome)
+        return ExitReason(self.state.outcome)
 
     def pause(self) -> None:
         """Ask all trials to save and end; :meth:`run` then returns. May be called by a signal handler."""
         self.state.pausing = True
-        for run in list(self._running.values()):
-            run.stop()
+        for running in list(self._running.values()):
+            running.run.stop()
 
     def kill(self) -> None:
         """End all trials at once; :meth:`run` then returns. May be called by a signal handler."""
         self.state.pausing = True
-        for run in list(self._running.values()):
-            run.kill()
+        for running in list(self._running.values()):
+            running.run.kill()
 
     # What the search asks for
 
@@ -113,7 +108,7 @@ class ExperimentRunner:
         for trial in self.state.trials.values():
             if trial.is_open:
                 trial.orphaned = True
-                self._running[trial.trial_id] = self._launcher.adopt(trial)
+                self._add(trial, self._launcher.adopt(trial))
         self._carry_out(operation for operation in operations if not self._is_done(operation))
 
     def _retry(self, trial_id: int, operations: list[Operation]) -> list[Operation]:
@@ -133,14 +128,13 @@ class ExperimentRunner:
 
     def _answer_to_validation(self, event: Mapping[str, Any]) -> list[Operation]:
         metrics = event["metrics"]
-        time_metric = self._search.settings.time_metric
-        at = None if time_metric is None else as_number(metrics.get(time_metric))
+        at = as_number(metrics.get(self._search.searcher.clock))
         return self._search.validation_completed(event["trial"], as_number(metrics.get(self.state.metric)), at)
 
     def _answer_to_close(self, event: Mapping[str, Any]) -> list[Operation]:
         # Earlier releases did not note invalid_hp here, and no trial went on after the end.
         invalid = event.get("invalid_hp", self.state.trials[event["trial"]].invalid_hp)
-        reason = ExitReason.INVALID_HP if invalid else _EXIT_REASONS[TrialStatus(event["closed"])]
+        reason = ExitReason.INVALID_HP if invalid else ExitReason(event["closed"])
         return self._search.trial_exited(event["trial"], reason)
 
     def _carry_out(self, operations: Iterable[Operation]) -> None:
@@ -156,7 +150,7 @@ class ExperimentRunner:
             elif isinstance(operation, StopTrial):
                 self.record("stop_requested", trial=operation.trial_id, error=operation.error)
                 if operation.trial_id in self._running:
-                    self._running[operation.trial_id].stop()
+                    self._running[operation.trial_id].run.stop()
             elif isinstance(operation, Warn):
                 self.record("message", text=f"Trial {operation.trial_id}: {operation.message}")
             elif isinstance(operation, Shutdown):
@@ -172,18 +166,22 @@ class ExperimentRunner:
                 return
             self.record("run_started", trial=trial.trial_id, run=trial.runs + 1)
             run = self._launcher.start(trial, self.state)
-            self._running[trial.trial_id] = run
+            self._add(trial, run)
             # A signal arrived before the run was in the list, or a trial is retried after a failure while stopping.
             if self.state.pausing or trial.stop_requested:
                 run.stop()
 
+    def _add(self, trial: TrialRecord, run: StartedRun) -> None:
+        self._running[trial.trial_id] = _Running(run, self._launcher.open_records(trial))
+
     def _look_at(self, trial_id: int) -> None:
-        run = self._running[trial_id]
+        running = self._running[trial_id]
+        run = running.run
         # The order matters: the last reports can only be read after the end of the run.
         ended = run.has_ended()
-        for line, record in run.new_records():
+        for line, record in running.records.new_records():
             self._take(trial_id, line, record)
-        if not ended and time.monotonic() > self._kill_at_s.get(trial_id, math.inf):
+        if not ended and time.monotonic() > running.kill_at_s:
             run.kill()
         if ended:
             del self._running[trial_id]
@@ -207,12 +205,15 @@ class ExperimentRunner:
         if kind == "validation":
             self._carry_out(self._answer_to_validation(event))
         elif kind == "early_exit" and trial.invalid_hp:
-            self._kill_at_s.setdefault(trial_id, time.monotonic() + _GIVING_UP_S)
+            running = self._running[trial_id]
+            running.kill_at_s = min(running.kill_at_s, time.monotonic() + _GIVING_UP_S)
 
     def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
         """Decide what the end of a run means for the trial."""
+        # Otherwise, a command that always claims preemption would be started again for ever.
+        is_preempted = trial.stop_requested or trial.orphaned or trial.steps_saved() > trial.started_from
         is_done = status == 0 and not trial.preempted
-        ended_well = is_done or self.state.pausing or (status in _PREEMPTED and _was_preempted(trial))
+        ended_well = is_done or self.state.pausing or (status in _PREEMPTED and is_preempted)
         closed, reason = self._choose_status(trial, status, ended_well)
         event = self.record(
             "run_ended",
@@ -260,11 +261,3 @@ class ExperimentRunner:
         self._log.append(event)
         self.state.apply(event)
         return event
-
-
-def _was_preempted(trial: TrialRecord) -> bool:
-    """Return whether to accept a run's claim of preemption: the run was asked to stop, or saved new progress.
-
-    Otherwise, a command that always claims preemption would be started again for ever.
-    """
-    return trial.stop_requested or trial.orphaned or trial.steps_saved() > trial.started_from

@@ -54,14 +54,6 @@ class TrialStatus(str, enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Validation:
-    """The metrics of a validation, and the number of batches trained before."""
-
-    steps_completed: int
-    metrics: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """A completely written checkpoint of a trial, and the time of the report.
 
@@ -98,10 +90,14 @@ class TrialRecord:
     preempted: bool = False  # whether the run reported an end on request
     ended_by_hook: bool = False  # whether the run ended in startup-hook.sh
     reason: str | None = None  # why the latest run failed, or the trial ended
-    validations: dict[int, Validation] = dataclasses.field(default_factory=dict)
+    validations: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)  # metrics by batches trained
     checkpoints: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)
     started_at: float | None = None
     ended_at: float | None = None
+
+    def latest_metrics(self) -> dict[str, Any] | None:
+        """Return the metrics of the validation after the most batches; None if there is none."""
+        return self.validations[max(self.validations)] if self.validations else None
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint to resume from; None if there is none."""
@@ -111,6 +107,73 @@ class TrialRecord:
         """Return the number of batches of the newest checkpoint; -1 without a checkpoint."""
         newest = self.newest_checkpoint()
         return -1 if newest is None else newest.steps_completed
+
+    # One method for each type of event of a trial
+
+    def on_run_started(self, event: Mapping[str, Any]) -> None:
+        self.runs = event["run"]
+        self.is_open = True
+        self.started_from = self.steps_saved()
+        self.orphaned = False
+        self.preempted = False
+        self.ended_by_hook = False
+        self.progress = Progress()
+        self.status = TrialStatus.STOPPING if self.stop_requested else TrialStatus.RUNNING
+        self.started_at = self.started_at or event["time"]
+
+    def on_validation(self, event: Mapping[str, Any]) -> None:
+        steps = event["steps_completed"]
+        self.validations[steps] = event["metrics"]
+        self.steps_completed = max(self.steps_completed, steps)
+
+    def on_validation_extended(self, event: Mapping[str, Any]) -> None:
+        steps = event["steps_completed"]
+        self.validations[steps] = {**self.validations.get(steps, {}), **event["metrics"]}
+
+    def on_checkpoint(self, event: Mapping[str, Any]) -> None:
+        steps = event["steps_completed"]
+        checkpoint_id = event["checkpoint_id"]
+        digests = tuple(event.get("sha256", ()))
+        self.checkpoints[checkpoint_id] = Checkpoint(checkpoint_id, self.trial_id, steps, event["time"], digests)
+        self.steps_completed = max(self.steps_completed, steps)
+
+    def on_checkpoint_deleted(self, event: Mapping[str, Any]) -> None:
+        self.checkpoints.pop(event["checkpoint_id"], None)
+
+    def on_early_exit(self, event: Mapping[str, Any]) -> None:
+        self.invalid_hp |= event["reason"] == "INVALID_HP"
+
+    def on_preempted(self, event: Mapping[str, Any]) -> None:
+        self.preempted = True
+
+    def on_startup_hook_ended_the_run(self, event: Mapping[str, Any]) -> None:
+        self.ended_by_hook = True
+
+    def on_stop_requested(self, event: Mapping[str, Any]) -> None:
+        self.stop_requested = True
+        self.stop_error = event.get("error")
+        if self.status is TrialStatus.RUNNING:
+            self.status = TrialStatus.STOPPING
+
+    def on_run_ended(self, event: Mapping[str, Any]) -> None:
+        self.is_open = False
+        self.restarts += bool(event["failed"]) and event["closed"] is None
+        self.reason = event["reason"]
+        self.steps_completed = max(self.steps_completed, event.get("steps_completed", 0))
+        if event["closed"] is None:
+            self.status = TrialStatus.PAUSED if event["paused"] else TrialStatus.QUEUED
+        else:
+            self.status = TrialStatus(event["closed"])
+            self.ended_at = event["time"]
+
+    def on_trial_retried(self, event: Mapping[str, Any]) -> None:
+        self.status = TrialStatus.QUEUED
+        self.restarts = 0
+        self.invalid_hp = False
+        self.reason = self.ended_at = None
+        if self.stop_error is not None:  # otherwise the search no longer needs the trial
+            self.stop_requested = False
+            self.stop_error = None
 
 
 class ExperimentState:
@@ -133,15 +196,17 @@ class ExperimentState:
     def apply(self, event: Mapping[str, Any]) -> None:
         """Take another event into account; events of unknown types change at most ``lines_read``."""
         self.started_at = event.get("time") if self.started_at is None else self.started_at
-        handler = getattr(self, f"on_{event['type']}", None)
-        if handler is not None:
-            handler(event)
+        name = f"on_{event['type']}"
+        for changed in (self, self.trials.get(event.get("trial", 0))):
+            if hasattr(changed, name):
+                getattr(changed, name)(event)
+        self.validation_reports += event["type"] in ("validation", "validation_extended")
         if "lines" in event:
             self.trials[event["trial"]].lines_read = event["lines"]
 
-    def find_metric(self, validation: Validation | None) -> float | None:
-        """Return the searcher's metric of a validation; None without a number of this name."""
-        return None if validation is None else as_number(validation.metrics.get(self.metric))
+    def find_metric(self, metrics: Mapping[str, Any] | None) -> float | None:
+        """Return the searcher's metric among the metrics of a validation; None without a number of this name."""
+        return None if metrics is None else as_number(metrics.get(self.metric))
 
     def metric_at(self, checkpoint: Checkpoint) -> float | None:
         """Return the searcher's metric of the validation at the same batch as a checkpoint; None if there was none."""
@@ -150,7 +215,7 @@ class ExperimentState:
 
     def find_best(self, trial: TrialRecord) -> float | None:
         """Return the best value of the searcher's metric in a trial."""
-        return self.best(self.find_metric(validation) for validation in trial.validations.values())
+        return self.best(map(self.find_metric, trial.validations.values()))
 
     def best(self, values: Iterable[float | None]) -> float | None:
         """Return the best of several values of the searcher's metric; None if there is none."""
@@ -165,86 +230,11 @@ class ExperimentState:
             if trial.status is TrialStatus.QUEUED:
                 trial.status = TrialStatus.PAUSED
 
-    # One method for each type of event
+    # One method for each other type of event
 
     def on_trial_created(self, event: Mapping[str, Any]) -> None:
         trial_id = event["trial"]
         self.trials[trial_id] = TrialRecord(trial_id, event["seed"], event["hparams"], event.get("validate_at", []))
-
-    def on_run_started(self, event: Mapping[str, Any]) -> None:
-        trial = self.trials[event["trial"]]
-        trial.runs = event["run"]
-        trial.is_open = True
-        trial.started_from = trial.steps_saved()
-        trial.orphaned = False
-        trial.preempted = False
-        trial.ended_by_hook = False
-        trial.progress = Progress()
-        trial.status = TrialStatus.STOPPING if trial.stop_requested else TrialStatus.RUNNING
-        trial.started_at = trial.started_at or event["time"]
-
-    def on_validation(self, event: Mapping[str, Any]) -> None:
-        trial = self.trials[event["trial"]]
-        steps = event["steps_completed"]
-        trial.validations[steps] = Validation(steps, event["metrics"])
-        self.validation_reports += 1
-        trial.steps_completed = max(trial.steps_completed, steps)
-
-    def on_validation_extended(self, event: Mapping[str, Any]) -> None:
-        steps = event["steps_completed"]
-        validations = self.trials[event["trial"]].validations
-        known = validations[steps].metrics if steps in validations else {}
-        validations[steps] = Validation(steps, {**known, **event["metrics"]})
-        self.validation_reports += 1
-
-    def on_checkpoint(self, event: Mapping[str, Any]) -> None:
-        trial = self.trials[event["trial"]]
-        steps = event["steps_completed"]
-        checkpoint_id = event["checkpoint_id"]
-        digests = tuple(event.get("sha256", ()))
-        trial.checkpoints[checkpoint_id] = Checkpoint(checkpoint_id, trial.trial_id, steps, event["time"], digests)
-        trial.steps_completed = max(trial.steps_completed, steps)
-
-    def on_checkpoint_deleted(self, event: Mapping[str, Any]) -> None:
-        self.trials[event["trial"]].checkpoints.pop(event["checkpoint_id"], None)
-
-    def on_early_exit(self, event: Mapping[str, Any]) -> None:
-        self.trials[event["trial"]].invalid_hp |= event["reason"] == "INVALID_HP"
-
-    def on_preempted(self, event: Mapping[str, Any]) -> None:
-        self.trials[event["trial"]].preempted = True
-
-    def on_startup_hook_ended_the_run(self, event: Mapping[str, Any]) -> None:
-        self.trials[event["trial"]].ended_by_hook = True
-
-    def on_stop_requested(self, event: Mapping[str, Any]) -> None:
-        trial = self.trials[event["trial"]]
-        trial.stop_requested = True
-        trial.stop_error = event.get("error")
-        if trial.status is TrialStatus.RUNNING:
-            trial.status = TrialStatus.STOPPING
-
-    def on_run_ended(self, event: Mapping[str, Any]) -> None:
-        trial = self.trials[event["trial"]]
-        trial.is_open = False
-        trial.restarts += bool(event["failed"]) and event["closed"] is None
-        trial.reason = event["reason"]
-        trial.steps_completed = max(trial.steps_completed, event.get("steps_completed", 0))
-        if event["closed"] is None:
-            trial.status = TrialStatus.PAUSED if event["paused"] else TrialStatus.QUEUED
-        else:
-            trial.status = TrialStatus(event["closed"])
-            trial.ended_at = event["time"]
-
-    def on_trial_retried(self, event: Mapping[str, Any]) -> None:
-        trial = self.trials[event["trial"]]
-        trial.status = TrialStatus.QUEUED
-        trial.restarts = 0
-        trial.invalid_hp = False
-        trial.reason = trial.ended_at = None
-        if trial.stop_error is not None:  # otherwise the search no longer needs the trial
-            trial.stop_requested = False
-            trial.stop_error = None
 
     def on_experiment_resumed(self, event: Mapping[str, Any]) -> None:
         self.outcome = None

@@ -48,7 +48,9 @@ def main(settings_json: str) -> int:
     if json.loads((directory / "task.json").read_text())["run_id"] != settings["run"]:
         return 0  # a later run was started before this one could begin
     status = _supervise(settings, directory, lock)
-    _write_exit(directory, settings["run"], status)
+    draft = directory / "exit.json.tmp"
+    draft.write_text(json.dumps({"run": settings["run"], "status": status}))
+    draft.replace(directory / "exit.json")
     return 0
 
 
@@ -107,10 +109,14 @@ def _wait(child: subprocess.Popen[bytes], grace_s: float) -> int:
             _signal_group(child.pid, signal.SIGTERM)
 
 
-def _group_lives(group: int) -> bool:
+def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+
+
+def _group_lives(group: int) -> bool:
+    _reap()
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):
@@ -132,9 +138,7 @@ def _kill_descendants() -> None:
         for process in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        _reap()
         time.sleep(_POLL_S)
 
 
@@ -163,12 +167,6 @@ def _prctl() -> Callable[..., object]:
         return lambda *_: None
     libc = ctypes.CDLL(None)
     return lambda option, value=1: libc.prctl(option, int(value), 0, 0, 0)
-
-
-def _write_exit(directory: Path, run: int, status: int) -> None:
-    draft = directory / "exit.json.tmp"
-    draft.write_text(json.dumps({"run": run, "status": status}))
-    draft.replace(directory / "exit.json")
 
 
 if __name__ == "__main__":

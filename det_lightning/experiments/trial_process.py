@@ -68,12 +68,10 @@ class TrialProcess:
         environment: dict[str, str],
         run: int,
         grace_s: float,
-        records: RecordReader,
         detached: bool = False,
     ) -> None:
         self._directory = directory
         self._run = run
-        self._records = records
         settings = {
             "command": command,
             "directory": str(directory),
@@ -104,9 +102,6 @@ class TrialProcess:
         """Return the exit status of an ended run, as a shell shows it; None if the supervisor was killed."""
         return read_status(self._directory, self._run)
 
-    def new_records(self) -> list[tuple[int, dict[str, Any]]]:
-        return self._records.new_records()
-
     def stop(self) -> None:
         self._send(supervisor.STOP)
 
@@ -128,10 +123,9 @@ class OrphanedRun:
     Without a recorded exit status, all processes were killed at once, and the run counts as preempted.
     """
 
-    def __init__(self, directory: Path, run: int, lines_read: int) -> None:
+    def __init__(self, directory: Path, run: int) -> None:
         self._directory = directory
         self._run = run
-        self.new_records = RecordReader(directory / "metrics.jsonl", lines_read).new_records
 
     def has_ended(self) -> bool:
         return not is_running(self._directory)

@@ -65,9 +65,7 @@ def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) 
 
 def read_curves(trial: TrialRecord, file: Path) -> dict[str, list[tuple[float, float]]]:
     """Return the batches and values of each metric of a trial; training metrics are called ``training NAME``."""
-    reports: list[tuple[str, Any, Any]] = [
-        ("", validation.steps_completed, validation.metrics) for validation in trial.validations.values()
-    ]
+    reports: list[tuple[str, Any, Any]] = [("", steps, metrics) for steps, metrics in trial.validations.items()]
     if file.is_file() and file.stat().st_size <= MOST_BYTES:
         records = (record for _, record in RecordReader(file).new_records() if isinstance(record, dict))
         training = (record for record in records if record.get("group") == "training")
@@ -92,5 +90,5 @@ def _validation(
     if known is None:
         return "validation", {**values, "metrics": metrics}
     # A restarted trial repeats the validations after the newest checkpoint.
-    added = {name: value for name, value in metrics.items() if name not in known.metrics}
+    added = {name: value for name, value in metrics.items() if name not in known}
     return ("validation_extended", {**values, "metrics": added}) if added else None

@@ -36,15 +36,11 @@ def run(*arguments: str, ends_with: int = 0, **environment: str) -> str:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_example_and_page(command: str) -> None:
     text = run(*command.split(), "--help")
+    assert "bool" not in text.lower()
     assert f"Example: det-lightning {command}".rstrip() in text
     page = re.search(r"Documentation: (\S+)", text)
     assert page is not None
     assert (ROOT / page[1]).is_file()
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_flags_have_no_type(command: str) -> None:
-    assert "bool" not in run(*command.split(), "--help").lower()
 
 
 def test_help_fills_its_lines() -> None:
@@ -86,6 +82,7 @@ def test_unknown_command_gets_suggestions(command: str, meant: str) -> None:
     ("searcher", "listed", "follow"),
     [
         ({"name": "single"}, 1, 0),
+        ({"name": "grid"}, 3, 0),
         ({"name": "random", "max_trials": 5, "max_concurrent_trials": 2}, 5, 0),
         ({"name": "async_halving", "num_rungs": 2, "max_trials": 9, "max_concurrent_trials": 2}, 2, 7),
         ({"name": "adaptive_asha", "bracket_rungs": [1, 2], "max_trials": 9, "max_concurrent_trials": 4}, 4, 5),
@@ -95,7 +92,8 @@ def test_dry_run_says_how_many_trials_may_follow(
     searcher: dict[str, Any], listed: int, follow: int, tmp_path: Path
 ) -> None:
     length = {"max_time": 9, "time_metric": "batches"} if "num_rungs" in searcher or "bracket_rungs" in searcher else {}
-    config = write_project(tmp_path, searcher={"metric": "loss", **searcher, **length})
+    hparams = {"lr": {"type": "double", "minval": 0.1, "maxval": 1, "count": 3}}
+    config = write_project(tmp_path, hyperparameters=hparams, searcher={"metric": "loss", **searcher, **length})
     result = CliRunner().invoke(app, ["run", str(config), "--dry-run"])
     planned = json.loads(result.stdout)
     assert (len(planned["trials"]), planned["trials_that_may_follow"]) == (listed, follow)

@@ -47,23 +47,16 @@ def first_cells(lines: list[str]) -> list[str]:
     return [line[:4].strip() for line in lines[start + 1 :]]
 
 
-def test_best_trial_is_marked(tmp_path: Path) -> None:
+def test_trials_are_shown(tmp_path: Path) -> None:
     lines = show(made_experiment(tmp_path))
     assert "best: 0.05, of trial 1 (*)" in lines
     assert first_cells(lines) == ["* 1", "2", "3"]
-
-
-def test_different_hyperparameters_are_columns(tmp_path: Path) -> None:
-    lines = show(made_experiment(tmp_path))
     assert "hyperparameters of all trials: constant=5, password=********" in lines
     (head,) = (line.split() for line in lines if "STATE" in line)
     assert head == ["ID", "STATE", "BATCHES", "BEST", "LATEST", "kind", "layers", "lr", "CHECKPOINT"]
     assert lines[-1].split() == ["3", "COMPLETED", "20", "0.15", "0.15", "b", "3", "0.001", "3-20"]
-
-
-def test_single_trial_has_a_line_of_hyperparameters(tmp_path: Path) -> None:
-    lines = show(made_experiment(tmp_path, trials=1))
-    assert "hyperparameters: constant=5, kind=b, layers=1, lr=0.1, password=********" in lines
+    alone = show(made_experiment(tmp_path / "alone", trials=1))
+    assert "hyperparameters: constant=5, kind=b, layers=1, lr=0.1, password=********" in alone
 
 
 def test_hyperparameters_are_not_shown_as_python(tmp_path: Path) -> None:
@@ -132,18 +125,15 @@ def test_unknown_metric_gets_a_list(tmp_path: Path) -> None:
     assert "No trial has reported a metric 'acuracy' that is a number; the metrics are: loss." in error
 
 
-def test_damaged_configuration_is_named(tmp_path: Path) -> None:
-    directory = made_experiment(tmp_path)
-    assert run("show", directory.path, "--best").stdout.endswith("/checkpoints/1-20\n")
-    config = json.loads(directory.config_file.read_text())
-    directory.config_file.write_text(json.dumps({**config, "checkpoint_storage": "s3"}))
-    assert "config.json is not the configuration" in run("show", directory.path, "--best", ends_with=2).stderr
-
-
-def with_storage(directory: ExperimentDirectory, **storage: str) -> ExperimentDirectory:
+def with_storage(directory: ExperimentDirectory, storage: object) -> ExperimentDirectory:
     config = json.loads(directory.config_file.read_text())
     directory.config_file.write_text(json.dumps({**config, "checkpoint_storage": storage}))
     return directory
+
+
+def test_damaged_configuration_is_named(tmp_path: Path) -> None:
+    directory = with_storage(made_experiment(tmp_path), "s3")
+    assert "config.json is not the configuration" in run("show", directory.path, "--best", ends_with=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -155,12 +145,12 @@ def with_storage(directory: ExperimentDirectory, **storage: str) -> ExperimentDi
     ],
 )
 def test_best_prints_only_a_path(storage: dict[str, str], root: str, tmp_path: Path) -> None:
-    directory = with_storage(made_experiment(tmp_path), **storage)
+    directory = with_storage(made_experiment(tmp_path), storage)
     assert run("show", directory.path, "--best").output == f"{root.format(directory.path)}/1-20\n"
 
 
 def test_checkpoint_of_other_validation_is_marked(tmp_path: Path) -> None:
-    directory = with_storage(made_experiment(tmp_path))
+    directory = made_experiment(tmp_path)
     add_events(directory, {"type": "checkpoint_deleted", "time": 4.0, "trial": 1, "checkpoint_id": "1-20"})
     lines = show(directory)
     assert lines[-3].endswith("1-10 (batch 10; best: batch 20)")
@@ -171,7 +161,7 @@ def test_checkpoint_of_other_validation_is_marked(tmp_path: Path) -> None:
 
 
 def test_missing_best_checkpoint_is_explained(tmp_path: Path) -> None:
-    directory = with_storage(made_experiment(tmp_path, trials=1))
+    directory = made_experiment(tmp_path, trials=1)
     deleted = {"type": "checkpoint_deleted", "time": 4.0, "trial": 1}
     add_events(directory, {**deleted, "checkpoint_id": "1-10"}, {**deleted, "checkpoint_id": "1-20"})
     assert "The best trial, 1, has no checkpoint." in run("show", directory.path, "--best", ends_with=2).stderr
@@ -231,20 +221,22 @@ def test_experiment_given_twice_counts_once(tmp_path: Path) -> None:
     assert sum(line.startswith("* ") for line in lines) == 1
 
 
-@pytest.mark.parametrize("option", ["--json", "--best", "--sort=loss"])
-def test_html_goes_alone(option: str, tmp_path: Path) -> None:
-    directory = made_experiment(tmp_path)
-    commands = ["show", "compare"] if option == "--json" else ["show"]
-    for command in commands:
-        result = run(command, directory.path, option, "--html", tmp_path / "page.html", ends_with=2)
-        assert f"leave out {option.partition('=')[0]}." in result.stderr
-    assert not (tmp_path / "page.html").exists()
-
-
-@pytest.mark.parametrize("option", ["--json", "--sort=loss"])
-def test_best_goes_alone(option: str, tmp_path: Path) -> None:
-    result = run("show", made_experiment(tmp_path).path, "--best", option, ends_with=2)
-    assert f"--best replaces all other output; leave out {option.partition('=')[0]}." in result.stderr
+@pytest.mark.parametrize(
+    ("command", "replacing", "option"),
+    [
+        ("show", "--html=page.html", "--json"),
+        ("show", "--html=page.html", "--best"),
+        ("show", "--html=page.html", "--sort=loss"),
+        ("compare", "--html=page.html", "--json"),
+        ("show", "--best", "--json"),
+        ("show", "--best", "--sort=loss"),
+    ],
+)
+def test_options_with_an_output_go_alone(command: str, replacing: str, option: str, tmp_path: Path) -> None:
+    error = run(command, made_experiment(tmp_path).path, replacing, option, ends_with=2).stderr
+    name, other = (given.partition("=")[0] for given in (replacing, option))
+    assert f"{name} replaces all other output; leave out {other}." in error
+    assert not Path("page.html").exists()
 
 
 def test_compare_names_all_that_are_no_experiments(tmp_path: Path) -> None:

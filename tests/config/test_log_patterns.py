@@ -15,7 +15,7 @@ def test_a_common_pattern_matches() -> None:
     assert not pattern.search("CUDA error")
 
 
-@pytest.mark.parametrize("pattern", ["[[:alpha:]]", "[^[:^digit:]]", r"\Qa.b\E", r"\pL", "[a", "(", "[" * 100_000])
+@pytest.mark.parametrize("pattern", ["[[:alpha:]]", "[^[:^digit:]]", r"\Qa.b\E", r"\pL", "[a", "(", "[" * 2_000])
 def test_syntax_of_go_is_refused(pattern: str) -> None:
     with pytest.raises(re.error):
         compile_log_pattern(pattern)

@@ -10,6 +10,8 @@ from det_lightning.config import read_config, read_given
 from det_lightning.errors import ConfigError, DetLightningError
 from tests.config.configurations import mistakes_in, read, read_alone
 
+AZURE_TWICE = "checkpoint_storage: {type: azure, container: c, connection_string: s, account_url: 'https://a.b'}"
+
 
 @pytest.mark.parametrize(
     ("text", "line", "path", "message"),
@@ -24,15 +26,11 @@ from tests.config.configurations import mistakes_in, read, read_alone
         ("max_restarts: 1.5", 1, "max_restarts", "must be an integer; got 1.5"),
         ("max_restarts: 1e20", 1, "max_restarts", "must be less than 9223372036854775808; got 100000000000000000000"),
         ("min_validation_period: {batches: 1e20}", 1, "min_validation_period.batches", "less than 9223372036854775808"),
-        ("scheduling_unit: 0", 1, "scheduling_unit", "must be at least 1; got 0"),
         ("debug: 1", 1, "debug", "must be true or false; got 1"),
         ("name: [a]", 1, "name", "must be a string; got ['a']"),
-        ("labels: a", 1, "labels", "must be a list; got 'a'"),
         ("labels: [a, 1]", 1, "labels[1]", "must be a string; got 1"),
-        ("data: 3", 1, "data", "must be a mapping; got 3"),
         ("resources: 3", 1, "resources", "must be a mapping; got 3"),
         ("entrypoint: 3", 1, "entrypoint", "must be module:Class, a command, or a list"),
-        ("entrypoint: [python3, 3]", 1, "entrypoint", "must be module:Class, a command, or a list"),
         ("entrypoint: ''", 1, "entrypoint", "must be module:Class"),
         ("checkpoint_policy: bets", 1, "checkpoint_policy", "must be 'best', 'all' or 'none'; got 'bets'"),
         ("workspace: a", 1, "project", "is missing: set both workspace and project, or neither"),
@@ -42,14 +40,7 @@ from tests.config.configurations import mistakes_in, read, read_alone
         ("min_validation_period: {batches: a}", 1, "min_validation_period.batches", "must be an integer"),
         ("min_checkpoint_period: {}", 1, "min_checkpoint_period", "must be one of {batches: N}"),
         ("min_checkpoint_period:\n  batches: 1\n  epochs: 1", 1, "min_checkpoint_period", "must be one of"),
-        ("min_checkpoint_period: true", 1, "min_checkpoint_period", "must be one of"),
-        (
-            "reproducibility: {experiment_seed: 4294967296}",
-            1,
-            "reproducibility.experiment_seed",
-            "must be less than 4294967296",
-        ),
-        ("reproducibility: {experiment_seed: -1}", 1, "reproducibility.experiment_seed", "must be at least 0"),
+        ("reproducibility: {experiment_seed: 4294967296}", 1, "reproducibility.experiment_seed", "less than 42949672"),
         ("optimizations: {aggregation_frequency: 0}", 1, "optimizations.aggregation_frequency", "at least 1; got 0"),
         ("optimizations: {mixed_precision: O4}", 1, "optimizations.mixed_precision", "got 'O4'"),
         ("resources: {priority: 100}", 1, "resources.priority", "must be at most 99; got 100"),
@@ -66,26 +57,14 @@ from tests.config.configurations import mistakes_in, read, read_alone
         ("log_policies: [{pattern: '('}]", 1, "log_policies[0].pattern", "is not a regular expression"),
         (f"log_policies: [{{pattern: '{'(' * 5000}'}}]", 1, "log_policies[0].pattern", "is not a regular expression"),
         ("log_policies: [{pattern: 'a{9999999999}'}]", 1, "log_policies[0].pattern", "is not a regular expression"),
-        (
-            "profiling: {begin_on_batch: 9, end_after_batch: 8}",
-            1,
-            "profiling.end_after_batch",
-            "at least begin_on_batch",
-        ),
-        ("retention_policy: {log_retention_days: -2}", 1, "retention_policy.log_retention_days", "at least -1"),
+        ("profiling: {begin_on_batch: 9, end_after_batch: 8}", 1, "profiling.end_after_batch", "least begin_on_batch"),
         ("checkpoint_storage: {type: s4}", 1, "checkpoint_storage.type", "unknown type 's4'; known are azure"),
         ("checkpoint_storage: {type: hdfs}", 1, "checkpoint_storage.type", "it was removed from Determined"),
         ("checkpoint_storage: {type: s3}", 1, "checkpoint_storage.bucket", "is missing"),
         ("checkpoint_storage: {type: s3, bucket: a, host_path: b}", 1, "checkpoint_storage.host_path", "unknown key"),
         ("checkpoint_storage: {type: gcs, bucket: a, prefix: ../b}", 1, "checkpoint_storage", "must not contain '..'"),
         ("checkpoint_storage: {type: shared_fs, host_path: a}", 1, "checkpoint_storage", "host_path must be absolute"),
-        (
-            "checkpoint_storage: {type: azure, container: c, connection_string: s, account_url: 'https://a.b'}",
-            1,
-            "checkpoint_storage.account_url",
-            "cannot be set together with connection_string",
-        ),
-        ("checkpoint_storage: {save_trial_best: -1}", 1, "checkpoint_storage.save_trial_best", "must be at least 0"),
+        (AZURE_TWICE, 1, "checkpoint_storage.account_url", "cannot be set together with connection_string"),
     ],
 )
 def test_a_mistake_in_a_section(text: str, line: int, path: str, message: str) -> None:
@@ -132,6 +111,8 @@ def test_mistakes_come_together(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         read_config(file)
+    assert isinstance(caught.value, DetLightningError)
+    assert isinstance(caught.value, ValueError)
     assert [(mistake.line, mistake.path) for mistake in caught.value.mistakes] == [
         (3, "hyperparameters.lr.count"),
         (7, "searcher.max_length"),
@@ -144,11 +125,6 @@ def test_mistakes_come_together(tmp_path: Path) -> None:
     message = str(caught.value)
     assert message.startswith(f"{file} has 7 mistakes:\n  line 3: hyperparameters.lr.count: is missing")
     assert len(message.splitlines()) == 8
-
-
-def test_impossible_values_are_mistakes() -> None:
-    (mistake,) = mistakes_in("hyperparameters: {a: {type: double, minval: 0, maxval: .inf}}")
-    assert mistake.message == "must be a finite number; got .inf"
 
 
 def test_one_mistake_is_one_line(tmp_path: Path) -> None:
@@ -169,11 +145,6 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
 def test_missing_files_are_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.yaml: cannot be read: No such file"):
         read_config(tmp_path / "none.yaml")
-
-
-def test_the_error_is_one_of_ours() -> None:
-    assert issubclass(ConfigError, DetLightningError)
-    assert issubclass(ConfigError, ValueError)
 
 
 def test_a_mistake_shows_no_secret() -> None:
@@ -219,16 +190,11 @@ def test_registry_logins_are_typed() -> None:
     ]
 
 
-def test_null_is_the_default() -> None:
+def test_nulls_and_whole_floats_are_read() -> None:
     nulls = "max_restarts: null\nresources:\nlabels: ~\ncheckpoint_storage: {type: null}\nmin_validation_period: null\n"
     config = read(nulls + "reproducibility: {experiment_seed: 1}")
     assert config.as_dict() == read("reproducibility: {experiment_seed: 1}").as_dict()
-
-
-def test_whole_floats_are_integers() -> None:
-    config = read("max_restarts: 5.0")
-    assert config.max_restarts == 5
-    assert type(config.max_restarts) is int
+    assert type(read("max_restarts: 5.0").max_restarts) is int
 
 
 def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:

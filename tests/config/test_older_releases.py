@@ -96,20 +96,6 @@ def test_a_file_of_0_12_counts_in_steps() -> None:
     assert str(config.notes[3]) == "line 14: searcher.max_steps: read as searcher.max_length: {'batches': 1000}"
 
 
-def test_files_of_0_19_are_read() -> None:
-    config = read_part("slurm: {slots_per_node: 4}\nenvironment: {slurm: [--exclusive], pbs: [-p1000]}")
-    assert (config.slurm.slots_per_node, config.slurm.sbatch_args) == (4, ["--exclusive"])
-    assert config.pbs.pbsbatch_args == ["-p1000"]
-    assert "line 2: environment.slurm: read as slurm.sbatch_args: ['--exclusive']" in map(str, config.notes)
-
-
-def test_arguments_in_two_places_are_a_mistake() -> None:
-    (mistake,) = mistakes_in("slurm: {sbatch_args: [-A]}\nenvironment: {slurm: [--exclusive]}")
-    assert str(mistake).startswith(
-        "line 2: environment.slurm: is the older name of slurm.sbatch_args, which is also set"
-    )
-
-
 def test_files_of_0_14_are_read() -> None:
     config = read_alone(LENGTHS)
     assert config.searcher.max_length == Length(800000, "records")
@@ -126,27 +112,25 @@ def test_files_of_0_38_stay() -> None:
     assert config.environment.image.cpu == config.environment.image.cuda == "a/b"
 
 
+BATCHES_45 = {"searcher": {"max_length": {"batches": 45}}}
+BATCHES_300 = {"batches": 300}
+IMAGE = {"cpu": None, "cuda": "a", "rocm": None}
+
+
 @pytest.mark.parametrize(
     ("text", "changed"),
     [
         ("searcher: {name: single, max_steps: 5}", {"searcher": {"max_length": {"batches": 500}}}),
         ("searcher: {name: single, max_steps: null}", {"searcher": {"max_length": None}}),
-        (
-            "batches_per_step: 10\nsearcher: {name: adaptive_asha, max_trials: 1, target_trial_steps: 5}",
-            {"searcher": {"max_length": {"batches": 50}}},
-        ),
-        (
-            "min_validation_period: 3\nsearcher: {name: single, max_steps: 9}",
-            {"min_validation_period": {"batches": 300}},
-        ),
+        ("batches_per_step: 9\nsearcher: {name: single, target_trial_steps: 5}", BATCHES_45),
+        ("min_validation_period: 3\nsearcher: {name: single, max_steps: 9}", {"min_validation_period": BATCHES_300}),
         ("min_checkpoint_period: 3\nbatches_per_step: 7", {"min_checkpoint_period": {"batches": 21}}),
         ("batches_per_step: 7", {"scheduling_unit": 7}),
         ("log_pattern_policies: []", {"log_policies": []}),
         ("log_pattern_policies: null\nintegration: null\nlog_policies: []", {"log_policies": []}),
-        (
-            "environment: {image: {gpu: null, cuda: a}}",
-            {"environment": {"image": {"cpu": None, "cuda": "a", "rocm": None}}},
-        ),
+        ("slurm: {gpu_type: a}\nenvironment: {slurm: [-A]}", {"slurm": {"gpu_type": "a", "sbatch_args": ["-A"]}}),
+        ("environment: {pbs: [-p1]}", {"pbs": {"pbsbatch_args": ["-p1"]}}),
+        ("environment: {image: {gpu: null, cuda: a}}", {"environment": {"image": IMAGE}}),
         (
             """
             log_pattern_policies:
@@ -199,6 +183,7 @@ def test_older_spellings_are_rewritten(text: str, changed: dict[str, Any]) -> No
             "searcher.max_steps",
             "is the older name of searcher.max_length, which is also set: delete one of the two",
         ),
+        ("slurm: {sbatch_args: [-A]}\nenvironment: {slurm: [-B]}", 2, "environment.slurm", "of slurm.sbatch_args"),
         ("scheduling_unit: 5\nbatches_per_step: 5", 2, "batches_per_step", "is the older name of scheduling_unit"),
         ("environment:\n  image:\n    gpu: a\n    cuda: b", 3, "environment.image.gpu", "is the older name of"),
         (

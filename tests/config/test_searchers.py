@@ -89,31 +89,20 @@ def test_lengths_give_the_time(given: str, clock: str, full_time: int, validates
         ("{name: adaptive_ahsa, metric: a}", "name", "unknown name 'adaptive_ahsa'; did you mean adaptive_asha?"),
         ("{name: [a]}", "name", "unknown name ['a']; known are adaptive_asha, async_halving"),
         ("{name: random, metric: a}", "max_trials", "is missing"),
-        ("{name: random, metric: a, max_trials: 0}", "max_trials", "must be at least 1; got 0"),
         ("{name: random, metric: a, max_trials: null}", "max_trials", "must be an integer; got null"),
         ("{name: random, metric: 3, max_trials: 1}", "metric", "must be a string; got 3"),
         ("{name: grid, metric: a, max_trials: 3}", "max_trials", "unknown key"),
         ("{name: single, max_length: {batches: 0}}", "max_length.batches", "an integer, at least 1; got 0"),
-        ("{name: single, max_length: 0}", "max_length", "an integer, at least 1; got 0"),
         ("{name: single, max_length: ten}", "max_length", "must be one of {batches: N}"),
         ("{name: adaptive_asha, max_trials: 4}", "max_time", "is missing: write max_time and time_metric"),
         ("{name: adaptive_asha, max_trials: 4, max_time: 9}", "time_metric", "is missing beside max_time"),
         ("{name: adaptive_asha, max_trials: 4, time_metric: epochs}", "max_time", "how many epochs a trial trains"),
         ("{name: adaptive_asha, max_trials: 4, max_length: 9, divisor: 1}", "divisor", "must be greater than 1; got 1"),
         ("{name: adaptive_asha, max_trials: 4, max_length: 9, mode: fast}", "mode", "must be 'aggressive', 'standard'"),
-        ("{name: adaptive_asha, max_trials: 4, max_length: 9, bracket_rungs: [0]}", "bracket_rungs[0]", "at least 1"),
         ("{name: async_halving, max_trials: 4, max_length: 9}", "num_rungs", "is missing"),
-        (
-            "{name: async_halving, max_trials: 4, max_length: 9, num_rungs: 600}",
-            "num_rungs",
-            "too many rungs for the divisor 4; got 600",
-        ),
-        ("{name: adaptive_asha, max_trials: 4, max_length: 9, bracket_rungs: [2, 600]}", "bracket_rungs", "got 600"),
-        (
-            "{name: adaptive_asha, max_trials: 4, max_length: 9, divisor: 1.0001, max_rungs: 100000}",
-            "max_rungs",
-            "too many rungs for the divisor 1.0001; got 13864",
-        ),
+        ("{name: async_halving, max_trials: 4, max_length: 9, num_rungs: 600}", "num_rungs", "at most 100; got 600"),
+        ("{name: adaptive_asha, max_trials: 4, max_length: 9, bracket_rungs: [2, 600]}", "bracket_rungs[1]", "got 600"),
+        ("{name: adaptive_asha, max_trials: 4, max_length: 9, divisor: 1e9}", "divisor", "must be at most 1000; got"),
     ],
 )
 def test_refused_searches_get_advice(text: str, path: str, message: str) -> None:
@@ -125,11 +114,7 @@ def test_refused_searches_get_advice(text: str, path: str, message: str) -> None
 @pytest.mark.parametrize(
     ("text", "path", "message"),
     [
-        (
-            "searcher: {max_length: 100}",
-            "searcher.max_length",
-            "needs a unit for a trial class, such as {batches: 100}",
-        ),
+        ("searcher: {max_length: 100}", "searcher.max_length", "needs a unit for a trial class, such as {batches: 10"),
         ("searcher: {max_length: {records: 9}}", "searcher.max_length.records", "no hyperparameter global_batch_size"),
         ("min_validation_period: {records: 9}", "min_validation_period.records", "no hyperparameter global_batch_size"),
         (
@@ -160,39 +145,24 @@ def test_a_command_may_have_such_lengths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "notes"),
+    ("text", "given", "notes"),
     [
-        ("entrypoint: model_def:T", [(1, "searcher.max_time")]),
-        ("entrypoint: model_def:T\nmin_validation_period: {batches: 1}", []),
-        ("entrypoint: python3 train.py", []),
+        ("entrypoint: model_def:T", "", ["max_time: no trial is stopped early"]),
+        ("entrypoint: model_def:T\nmin_validation_period: {batches: 1}", "", []),
+        ("entrypoint: python3 train.py", "", []),
+        ("", "max_length: {epochs: 100}", ["max_length: differs from max_time"]),
+        ("", "max_length: {batches: 99}", ["max_length: differs from max_time"]),
+        ("", "stop_once: true", ["stop_once: has no effect"]),
     ],
 )
-def test_missing_validations_are_noted(text: str, notes: list[tuple[int, str]]) -> None:
-    search = "{name: adaptive_asha, metric: a, max_trials: 4, max_time: 100, time_metric: batches}"
-    config = read_part(f"searcher: {search}\n{text}")
-    assert [(note.line, note.path) for note in config.notes] == notes
-
-
-@pytest.mark.parametrize(
-    ("given", "path", "message"),
-    [
-        ("max_length: {epochs: 100}", "searcher.max_length", "differs from max_time"),
-        ("max_length: {batches: 99}", "searcher.max_length", "differs from max_time"),
-        ("stop_once: true", "searcher.stop_once", "has no effect"),
-    ],
-)
-def test_doubtful_fields_are_noted(given: str, path: str, message: str) -> None:
-    search = "name: adaptive_asha, metric: a, max_trials: 4, max_time: 100, time_metric: batches"
-    (note,) = read_part(f"searcher: {{{search}, {given}}}").notes
-    assert (note.line, note.path) == (1, path)
-    assert message in note.message
+def test_doubtful_fields_are_noted(text: str, given: str, notes: list[str]) -> None:
+    search = f"{{name: adaptive_asha, metric: a, max_trials: 4, max_time: 100, time_metric: batches, {given}}}"
+    found = read_part(f"searcher: {search}\n{text}").notes
+    assert len(found) == len(notes)
+    for note, expected in zip(found, notes, strict=True):
+        assert str(note).startswith(f"line 1: searcher.{expected}")
 
 
 def test_platform_trials_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"source_trial_id: .* as source_checkpoint_uuid"):
-        read_alone(
-            """
-            entrypoint: python3 train.py
-            searcher: {name: single, metric: loss, source_trial_id: 3}
-            """
-        )
+        read_alone("entrypoint: python3 train.py\nsearcher: {name: single, metric: loss, source_trial_id: 3}")

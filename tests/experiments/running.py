@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from det_lightning.cli.app import app
 from det_lightning.experiments.event_log import read_events
 from tests.warm_python import start_warm_python
 
@@ -55,11 +58,25 @@ def start(*arguments: object, cwd: Path | None = None, is_warm: bool = False) ->
 def run(
     *arguments: object, ends_with: int = 0, cwd: Path | None = None, timeout_s: float = 120, is_warm: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``det-lightning`` with arguments to its end."""
+    """Run ``det-lightning`` with arguments to its end; its own process is this one, unless that makes a difference."""
+    if not is_warm and cwd is None and "--ray" not in arguments:
+        result = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+        assert result.exit_code == ends_with, result.stderr
+        return subprocess.CompletedProcess([], result.exit_code, result.stdout, result.stderr)
     process = start(*arguments, cwd=cwd, is_warm=is_warm)
     output, error = process.communicate(timeout=timeout_s)
     assert process.returncode == ends_with, error
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)
+
+
+def run_until(condition: Callable[[], bool], *arguments: object, is_warm: bool = False) -> str:
+    """Run ``det-lightning`` with arguments, interrupt it once a condition holds, and return what it says then."""
+    process = start(*arguments, is_warm=is_warm)
+    wait_for(condition, timeout_s=200)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=100)[1]
+    assert process.returncode == 130, error
+    return error
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:

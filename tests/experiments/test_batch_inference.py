@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.experiments.running import events_of, run, start, wait_for, write_project
+from tests.experiments.running import events_of, run, run_until, write_project
 from tests.launching import TORCHRUN, environment
 from tests.warm_python import WarmPython
 
@@ -48,11 +47,8 @@ def test_interrupted_inference_goes_on(tmp_path: Path) -> None:
     )
     shutil.copy(SCRIPT, tmp_path / "project")
     experiment = tmp_path / "small-1"
-    process = start("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", is_warm=True)
-    wait_for(lambda: len(events_of(experiment, "checkpoint")) >= 1, timeout_s=200)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=100)
-    assert process.returncode == 130
+    arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu")
+    run_until(lambda: len(events_of(experiment, "checkpoint")) >= 1, *arguments, is_warm=True)
     assert [one["steps_completed"] for one in events_of(experiment, "checkpoint")] == [2, 4]
     (ended,) = events_of(experiment, "run_ended")
     assert ended["paused"]

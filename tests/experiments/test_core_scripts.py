@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.experiments.running import events_of, processes_of, run, start, wait_for, write_project
+from tests.experiments.running import events_of, processes_of, run, run_until, write_project
 
 SCRIPT = Path(__file__).with_name("core_script.py")
 
@@ -49,11 +48,8 @@ def test_script_reports_metrics_and_checkpoints(tmp_path: Path) -> None:
 def test_preempted_script_goes_on(tmp_path: Path) -> None:
     config = project_with(tmp_path / "project", hyperparameters={"lr": 1.0, "waits_at": 2})
     experiment = tmp_path / "small-1"
-    process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
-    wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130
+    arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path)
+    run_until(lambda: len(events_of(experiment, "validation")) >= 2, *arguments)
     (ended,) = events_of(experiment, "run_ended")
     assert (ended["status"], ended["paused"], ended["closed"]) == (0, True, None)
     run("experiment", "resume", experiment)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from det_lightning.errors import ExperimentError
+from det_lightning.experiments.launcher import Demand
 from det_lightning.experiments.local import Devices, Gpu, find_devices, find_gpus
-from det_lightning.experiments.machines import Demand
 from tests.experiments.running import run, write_project
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the program is a shell script")
@@ -56,7 +56,7 @@ def test_trials_get_parts_of_gpus_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-78, MIG-77,MIG-78")
     devices = find_devices(Demand(slots_per_trial=1))
     gpus = {0: Gpu("MIG-78", "MIG-78"), 1: Gpu("MIG-77", "MIG-77")}
-    assert devices == Devices((0, 1), are_gpus=True, gpus=gpus)
+    assert devices == Devices((0, 1), gpus)
 
 
 @pytest.mark.parametrize(("name", "found"), [("MIG-0", "none"), ("MIG-", "2"), ("MIG-7", "2"), ("MIG-780", "none")])
@@ -64,7 +64,7 @@ def test_unclear_part_of_a_gpu_is_named(name: str, found: str, monkeypatch: pyte
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"MIG-77,{name}")
     with pytest.raises(ExperimentError, match=rf"names {name}, which matches {found} of .* lists: MIG-77, MIG-78\."):
         find_devices(Demand(slots_per_trial=1))
-    assert not find_devices(Demand(slots_per_trial=1, on_cpu=True)).are_gpus
+    assert not find_devices(Demand(slots_per_trial=1, on_cpu=True)).gpus
 
 
 def test_several_processes_get_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_several_processes_get_no_parts(monkeypatch: pytest.MonkeyPatch) -> None
 def test_trials_of_no_slots_run_whatever_the_limit() -> None:
     devices = find_devices(Demand(slots_per_trial=0, on_cpu=False, max_slots=0))
     assert devices.slots
-    assert not devices.are_gpus
+    assert not devices.gpus
 
 
 @pytest.mark.slow

@@ -71,13 +71,6 @@ def test_logs_are_printed_escaped(tmp_path: Path) -> None:
     assert run("experiment", "logs", directory.path, 1).stdout == "token: hello\n\\x1b[31mred\n"
 
 
-def test_damaged_line_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "events.jsonl"
-    file.write_text('{"type": "first"}\nrubbish\n{"type": "third"}\n')
-    with pytest.raises(errors.DamagedExperiment, match=r"Line 2 of .*events\.jsonl"):
-        read_events(file)
-
-
 CREATED = {"type": "trial_created", "trial": 1, "seed": 1, "hparams": {}}
 
 
@@ -106,10 +99,12 @@ def test_incomplete_event_is_named(event: dict[str, Any], named: str, tmp_path: 
         read_events(file)
 
 
-@pytest.mark.parametrize("line", ["[" * 100_000, '{"type": "x", "a": ' + "[" * 500 + "]" * 500 + "}"], ids=len)
-def test_line_that_is_nested_too_deeply_is_named(line: str, tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").write_text(line + "\n")
-    with pytest.raises(errors.DamagedExperiment, match=r"Line 1 of .*events\.jsonl is not an event"):
+@pytest.mark.parametrize(
+    "line", ["rubbish", "[" * 100_000, '{"type": "x", "a": ' + "[" * 500 + "]" * 500 + "}"], ids=len
+)
+def test_damaged_line_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text(f'{{"type": "first"}}\n{line}\n{{"type": "third"}}\n')
+    with pytest.raises(errors.DamagedExperiment, match=r"Line 2 of .*events\.jsonl is not an event"):
         read_events(tmp_path / "events.jsonl")
 
 
@@ -182,12 +177,23 @@ def test_commands_show_no_secrets(tmp_path: Path) -> None:
     assert planned["hparams"] == {"api_key": MASK}
 
 
-@pytest.mark.parametrize("content", ["[", "[]", "{}", '{"loggers": 3}', '{"loggers": [[1]]}', "[" * 100_000])
-def test_damaged_options_are_named(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        ("[", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "wrong are: all"),
+        ("{}", "'loggers'"),
+        ('{"loggers": [[1]]}', "'loggers'"),
+        ('{"loggers": [], "source_checkpoint": 3, "slots": 0}', "'source_checkpoint', 'slots'"),
+        ('{"loggers": [], "trusted": 1}', "'trusted'"),
+    ],
+)
+def test_damaged_options_are_named(content: str, wrong: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
-    directory.options.write_text(content)
-    with pytest.raises(errors.DamagedExperiment, match=r"options\.json"):
-        directory.loggers()
+    directory.options_file.write_text(content)
+    with pytest.raises(errors.DamagedExperiment, match=rf"options\.json .*{wrong}"):
+        directory.options()
 
 
 @pytest.mark.parametrize(
@@ -195,10 +201,7 @@ def test_damaged_options_are_named(content: str, tmp_path: Path) -> None:
     [
         (None, "abc"),  # as earlier releases left it
         ({"loggers": []}, "abc"),
-        (
-            {"loggers": [], "source_checkpoint": "/experiments/first-1/checkpoints/abc"},
-            "/experiments/first-1/checkpoints/abc",
-        ),
+        ({"loggers": [], "source_checkpoint": "/first-1/checkpoints/abc"}, "/first-1/checkpoints/abc"),
     ],
 )
 def test_source_checkpoint_stays_the_same(options: dict[str, Any] | None, source: str, tmp_path: Path) -> None:
@@ -207,15 +210,8 @@ def test_source_checkpoint_stays_the_same(options: dict[str, Any] | None, source
     config["searcher"]["source_checkpoint_uuid"] = "abc"
     directory.config_file.write_text(json.dumps(config))
     if options is not None:
-        directory.options.write_text(json.dumps(options))
-    assert directory.source_checkpoint() == source
-
-
-def test_damaged_source_checkpoint_is_named(tmp_path: Path) -> None:
-    directory = made_experiment(tmp_path)
-    directory.options.write_text('{"loggers": [], "source_checkpoint": 3}')
-    with pytest.raises(errors.DamagedExperiment, match=r"options\.json must hold .*'source_checkpoint'"):
-        directory.source_checkpoint()
+        directory.options_file.write_text(json.dumps(options))
+    assert directory.options().source_checkpoint == source
 
 
 @pytest.mark.parametrize("name", ["config.json", "events.jsonl", "options.json"])
@@ -224,7 +220,7 @@ def test_huge_files_are_not_read(name: str, tmp_path: Path) -> None:
     with (directory.path / name).open("ab") as file:
         file.truncate(2**40)  # without taking room on the disk
     with pytest.raises(errors.DamagedExperiment, match=rf"{name}.* 1,099,511,627,776 bytes"):
-        [describe_experiment(directory), directory.loggers()]
+        [describe_experiment(directory), directory.options()]
 
 
 def test_reasons_have_no_secrets(tmp_path: Path) -> None:
@@ -332,16 +328,10 @@ def test_too_much_code_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "copy").exists()
 
 
-@pytest.fixture
-def experiment(tmp_path: Path) -> ExperimentDirectory:
-    return made_experiment(tmp_path)
-
-
-def test_experiments_are_found_by_number(experiment: ExperimentDirectory) -> None:
-    assert experiment.path.name == "a-search-1"
-    second = ExperimentDirectory.create(experiment.path.parent, NAME)
-    second.events.touch()
-    assert [found.experiment_id for found in find_experiments(experiment.path.parent)] == [1, 2]
+def test_experiments_are_found_by_number(tmp_path: Path) -> None:
+    assert made_experiment(tmp_path).path.name == "a-search-1"
+    ExperimentDirectory.create(tmp_path, NAME).events.touch()
+    assert [found.experiment_id for found in find_experiments(tmp_path)] == [1, 2]
 
 
 def write_page(directory: ExperimentDirectory) -> str:
@@ -349,8 +339,8 @@ def write_page(directory: ExperimentDirectory) -> str:
     return (directory.path / "page.html").read_text()
 
 
-def test_page_needs_no_network(experiment: ExperimentDirectory) -> None:
-    page = write_page(experiment)
+def test_page_needs_no_network(tmp_path: Path) -> None:
+    page = write_page(made_experiment(tmp_path))
     for heading in ("Learning curves", "Hyperparameters and metric", "Parallel coordinates", "Trials"):
         assert f"<h2>{heading}</h2>" in page
     assert "<h1>a &lt;search&gt;</h1>" in page
@@ -358,26 +348,16 @@ def test_page_needs_no_network(experiment: ExperimentDirectory) -> None:
     assert "hidden" not in page.partition("const data")[2].partition(chr(10))[0]
 
 
-def write_data(details: dict[str, Any], file: Path) -> tuple[str, dict[str, Any]]:
-    """Return a page and the data of its charts."""
-    write_report(details, file)
-    page = file.read_text()
-    return page, json.loads(page.partition("const data = ")[2].partition(";\n")[0])
-
-
-def test_long_curve_keeps_exact_values(tmp_path: Path) -> None:
+def test_page_keeps_exact_values(tmp_path: Path) -> None:
     losses = [(batch, 1.0) for batch in range(2500)]
     losses[1001] = (1001, 0.0)
-    page, data = write_data(make_details(losses, [(1002, 3.0)]), tmp_path / "page.html")
-    (trial,) = data["trials"]
+    write_report(make_details(losses, [(1002, 3.0)]), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    (trial,) = json.loads(page.partition("const data = ")[2].partition(";\n")[0])["trials"]
     assert len(trial["curves"]["loss"][0]) <= 1001
     assert trial["values"] == {"loss": 0.0}
     assert "<dt>best</dt><dd>0</dd>" in page
-
-
-def test_page_without_name_has_the_id(tmp_path: Path) -> None:
-    page, _ = write_data(make_details([(1, 1.0)], []), tmp_path / "page.html")
-    assert "<title>a-run</title>" in page
+    assert "<title>a-run</title>" in page  # a storage has an id in place of a name
     assert "<h1>a-run</h1>" in page
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.experiments.running import events_of, run, start, wait_for, write_project
+from tests.experiments.running import events_of, run, run_until, write_project
 from tests.experiments.test_trial_classes import run_experiment
 
 pytestmark = pytest.mark.slow
@@ -33,12 +32,9 @@ def test_csv_logger_has_metrics_and_hparams(tmp_path: Path) -> None:
 def test_resume_keeps_loggers(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"steps": 4, "waits_at": [2]})
     experiment = tmp_path / "small-1"
-    process = start(
-        "run", config, tmp_path / "project", "--experiments", tmp_path, "--logger", "csv", "--logger", "tensorboard"
-    )
-    wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path)
+    loggers = ("--logger", "csv", "--logger", "tensorboard")
+    run_until(lambda: len(events_of(experiment, "validation")) >= 2, *arguments, *loggers)
     run("experiment", "resume", experiment)
     task = json.loads((experiment / "trials" / "1" / "task.json").read_text())
     assert (task["run_id"], task["loggers"]) == (2, ["csv", "tensorboard"])

@@ -32,7 +32,8 @@ def run_experiment(folder: Path, *options: object, forges: bool, ends_with: int 
         (project / name).write_bytes(Path(__file__).with_name(name).read_bytes())
     hparams = {"lr": 0.1, "global_batch_size": 8, "forges": forges}
     (project / "config.yaml").write_text(json.dumps({**CONFIG, "hyperparameters": hparams}))
-    run("run", project / "config.yaml", project, "--experiments", folder, *options, ends_with=ends_with)
+    arguments = ("run", project / "config.yaml", project, "--experiments", folder, *options)
+    run(*arguments, ends_with=ends_with, is_warm=True)
     experiment = folder / "keeping-1"
     return experiment, (experiment / "trials" / "1" / "log.txt").read_text()
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from det_lightning.experiments.directory import ExperimentDirectory, Placement
+from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.overview import describe_experiment, summarize_experiment
-from tests.experiments.running import events_of, processes_of, run, start, wait_for, write_project
+from tests.experiments.running import events_of, processes_of, run, run_until, start, wait_for, write_project
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +37,9 @@ def test_resume_keeps_options(tmp_path: Path) -> None:
         tmp_path / "project", hyperparameters={"steps": 4, "waits_at": [2]}, resources={"slots_per_trial": 64}
     )
     folder = tmp_path / "it's  a 'place' & more"
-    process = start("run", config, config.parent, "--experiments", folder, "--cpu", "--slots", 2)
     experiment = folder / "small-1"
-    wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
-    process.send_signal(signal.SIGINT)
-    error = process.communicate(timeout=60)[1]
+    arguments = ("run", config, config.parent, "--experiments", folder, "--cpu", "--slots", 2)
+    error = run_until(lambda: len(events_of(experiment, "validation")) >= 2, *arguments)
     (command,) = (line.partition("Resume with: ")[2] for line in error.splitlines() if "Resume with" in line)
     done = run_printed(command)
     assert done.returncode == 0, done.stderr
@@ -50,7 +47,8 @@ def test_resume_keeps_options(tmp_path: Path) -> None:
     assert json.loads((experiment / "trials/1/task.json").read_text())["slots"] == [0, 1]
     # Options of a resume replace them, also for the next one.
     run("experiment", "resume", experiment, "--slots", 1, "--no-cpu", "--ray", "none")
-    assert ExperimentDirectory.existing(experiment).placement() == Placement(1, cpu=False, ray=None)
+    options = ExperimentDirectory.existing(experiment).options()
+    assert (options.slots, options.cpu, options.ray) == (1, False, None)
 
 
 def test_failed_trials_go_on_after_a_fix(tmp_path: Path) -> None:

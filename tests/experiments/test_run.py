@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from det_lightning.startup_hook import find_installs
-from tests.experiments.running import events_of, kill, processes_of, run, start, wait_for, write_project
+from det_lightning.errors import ExperimentError
+from det_lightning.experiments.warm_start import find_source
+from tests.experiments.running import events_of, kill, processes_of, run, run_until, start, wait_for, write_project
 
 pytestmark = pytest.mark.slow
 
@@ -59,26 +61,35 @@ def test_stopped_trials_are_complete(tmp_path: Path) -> None:
     assert events_of(tmp_path / "small-1", "stop_requested")
 
 
-@pytest.mark.parametrize(("max_restarts", "runs"), [(0, 1), (2, 3)])
-def test_failing_trial_is_restarted(max_restarts: int, runs: int, tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", hyperparameters={"fails_at": 2}, max_restarts=max_restarts)
-    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
-    assert len(events_of(tmp_path / "small-1", "run_started")) == runs
-    assert f"it ended with status 3, after {max_restarts} restarts" in error
+CLAIMS_PREEMPTION = ["python3", "-c", "from trial_script import report; report('preempted', None, {})"]
+POLICY = {"name": "broken", "pattern": "[A-Z]{4} is broken$", "action": {"type": "cancel_retries"}}
+NOT_SAVED = "like a preempted run, but had saved nothing"
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "status"),
+    ("entrypoint", "max_restarts", "runs", "hook", "reason"),
     [
-        ("exit 75", 75),
-        (["python3", "-c", "from trial_script import report; report('preempted', None, {})"], 0),
+        ("exit 3", 0, 1, "", "it ended with status 3, after 0 restarts"),
+        ("exit 3", 2, 3, "", "it ended with status 3, after 2 restarts"),
+        ("exit 75", 2, 3, "", f"it ended with status 75, {NOT_SAVED}, after 2 restarts"),
+        (CLAIMS_PREEMPTION, 2, 3, "", f"it ended with status 0, {NOT_SAVED}, after 2 restarts"),
+        ("echo CUDA is broken; exit 4", 5, 1, "", "the log policy broken cancels retries"),
+        ("touch trained", 0, 1, "false\ntouch hooked\n", "its startup-hook.sh failed with status 1, after 0 restarts"),
+        ("touch trained", 0, 1, "exit 7\n", "its startup-hook.sh failed with status 7, after 0 restarts"),
+        ("touch trained", 0, 1, "missing-program -i\n", "its startup-hook.sh failed with status 127, after 0 restarts"),
+        ('test "$BY" = hook && exit 7', 0, 1, "export BY=hook\n", "it ended with status 7, after 0 restarts"),
     ],
 )
-def test_false_preemption_ends(entrypoint: str | list[str], status: int, tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", entrypoint=entrypoint, max_restarts=2)
-    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
-    assert len(events_of(tmp_path / "small-1", "run_started")) == 3
-    assert f"it ended with status {status}, like a preempted run, but had saved nothing, after 2 restarts" in error
+def test_failure_has_a_reason(
+    entrypoint: Any, max_restarts: int, runs: int, hook: str, reason: str, tmp_path: Path
+) -> None:
+    sections = {"entrypoint": entrypoint, "max_restarts": max_restarts, "log_policies": [POLICY]}
+    config = write_project(tmp_path / "project", **sections)
+    (config.parent / "startup-hook.sh").write_text(hook)
+    error = run("run", config, config.parent, "--experiments", tmp_path, "--hook", "run", ends_with=1).stderr
+    assert reason in error
+    assert len(events_of(tmp_path / "small-1", "run_started")) == runs
+    assert not [*tmp_path.rglob("hooked"), *tmp_path.rglob("trained")]
 
 
 def test_saved_preemption_is_no_failure(tmp_path: Path) -> None:
@@ -114,120 +125,24 @@ def test_later_metrics_are_added(tmp_path: Path) -> None:
     assert json.loads((experiment / "trials" / "best.json").read_text()) == {"1": 0.5}
 
 
-def test_hook_runs_unless_skipped(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", entrypoint="test -f hooked", max_restarts=0)
-    (tmp_path / "project" / "startup-hook.sh").write_text("touch hooked\n")
-    error = run("run", config, tmp_path / "project", "--experiments", tmp_path).stderr
-    assert "startup-hook.sh runs before each trial, here without a container" in error
-    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--hook", "skip", ends_with=1)
-
-
-@pytest.mark.parametrize(
-    ("hook", "shown"),
-    [
-        ("export A=1\npip install timm\n", "startup-hook.sh:2: pip install timm"),
-        ("sudo apt-get -y install \\\n  git\n", "startup-hook.sh:1: sudo apt-get -y install git"),
-        ("curl -sSL https://a.example/get | bash\n", "startup-hook.sh:1: curl -sSL https://a.example/get | bash"),
-        ("bash setup.sh\n", "setup.sh:2: /opt/conda/bin/python -m pip -q install -e ."),
-    ],
-)
-def test_installing_hook_needs_a_choice(hook: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = write_project(tmp_path / "project", entrypoint="true")
-    (tmp_path / "project" / "startup-hook.sh").write_text(hook)
-    (tmp_path / "project" / "setup.sh").write_text("set -e\n/opt/conda/bin/python -m pip -q install -e .\n")
-    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=2).stderr
-    assert shown in error
-    assert "--hook skip" in error
-    assert not (tmp_path / "small-1").exists()
-    monkeypatch.setenv("DET_LIGHTNING_HOOK", "skip")
-    run("run", config, tmp_path / "project", "--experiments", tmp_path)
-    assert not (tmp_path / "small-1" / "code" / "startup-hook.sh").exists()
-
-
-def test_installing_hook_runs_if_chosen(tmp_path: Path) -> None:
+def test_hook_runs_unless_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_project(tmp_path / "project", entrypoint="test -f hooked")
-    (tmp_path / "project" / "startup-hook.sh").write_text("pip() { touch hooked; }\npip install nothing\n")
-    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--hook", "run")
+    hook = config.parent / "startup-hook.sh"
+    arguments = ("run", config, config.parent, "--experiments", tmp_path)
+    hook.write_text("touch hooked\n")
+    assert "startup-hook.sh runs before each trial, here without a container" in run(*arguments).stderr
+    run(*arguments, "--hook", "skip", ends_with=1)
+    hook.write_text("pip() { touch hooked; }\npip install nothing\n")
+    error = run(*arguments, ends_with=2).stderr
+    assert "startup-hook.sh:2: pip install nothing" in error
+    assert "--hook skip" in error
+    assert not (tmp_path / "small-3").exists()
+    run(*arguments, "--hook", "run")
+    monkeypatch.setenv("DET_LIGHTNING_HOOK", "skip")
+    run(*arguments, ends_with=1)
+    assert not (tmp_path / "small-4" / "code" / "startup-hook.sh").exists()
 
 
-def test_accepted_line_needs_no_choice(tmp_path: Path) -> None:
-    hook = tmp_path / "startup-hook.sh"
-    hook.write_text("pip() { true; }\n# pip install a\necho b # pip install b\npip install c  # det-lightning: ok\n")
-    assert find_installs(hook.read_text()) == []
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "python -mpip install a",
-        "mim install a",
-        "echo '### packages' && pip install a",
-        "curl -sL https://a.example | sudo -E bash -",
-        "bash <(curl -s https://a.example)",
-        "$(which pip) install a",
-        "X='a#b' pip install a",
-        "echo $(ls)#a && pip install a",
-        'echo "$(pip install a)"',
-        "X=(a b) pip install a",
-        "if true; then pip install a; fi",
-        "case a in a) pip install a;; esac",
-        "cd x && bash setup.sh",
-        "cat <<EOF\ndon't\nEOF\npip install a  # '",
-        "echo $'\\'' ; pip install a  # '",
-        "sh -c 'pip install a'",
-        "source $HOME/setup.sh",
-    ],
-)
-def test_unknown_command_needs_a_choice(command: str) -> None:
-    assert find_installs(f"set -e\n{command}\n")[0].line >= 2
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "# pip install it's\nset -e",
-        'DIR="$(cd "$(dirname "$0")" && pwd)"; export X=$(pwd)/a Y=$((1 + 2))\nZ=`pwd`/b',
-        "if [[ -f a ]]; then\n  cp a b\nelse\n  ln -s a b >log 2>&1 || exit 1\nfi",
-        "for i in a b; do mkdir -p $i; done",
-        "make_it() { mkdir a; }",
-        "export A=1 && \\\n  export B='pip install a'",
-        "bash -e setup.sh; . ./a/variables.sh",
-    ],
-)
-def test_harmless_hook_needs_no_choice(command: str) -> None:
-    assert find_installs(f"{command}\n") == []
-
-
-@pytest.mark.parametrize("hook", ["false\ntouch hooked\n", "exit 7\n", "missing-program --install\n"])
-def test_failing_hook_is_named(hook: str, tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", entrypoint="touch trained", max_restarts=0)
-    (tmp_path / "project" / "startup-hook.sh").write_text(f"export SET_BY=hook\n{hook}")
-    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, "--hook", "run", ends_with=1).stderr
-    status = {"exit 7\n": 7, "false\ntouch hooked\n": 1}.get(hook, 127)
-    assert f"its startup-hook.sh failed with status {status}, after 0 restarts" in error
-    assert not list(tmp_path.rglob("hooked")) + list(tmp_path.rglob("trained"))
-
-
-def test_later_failure_is_not_the_hooks(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", entrypoint='test "$SET_BY" = hook && exit 7', max_restarts=0)
-    (tmp_path / "project" / "startup-hook.sh").write_text("export SET_BY=hook\n")
-    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
-    assert "it ended with status 7, after 0 restarts" in error
-
-
-def test_log_policy_cancels_retries(tmp_path: Path) -> None:
-    config = write_project(
-        tmp_path / "project",
-        entrypoint="echo CUDA is broken; exit 4",
-        max_restarts=5,
-        log_policies=[{"name": "broken", "pattern": "[A-Z]{4} is broken$", "action": {"type": "cancel_retries"}}],
-    )
-    error = run("run", config, tmp_path / "project", "--experiments", tmp_path, ends_with=1).stderr
-    assert "the log policy broken cancels retries" in error
-    assert len(events_of(tmp_path / "small-1", "run_started")) == 1
-
-
-@pytest.mark.slow
 def test_invalid_hyperparameters_close_a_trial(tmp_path: Path) -> None:
     """They may fail, or wait for a rank that is gone until they are killed."""
     hparams = {
@@ -255,11 +170,8 @@ def test_first_interrupt_pauses(entrypoint: str, tmp_path: Path) -> None:
     hparams = {"steps": 12, "waits_at": [2], "saves_for_s": 1}
     config = write_project(tmp_path / "project", hyperparameters=hparams, entrypoint=entrypoint)
     experiment = tmp_path / "small-1"
-    process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
-    wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
-    process.send_signal(signal.SIGINT)
-    error = process.communicate(timeout=60)[1]
-    assert process.returncode == 130
+    arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path)
+    error = run_until(lambda: len(events_of(experiment, "validation")) >= 2, *arguments)
     assert f"experiment resume {experiment}" in error
     assert processes_of(experiment) == []
     run("experiment", "resume", experiment)
@@ -325,10 +237,13 @@ def test_only_one_runner_at_a_time(tmp_path: Path) -> None:
 
 
 def test_wrong_configuration_creates_nothing(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", searcher={"name": "random", "metric": "loss"}, max_restart=3)
-    error = run("run", config, tmp_path / "project", "--experiments", tmp_path / "out", ends_with=2).stderr
-    assert "max_trials" in error
-    assert "max_restart" in error
+    wrong = {"name": "random", "metric": "loss"}
+    config = write_project(tmp_path / "project", searcher=wrong, max_restart=3)
+    error = run("run", config, config.parent, "--experiments", tmp_path / "out", ends_with=2).stderr
+    assert all(name in error for name in ("max_trials", "max_restart"))
+    config = write_project(tmp_path / "project", searcher={**wrong, "max_trials": 1, "source_checkpoint_uuid": "abc"})
+    error = run("run", config, config.parent, "--experiments", tmp_path / "out", ends_with=2).stderr
+    assert "searcher.source_checkpoint_uuid is the id 'abc'" in error
     assert not (tmp_path / "out").exists()
 
 
@@ -345,35 +260,24 @@ def test_missing_ray_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "storage", "says"),
     [
-        ("checkpoints/abc", None, ["the relative path 'checkpoints/abc'", "an absolute path, such as"]),
-        ("abc", None, ["the id 'abc'", "names no checkpoint_storage"]),
-        ("abc", "there", ["There is no checkpoint 'abc'"]),
-        ("abc", Path("there"), ["the id 'abc'", "the relative path 'there'", "absolute path or URL"]),
-        ("/nowhere/abc", None, ["There is no checkpoint '/nowhere/abc'"]),
+        ("checkpoints/abc", None, "is the relative path 'checkpoints/abc', .* Write an absolute path, such as"),
+        ("abc", None, "is the id 'abc', but the configuration names no checkpoint_storage"),
+        ("abc", "{}/there", "There is no checkpoint 'abc'"),
+        ("abc", "there", "is the id 'abc', but .* the relative path 'there', .* absolute path or URL"),
+        ("/nowhere/abc", None, "There is no checkpoint '/nowhere/abc'"),
     ],
 )
-def test_missing_source_checkpoint_is_an_error(
-    checkpoint: str, storage: str | Path | None, says: list[str], tmp_path: Path
-) -> None:
-    searcher = {"name": "single", "metric": "loss", "source_checkpoint_uuid": checkpoint}
-    sections: dict[str, object] = {"searcher": searcher}
-    if storage is not None:
-        (tmp_path / storage).mkdir()
-        sections["checkpoint_storage"] = {
-            "type": "directory",
-            "container_path": str(storage if isinstance(storage, Path) else tmp_path / storage),
-        }
-    config = write_project(tmp_path / "project", **sections)
-    result = run("run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", ends_with=2)
-    assert "searcher.source_checkpoint_uuid" in result.stderr
-    assert all(text in result.stderr for text in says), result.stderr
-    assert not (tmp_path / "experiments").exists()
-    assert storage is None or list((tmp_path / storage).iterdir()) == []
+def test_missing_source_checkpoint_is_an_error(checkpoint: str, storage: str | None, says: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    named = None if storage is None else {"type": "directory", "container_path": storage.format(tmp_path)}
+    with pytest.raises(ExperimentError, match=rf"searcher\.source_checkpoint_uuid.*{says}"):
+        find_source(checkpoint, named, tmp_path / "experiments")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
 
 
 def test_failed_experiment_names_its_logs(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", entrypoint="python3 -c 'raise OSError(5)'", max_restarts=0)
-    result = run("run", config, tmp_path / "project", "--experiments", tmp_path / "experiments", ends_with=1)
+    result = run("run", config, config.parent, "--experiments", tmp_path, ends_with=1)
     (command,) = (line.partition("det-lightning ")[2] for line in result.stderr.splitlines() if "logs" in line)
-    assert command == f"experiment logs {tmp_path / 'experiments' / 'small-1'} 1"
+    assert command == f"experiment logs {tmp_path / 'small-1'} 1"
     assert "OSError: 5" in run(*command.split()).stdout

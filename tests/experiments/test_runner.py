@@ -6,11 +6,11 @@ from pathlib import Path
 
 from det_lightning.config import read_config
 from det_lightning.experiments import lifecycle
+from det_lightning.experiments.directory import Options
 from det_lightning.experiments.event_log import EventLog
 from det_lightning.experiments.local import Devices, LocalLauncher
 from det_lightning.experiments.runner import ExperimentRunner
-from det_lightning.experiments.search import Search
-from det_lightning.experiments.search_settings import make_settings
+from det_lightning.experiments.search.search import Search
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import TrialProcess
 from tests.experiments.running import events_of, processes_of, write_project
@@ -18,16 +18,16 @@ from tests.experiments.running import events_of, processes_of, write_project
 
 def test_starting_trial_is_paused(tmp_path: Path) -> None:
     config = read_config(write_project(tmp_path / "project", hyperparameters={"waits_at": [1]}))
-    directory = lifecycle.create(config, None, tmp_path / "project", tmp_path)
+    directory = lifecycle.create(config, None, tmp_path / "project", tmp_path, Options(loggers=[]))
 
     class InterruptedLauncher(LocalLauncher):
         def start(self, trial: TrialRecord, state: ExperimentState) -> TrialProcess:
             runner.pause()  # as a handler of signals does
             return super().start(trial, state)
 
-    launcher = InterruptedLauncher(directory, config.as_dict(), None, Devices((0,), are_gpus=False), 1)
+    launcher = InterruptedLauncher(directory, config.as_dict(), directory.options(), Devices((0,)), 1)
     log = EventLog(directory.events)
-    search = Search(make_settings(config), config.hyperparameters, 7)
+    search = Search(config.searcher, config.hyperparameters, 7)
     runner = ExperimentRunner(log, search, ExperimentState("loss", True), launcher, 0, lambda _: None)
     assert runner.run() is None
     log.close()

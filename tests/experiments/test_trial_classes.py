@@ -25,6 +25,7 @@ CONFIG: dict[str, Any] = {
     "min_validation_period": {"batches": 4},
     "optimizations": {"aggregation_frequency": 2},
     "reproducibility": {"experiment_seed": 7},
+    "scheduling_unit": 5,
     "max_restarts": 0,
 }
 
@@ -37,6 +38,21 @@ def run_experiment(folder: Path, *options: object, **sections: Any) -> Path:
     (project / "config.yaml").write_text(json.dumps({**CONFIG, **sections}))
     run("run", project / "config.yaml", project, "--experiments", folder, *options, is_warm=True)
     return folder / "linear-1"
+
+
+def validated(experiment: Path) -> list[int]:
+    """Return the batches after which the trial was validated."""
+    return [event["steps_completed"] for event in events_of(experiment, "validation")]
+
+
+def losses_in(experiment: Path) -> list[float]:
+    return [event["metrics"]["validation_loss"] for event in events_of(experiment, "validation")]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment that has ended."""
+    return run_experiment(tmp_path_factory.mktemp("trained"))
 
 
 def weights_in(checkpoint: str | Path) -> dict[str, torch.Tensor]:
@@ -56,7 +72,7 @@ EXPLICIT: dict[str, dict[str, Any]] = {
 CONFIGURED: dict[str, dict[str, Any]] = {"init": {"exp_conf": CONFIG}, "fit": {}}
 
 
-SCRIPT = """
+ENDLESS = """
 import det_lightning as det
 from linear_trial import LinearTrial
 with det.pytorch.init() as context:
@@ -64,7 +80,7 @@ with det.pytorch.init() as context:
 """
 
 
-@pytest.mark.parametrize("entrypoint", ["linear_trial:LinearTrial", ["python3", "-c", SCRIPT]])
+@pytest.mark.parametrize("entrypoint", ["linear_trial:LinearTrial", ["python3", "-c", ENDLESS]])
 def test_try_trains_a_few_batches(entrypoint: Any, tmp_path: Path) -> None:
     search = {"name": "adaptive_asha", "metric": "validation_loss", "max_trials": 8, "max_length": {"batches": 5000}}
     experiment = run_experiment(tmp_path, "--try", entrypoint=entrypoint, searcher=search)
@@ -76,30 +92,18 @@ def test_try_trains_a_few_batches(entrypoint: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", [EXPLICIT, CONFIGURED], ids=["arguments", "configuration"])
-def test_trial_equals_fit(call: dict[str, Any], tmp_path: Path) -> None:
-    experiment = run_experiment(tmp_path)
-    (created,) = events_of(experiment, "trial_created")
+def test_trial_equals_fit(call: dict[str, Any], trained: Path, tmp_path: Path) -> None:
+    (created,) = events_of(trained, "trial_created")
     with answering_determined():
         from tests.experiments.linear_trial import LinearTrial
 
         with pytorch.init(trial_seed=created["seed"], **call["init"]) as context:
             trainer = pytorch.Trainer(LinearTrial(context), context, enable_progress_bar=False)
-            trainer.fit(checkpoint_storage=tmp_path / "fit", **call["fit"])
-    expected = weights_in(CheckpointStorage(tmp_path / "fit").newest() or "")
-    actual = weights_in(CheckpointStorage(experiment / "checkpoints").newest() or "")
+            trainer.fit(checkpoint_storage=tmp_path, **call["fit"])
+    expected = weights_in(CheckpointStorage(tmp_path).newest() or "")
+    actual = weights_in(CheckpointStorage(trained / "checkpoints").newest() or "")
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
-    assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
-
-
-def test_entrypoint_may_name_a_nested_class(tmp_path: Path) -> None:
-    experiment = run_experiment(tmp_path, entrypoint="linear_trial:Trials.Linear")
-    assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
-
-
-@pytest.mark.parametrize("command", ["determined.exec.harness", "determined.launch.torch_distributed --trial"])
-def test_determineds_modules_train(command: str, tmp_path: Path) -> None:
-    experiment = run_experiment(tmp_path, entrypoint=f"python3 -m {command} linear_trial:LinearTrial")
-    assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
+    assert validated(trained) == [4, 8, 10]
 
 
 SCRIPT = """
@@ -111,9 +115,17 @@ with pytorch.init() as context:
 """
 
 
-def test_script_reads_the_configuration(tmp_path: Path) -> None:
-    experiment = run_experiment(tmp_path, entrypoint=["python3", "-c", SCRIPT])
-    assert [event["steps_completed"] for event in events_of(experiment, "validation")] == [4, 8, 10]
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "linear_trial:Trials.Linear",  # a nested class
+        "python3 -m determined.exec.harness linear_trial:LinearTrial",
+        "python3 -m determined.launch.torch_distributed --trial linear_trial:LinearTrial",
+        ["python3", "-c", SCRIPT],  # reads the configuration
+    ],
+)
+def test_entrypoint_trains(entrypoint: Any, tmp_path: Path) -> None:
+    assert validated(run_experiment(tmp_path, entrypoint=entrypoint)) == [4, 8, 10]
 
 
 SCRIPT_WITH_A_CALLBACK = """
@@ -152,19 +164,14 @@ def test_search_by_length_validates_at_its_rungs(tmp_path: Path) -> None:
     assert {event["closed"] for event in events_of(experiment, "run_ended")} == {"COMPLETED"}
 
 
-def test_invalid_hyperparameters_are_not_a_failure(tmp_path: Path) -> None:
-    experiment = run_experiment(tmp_path, hyperparameters={"lr": 0.1, "global_batch_size": 8, "invalid": True})
+@pytest.mark.parametrize(("hparams", "slots"), [({"invalid": True}, 1), ({"invalid_on": 0}, 2), ({"invalid_on": 1}, 2)])
+def test_invalid_hyperparameters_close_a_trial(hparams: dict[str, Any], slots: int, tmp_path: Path) -> None:
+    """One rank that gives up is enough."""
+    sections = {"hyperparameters": {**CONFIG["hyperparameters"], **hparams}, "resources": {"slots_per_trial": slots}}
+    experiment = run_experiment(tmp_path, "--cpu", max_restarts=2, **sections)
     (ended,) = events_of(experiment, "run_ended")
-    assert (ended["status"], ended["closed"], ended["reason"]) == (0, "COMPLETED", "invalid hyperparameters")
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_one_rank_that_gives_up_closes_the_trial(rank: int, tmp_path: Path) -> None:
-    hparams = {"lr": 0.1, "global_batch_size": 8, "invalid_on": rank}
-    resources = {"slots_per_trial": 2}
-    experiment = run_experiment(tmp_path, "--cpu", resources=resources, hyperparameters=hparams, max_restarts=2)
-    (ended,) = events_of(experiment, "run_ended")
-    assert (ended["status"], ended["closed"], ended["reason"]) == (0, "COMPLETED", "invalid hyperparameters")
+    assert (ended["closed"], ended["reason"]) == ("COMPLETED", "invalid hyperparameters")
+    assert ended["status"] in (0, 137)  # a slow machine does not end the ranks in the 10 s that they have
     assert processes_of(experiment) == []
 
 
@@ -218,14 +225,11 @@ def test_trials_know_others_best(tmp_path: Path) -> None:
         assert task.best_of_others() == best[other]
 
 
-def test_warm_start_counts_from_zero(tmp_path: Path) -> None:
-    first = run_experiment(tmp_path / "first")
-    checkpoint = CheckpointStorage(first / "checkpoints").newest()
-    searcher = {**CONFIG["searcher"], "source_checkpoint_uuid": checkpoint}
-    second = run_experiment(tmp_path / "second", searcher=searcher)
-    trained, started = (events_of(experiment, "validation") for experiment in (first, second))
-    assert [event["steps_completed"] for event in started] == [4, 8, 10]
-    assert started[0]["metrics"]["validation_loss"] < trained[-1]["metrics"]["validation_loss"]
+def test_warm_start_counts_from_zero(trained: Path, tmp_path: Path) -> None:
+    checkpoint = CheckpointStorage(trained / "checkpoints").newest()
+    started = run_experiment(tmp_path, searcher={**CONFIG["searcher"], "source_checkpoint_uuid": checkpoint})
+    assert validated(started) == [4, 8, 10]
+    assert losses_in(started)[0] < losses_in(trained)[-1]
 
 
 OWN = {"checkpoint_storage": {"type": "directory", "container_path": "saved"}}
@@ -244,18 +248,12 @@ def test_warm_start_finds_ids_of_neighbours(
     project = tmp_path / "project"
     (project / "config.yaml").write_text(json.dumps({**CONFIG, **of_second, "searcher": searcher}))
     run("run", project / "config.yaml", project, "--experiments", tmp_path, is_warm=True)
-    trained, started = (events_of(experiment, "validation") for experiment in (first, tmp_path / "linear-2"))
-    assert started[0]["metrics"]["validation_loss"] < trained[-1]["metrics"]["validation_loss"]
+    assert losses_in(tmp_path / "linear-2")[0] < losses_in(first)[-1]
 
 
-def test_metrics_and_progress_are_kept(tmp_path: Path) -> None:
-    experiment = run_experiment(tmp_path, scheduling_unit=5)
-    lines = (experiment / "trials" / "1" / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    losses = {
-        record["steps_completed"]: record["metrics"]["loss"] for record in records if record["group"] == "training"
-    }
-    assert list(losses) == [4, 5, 8, 10]
-    assert all(isinstance(loss, float) for loss in losses.values())
-    (progress, *_) = [record for record in records if record["group"] == "progress"]
+def test_metrics_and_progress_are_kept(trained: Path) -> None:
+    records = [json.loads(line) for line in (trained / "trials" / "1" / "metrics.jsonl").read_text().splitlines()]
+    losses = [(one["steps_completed"], type(one["metrics"]["loss"])) for one in records if one["group"] == "training"]
+    assert losses == [(batches, float) for batches in (4, 5, 8, 10)]
+    progress = next(one for one in records if one["group"] == "progress")
     assert (progress["steps_completed"], progress["metrics"]) == (4, {"progress": 0.4})

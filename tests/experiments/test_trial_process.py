@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from det_lightning.experiments.trial_process import RecordReader, TrialProcess, read_status
+from det_lightning.experiments.trial_process import TrialProcess, read_status
 from tests.experiments.running import wait_for
 
 
 def start_run(directory: Path, command: str, run: int = 1, newest_run: int = 1, detached: bool = False) -> TrialProcess:
     """Start a shell command as a run of a trial, of which ``newest_run`` was the last to be prepared."""
     (directory / "task.json").write_text(json.dumps({"run_id": newest_run}))
-    records = RecordReader(directory / "metrics.jsonl")
-    return TrialProcess(directory, ["sh", "-c", command], directory, dict(os.environ), run, 60, records, detached)
+    return TrialProcess(directory, ["sh", "-c", command], directory, dict(os.environ), run, 60, detached)
 
 
 @pytest.mark.parametrize("detached", [False, True])

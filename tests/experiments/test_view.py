@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from det_lightning.config import read_config
-from det_lightning.experiments.search_settings import count_full_trials
 from det_lightning.experiments.state import Progress
 from tests.experiments.running import write_project
 
@@ -40,29 +38,6 @@ def test_time_left_is_that_at_the_speed_so_far(
     for fraction, at_s in reports:
         progress.report(fraction, at_s)
     assert progress.time_left_s(now_s) == pytest.approx(left_s)
-
-
-@pytest.mark.parametrize(
-    ("searcher", "trials"),
-    [
-        ({"name": "single"}, 1),
-        ({"name": "random", "max_trials": 7}, 7),
-        ({"name": "grid"}, 6),
-        ({"name": "adaptive_asha", "max_trials": 7, "max_time": 9, "time_metric": "batches"}, None),
-    ],
-)
-def test_length_of_a_search_is_known(searcher: dict[str, Any], trials: int | None) -> None:
-    config = read_config(
-        {
-            "entrypoint": "python3 train.py",
-            "hyperparameters": {
-                "lr": {"type": "double", "minval": 0.1, "maxval": 1.0, "count": 3},
-                "kind": {"type": "categorical", "vals": ["a", "b"]},
-            },
-            "searcher": {"metric": "loss", **searcher},
-        }
-    )
-    assert count_full_trials(config) == trials
 
 
 def shown_until(pattern: str, folder: Path, **searcher: Any) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from det_lightning.core._task import TASK_VARIABLE, TrialTask
-from det_lightning.launch import deepspeed
 from det_lightning.launch.torch_distributed import main
 from tests.launching import environment
 from tests.warm_python import start_warm_python
@@ -54,27 +53,6 @@ def test_bad_input_is_named_and_ends_with_2(
 def test_help_names_the_options_of_torchrun(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "--nproc-per-node" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "advice"),
-    [
-        ([], ["torch_distributed python3 train.py\n"]),
-        (
-            ["python3", "train.py", "--deepspeed", "a b.json"],
-            ["torch_distributed python3 train.py --deepspeed 'a b.json'\n", "from_torch_distributed()"],
-        ),
-        (["--hostfile", "hosts", "--", "train.py"], ["torch_distributed train.py\n"]),
-        (["--trial", "model_def:T"], ["torch_distributed --trial model_def:T\n", "PyTorchTrial in place"]),
-    ],
-)
-def test_deepspeed_launcher_gives_advice(
-    arguments: list[str], advice: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert deepspeed.main(arguments) == 2
-    written = capsys.readouterr().err
-    for expected in ["DeepSpeed's launcher is not covered", *advice]:
-        assert expected in written
 
 
 @pytest.mark.slow

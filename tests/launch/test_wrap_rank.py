@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from det_lightning.launch.wrap_rank import main
-from det_lightning.porting.python_files import port_python
 from tests.launching import environment
 
 WRAPPER = [sys.executable, "-m", "det_lightning.launch.wrap_rank"]
@@ -73,9 +72,3 @@ def test_bad_input_is_named_and_ends_with_2(
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert message in capsys.readouterr().err
-
-
-def test_port_rewrites_started_commands() -> None:
-    after, findings = port_python("subprocess.Popen(['python3', '-m', 'determined.launch.wrap_rank', '0', 'true'])\n")
-    assert after == "subprocess.Popen(['python3', '-m', 'det_lightning.launch.wrap_rank', '0', 'true'])\n"
-    assert not findings

@@ -6,18 +6,21 @@ import bisect
 import math
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from det_lightning.experiments.search.operations import (
     MOST_AT_ONCE,
     CreateTrial,
     ExitReason,
     Operation,
-    SearcherSettings,
     StopTrial,
     TrialFactory,
     Warn,
     most_replaced,
 )
+
+if TYPE_CHECKING:
+    from det_lightning.config.searchers import AdaptiveAshaSearcher, AsyncHalvingSearcher
 
 #: The metric of a failed trial: ranks behind every metric except infinity and NaN.
 _FAILED = sys.float_info.max
@@ -32,36 +35,35 @@ class Bracket:
     initial_trials: int  # created at the start; the others follow stopped or failed trials
 
 
-def make_brackets(settings: SearcherSettings) -> list[Bracket]:
+def make_brackets(searcher: AdaptiveAshaSearcher | AsyncHalvingSearcher) -> list[Bracket]:
     """Return the brackets of a halving search, most rungs first."""
-    if settings.name == "async_halving":
-        counts = [settings.num_rungs]
-        trials = [settings.max_trials]
-        concurrent = [settings.max_concurrent_trials or int(settings.divisor ** (settings.num_rungs - 1))]
+    divisor = searcher.divisor
+    at_once = searcher.max_concurrent_trials
+    if searcher.name == "async_halving":
+        counts = [searcher.num_rungs]
+        trials = [searcher.max_trials]
+        concurrent = [at_once or int(divisor ** (searcher.num_rungs - 1))]
     else:
-        counts = sorted(settings.bracket_rungs or _count_rungs(settings), reverse=True)
-        trials = _divide_trials(settings.max_trials, settings.divisor, counts)
-        concurrent = _divide_concurrency(settings.max_concurrent_trials, settings.divisor, trials)
+        counts = sorted(searcher.bracket_rungs or _count_rungs(searcher), reverse=True)
+        trials = _divide_trials(searcher.max_trials, divisor, counts)
+        concurrent = _divide_concurrency(at_once, divisor, trials)
     return [
         Bracket(
-            _rung_lengths(num_rungs, settings.divisor, settings.max_time),
+            tuple(max(int(searcher.full_time / divisor ** (num_rungs - 1 - rung)), 1) for rung in range(num_rungs)),
             max_trials,
-            min(at_once, max_trials, MOST_AT_ONCE),
+            min(initial_trials, max_trials, MOST_AT_ONCE),
         )
-        for num_rungs, max_trials, at_once in zip(counts, trials, concurrent, strict=True)
+        for num_rungs, max_trials, initial_trials in zip(counts, trials, concurrent, strict=True)
     ]
 
 
-def _rung_lengths(num_rungs: int, divisor: float, max_time: int) -> tuple[int, ...]:
-    return tuple(max(int(max_time / divisor ** (num_rungs - 1 - rung)), 1) for rung in range(num_rungs))
-
-
-def _count_rungs(settings: SearcherSettings) -> range:
+def _count_rungs(searcher: AdaptiveAshaSearcher) -> range:
     # In floats, like Determined: for 3**5 and 3, or 10**3 and 10, the result is one less than the exact one.
-    of_time = int(math.log(settings.max_time) / math.log(settings.divisor)) + 1
-    of_trials = int(math.log(settings.max_trials) / math.log(settings.divisor)) + 1
-    most = min(settings.max_rungs, of_time, of_trials)
-    least = {"aggressive": most, "standard": (most - 1) // 2 + 1, "conservative": 1}[settings.mode]
+    of_time, of_trials = (
+        int(math.log(number) / math.log(searcher.divisor)) + 1 for number in (searcher.full_time, searcher.max_trials)
+    )
+    most = min(searcher.max_rungs, of_time, of_trials)
+    least = {"aggressive": most, "standard": (most - 1) // 2 + 1, "conservative": 1}[searcher.mode]
     return range(least, most + 1)
 
 
@@ -113,8 +115,10 @@ class HalvingBracket:
     follower. Otherwise more trials would run at once from then on.
     """
 
-    def __init__(self, settings: SearcherSettings, bracket: Bracket, factory: TrialFactory) -> None:
-        self._settings = settings
+    def __init__(
+        self, searcher: AdaptiveAshaSearcher | AsyncHalvingSearcher, bracket: Bracket, factory: TrialFactory
+    ) -> None:
+        self._searcher = searcher
         self._factory = factory
         self.bracket = bracket
         self.rungs = [Rung(length) for length in bracket.rungs]
@@ -133,14 +137,14 @@ class HalvingBracket:
         if trial_id in self._decided:
             return []
         if metric is None or at is None or not math.isfinite(at):
-            name = "metric" if metric is None else "time_metric"
-            error = f"a validation has no number as {getattr(self._settings, name)!r}, which is the searcher's {name}"
+            field, name = ("metric", self._searcher.metric) if metric is None else ("time_metric", self._searcher.clock)
+            error = f"a validation has no number as {name!r}, which is the searcher's {field}"
             return [StopTrial(trial_id, error), *self._fail(trial_id)]
         operations: list[Operation] = []
         if math.isnan(metric):
-            where = f"{int(at)} {self._settings.time_metric}"
-            operations.append(Warn(trial_id, f"{self._settings.metric} is NaN at {where} and ranks last"))
-        if not self._continues(trial_id, metric if self._settings.smaller_is_better else -metric, int(at)):
+            where = f"{int(at)} {self._searcher.clock}"
+            operations.append(Warn(trial_id, f"{self._searcher.metric} is NaN at {where} and ranks last"))
+        if not self._continues(trial_id, metric if self._searcher.smaller_is_better else -metric, int(at)):
             self._decided.add(trial_id)
             operations += [StopTrial(trial_id), *self._create_next(trial_id)]
         return operations
@@ -168,7 +172,7 @@ class HalvingBracket:
             if at < rung.length:
                 return True
             rank = rung.insert(trial_id, metric)
-            if rank >= max(int(len(rung.metrics) / self._settings.divisor), 1):
+            if rank >= max(int(len(rung.metrics) / self._searcher.divisor), 1):
                 return False
         return False
 
@@ -191,29 +195,7 @@ class HalvingBracket:
         return [self._create()]
 
     def _create(self) -> CreateTrial:
-        lengths = tuple(dict.fromkeys(self.bracket.rungs)) if self._settings.force_validations else ()
+        lengths = tuple(dict.fromkeys(self.bracket.rungs)) if self._searcher.validates_at_rungs else ()
         trial = self._factory.draw_trial(lengths)
         self._rung_of[trial.trial_id] = 0
         return trial
-
-
-class HalvingSearch:
-    """``adaptive_asha`` and ``async_halving``: brackets side by side, with a generator for all trials."""
-
-    def __init__(self, factory: TrialFactory, settings: SearcherSettings) -> None:
-        self.brackets = [HalvingBracket(settings, bracket, factory) for bracket in make_brackets(settings)]
-
-    def initial(self) -> list[Operation]:
-        return [operation for bracket in self.brackets for operation in bracket.initial()]
-
-    def validation_completed(self, trial_id: int, metric: float | None, at: float | None) -> list[Operation]:
-        return self._find_bracket(trial_id).validation_completed(trial_id, metric, at)
-
-    def trial_exited(self, trial_id: int, reason: ExitReason) -> list[Operation]:
-        return self._find_bracket(trial_id).trial_exited(trial_id, reason)
-
-    def trial_retried(self, trial_id: int) -> None:
-        self._find_bracket(trial_id).trial_retried(trial_id)
-
-    def _find_bracket(self, trial_id: int) -> HalvingBracket:
-        return next(bracket for bracket in self.brackets if trial_id in bracket)

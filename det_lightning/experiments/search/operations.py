@@ -1,4 +1,4 @@
-"""What a search gets and asks for: settings, the exits of trials, operations, and trials to create."""
+"""What a search gets and asks for: the exits of trials, operations, and trials to create."""
 
 from __future__ import annotations
 
@@ -15,20 +15,15 @@ if TYPE_CHECKING:
 
 
 class ExitReason(str, enum.Enum):
-    """Why a trial ended for good, with no restarts left or needed."""
+    """Why a trial ended for good, with no restarts left or needed; the first three are also ends of experiments.
 
-    COMPLETED = "completed"
-    ERRORED = "errored"
-    CANCELED = "canceled"
-    INVALID_HP = "invalid_hp"
-
-
-class Outcome(str, enum.Enum):
-    """The end of an experiment, in Determined's terms for states."""
+    The values are Determined's terms for states, where Determined has one.
+    """
 
     COMPLETED = "COMPLETED"
-    ERROR = "ERROR"
+    ERRORED = "ERROR"
     CANCELED = "CANCELED"
+    INVALID_HP = "INVALID_HP"
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class CreateTrial:
     trial_id: int  # 1 for the first trial of the search, then 2, 3, ...
     trial_seed: int  # below 2**31
     hparams: dict[str, Any]  # one value for each hyperparameter, nested like the search space
-    # Ascending lengths, in the unit of the settings' time_metric, of validations in addition to the trial's own.
+    # Ascending lengths, in the unit of the searcher's clock, of validations in addition to the trial's own.
     validate_at: tuple[int, ...] = ()
 
 
@@ -62,34 +57,10 @@ class Warn:
 class Shutdown:
     """The search is over: all trials have ended, and no other will be created."""
 
-    outcome: Outcome
+    outcome: ExitReason
 
 
 Operation = CreateTrial | StopTrial | Warn | Shutdown
-
-
-@dataclass(frozen=True)
-class SearcherSettings:
-    """The ``searcher`` section of an experiment configuration, with Determined's defaults.
-
-    A 0 or an empty string stands for a missing value.
-    """
-
-    name: str
-    metric: str
-    smaller_is_better: bool = True
-    max_trials: int = 0
-    max_concurrent_trials: int = 16  # 0 means no limit
-    max_time: int = 0  # how long the halving methods let a trial train,
-    time_metric: str = ""  # measured by a metric of each validation, such as "batches" or "epochs"
-    mode: str = "standard"
-    divisor: float = 4.0
-    max_rungs: int = 5
-    bracket_rungs: tuple[int, ...] = ()  # the number of rungs of each bracket, instead of the mode's
-    num_rungs: int = 0  # of the only bracket of async_halving
-    # Trials of the halving methods validate at the lengths of the rungs; otherwise a trial that validates only at its
-    # end is never stopped early.
-    force_validations: bool = False
 
 
 #: The most trials to create at once, whatever a search allows. Trials created later are the same.

@@ -22,6 +22,7 @@ from tests.experiments.running import (
     processes_of,
     processes_with,
     run,
+    run_until,
     start,
     wait_for,
     write_project,
@@ -67,7 +68,10 @@ def test_trial_of_two_slots_has_two_processes(cluster: Any, tmp_path: Path) -> N
     assert sorted(line for line in printed if "rank" in line) == ["rank 0 of 2 [0, 1]", "rank 1 of 2 [0, 1]"]
 
 
-def test_trial_sees_the_gpus_that_ray_has_given_it(cluster: Any, tmp_path: Path) -> None:
+def test_trial_sees_the_gpus_that_ray_has_given_it(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")  # Ray starts no node with more GPUs than this names
     entrypoint = "echo devices $CUDA_VISIBLE_DEVICES, slots $DET_SLOT_IDS"
     config = write_project(tmp_path / "project", entrypoint=entrypoint, resources={"slots_per_trial": 2})
     node = add_node(cluster, cpus=2, gpus=2)
@@ -103,11 +107,8 @@ def test_first_interrupt_pauses(cluster: Any, tmp_path: Path) -> None:
     hparams = {"steps": 12, "waits_at": [2], "saves_for_s": 1}
     config = write_project(tmp_path / "project", hyperparameters=hparams)
     experiment = tmp_path / "small-1"
-    process = start("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
-    wait_for(lambda: len(events_of(experiment, "validation")) >= 2)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130
+    arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
+    run_until(lambda: len(events_of(experiment, "validation")) >= 2, *arguments)
     assert [event["status"] for event in events_of(experiment, "run_ended")] == [75]
     assert processes_of(experiment) == []
     run("experiment", "resume", experiment, "--ray", cluster.address)

@@ -6,7 +6,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from det_lightning.experiments.search import CreateTrial, ExitReason, Operation, Search, Shutdown, StopTrial, Warn
+from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, Shutdown, StopTrial, Warn
+from det_lightning.experiments.search.search import Search
 
 #: A validation (trial, metric, time), an exit (trial, reason) or a retry (trial,), as a runner would log it.
 Event = tuple[int, float, int] | tuple[int, ExitReason] | tuple[int]

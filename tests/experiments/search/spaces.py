@@ -1,10 +1,16 @@
-"""Hyperparameters of a configuration, written as short as the tests of searches need."""
+"""The searcher and hyperparameters of a configuration, written as short as the tests of searches need."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from det_lightning.config.hyperparameters import Categorical, Const, Double, Int, Log
+from det_lightning.config.searchers import SEARCHERS
+
+
+def searcher(name: str, **fields: Any) -> Any:
+    clock: dict[str, Any] = {"time_metric": "batches"} if "max_time" in fields else {}
+    return SEARCHERS[name](metric="loss", **fields, **clock)
 
 
 def constant(val: Any) -> Const:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from det_lightning.experiments.search import SearcherSettings
-from det_lightning.experiments.search.halving import Bracket, make_brackets
+from det_lightning.experiments.search.halving import make_brackets
+from tests.experiments.search.spaces import searcher
 
 
 def brackets(name: str = "adaptive_asha", **settings: Any) -> list[tuple[list[int], int, int]]:
-    of = make_brackets(SearcherSettings(name, "loss", time_metric="batches", **settings))
+    of = make_brackets(searcher(name, **settings))
     return [(list(bracket.rungs), bracket.max_trials, bracket.initial_trials) for bracket in of]
 
 
@@ -65,7 +65,7 @@ def test_adaptive_asha_has_these_brackets(
 def test_given_brackets_divide_the_trials(
     max_trials: int, divisor: float, rungs: tuple[int, ...], trials: list[int]
 ) -> None:
-    divided = brackets(max_trials=max_trials, divisor=divisor, bracket_rungs=rungs[::-1], max_time=1000)
+    divided = brackets(max_trials=max_trials, divisor=divisor, bracket_rungs=[*rungs[::-1]], max_time=1000)
     assert [len(lengths) for lengths, _, _ in divided] == list(rungs)
     assert [count for _, count, _ in divided] == trials
 
@@ -95,13 +95,6 @@ def test_async_halving_has_one_bracket(num_rungs: int, divisor: float, max_time:
 
 @pytest.mark.parametrize(("max_trials", "at_once", "initial"), [(40, 16, 16), (5, 16, 5), (40, 0, 9), (4, 0, 4)])
 def test_async_halving_starts_enough_trials(max_trials: int, at_once: int, initial: int) -> None:
-    settings = SearcherSettings(
-        "async_halving",
-        "loss",
-        max_trials=max_trials,
-        max_concurrent_trials=at_once,
-        num_rungs=3,
-        divisor=3,
-        max_time=9,
-    )
-    assert make_brackets(settings) == [Bracket((1, 3, 9), max_trials, initial)]
+    trials = {"max_trials": max_trials, "max_concurrent_trials": at_once}
+    of = brackets("async_halving", num_rungs=3, divisor=3, max_time=9, **trials)
+    assert of == [([1, 3, 9], max_trials, initial)]

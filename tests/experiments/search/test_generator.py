@@ -19,18 +19,14 @@ def test_words_are_those_of_numpy(seed: int) -> None:
     assert [generator.word() for _ in range(1300)] == words.tolist()
 
 
-@given(seed=seeds, limits=st.lists(st.one_of(st.integers(1, 100), st.integers(1, 2**63)), max_size=20))
+@given(
+    seed=seeds,
+    limits=st.lists(st.sampled_from([1, 2**31, 2**32 - 1, 2**32, 2**32 + 1]) | st.integers(1, 2**63), max_size=20),
+)
 def test_integers_are_those_of_numpy(seed: int, limits: list[int]) -> None:
     generator = Generator(seed)
     state = np.random.RandomState(seed)
     assert [generator.below(limit) for limit in limits] == [state.randint(0, limit, dtype=np.int64) for limit in limits]
-
-
-@pytest.mark.parametrize("limit", [2**31, 2**32 - 1, 2**32, 2**32 + 1])
-def test_integers_around_one_word_are_those_of_numpy(limit: int) -> None:
-    generator = Generator(84)
-    state = np.random.RandomState(84)
-    assert [generator.below(limit) for _ in range(50)] == [state.randint(0, limit, dtype=np.int64) for _ in range(50)]
 
 
 @given(seed=seeds, low=st.floats(-1e6, 1e6), width=st.floats(1e-3, 1e6))
@@ -40,12 +36,6 @@ def test_floats_are_those_of_numpy(seed: int, low: float, width: float) -> None:
     assert [generator.uniform(low, low + width) for _ in range(5)] == [
         state.uniform(low, low + width) for _ in range(5)
     ]
-
-
-def test_one_possibility_draws_nothing() -> None:
-    generator = Generator(42)
-    assert generator.below(1) == 0
-    assert generator.word() == Generator(42).word()
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from det_lightning.experiments.search import (
-    CreateTrial,
-    ExitReason,
-    Operation,
-    Outcome,
-    Search,
-    SearcherSettings,
-    Shutdown,
-    StopTrial,
-    Warn,
-)
-from tests.experiments.search.spaces import number
+from det_lightning.config import Length
+from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, Shutdown, StopTrial, Warn
+from det_lightning.experiments.search.search import Search
+from tests.experiments.search.spaces import number, searcher
 
 NAN = math.nan
 
 
 def halving(**changed: Any) -> Search:
     """Rungs at 4 and 16 with a divisor of 4, and eight trials, all at once."""
-    given: dict[str, Any] = {"max_trials": 8, "num_rungs": 2, "max_time": 16, "time_metric": "batches", **changed}
-    return Search(SearcherSettings(given.pop("name", "async_halving"), "loss", **given), {"x": number(0, 1)}, 0)
+    given: dict[str, Any] = {"name": "async_halving", "max_trials": 8, "num_rungs": 2, "max_time": 16, **changed}
+    if given["name"] == "adaptive_asha":
+        del given["num_rungs"]
+    return Search(searcher(**given), {"x": number(0, 1)}, 0)
+
+
+def begun(**changed: Any) -> Search:
+    search = halving(**changed)
+    search.initial()
+    return search
 
 
 def stops(operations: list[Operation]) -> list[int]:
@@ -51,8 +51,7 @@ def creates(operations: list[Operation]) -> list[int]:
 )
 @pytest.mark.parametrize("smaller_is_better", [True, False])
 def test_best_of_a_rung_continue(metrics: list[float], decisions: str, smaller_is_better: bool) -> None:
-    search = halving(smaller_is_better=smaller_is_better)
-    search.initial()
+    search = begun(smaller_is_better=smaller_is_better)
     decided = ""
     for trial_id, metric in enumerate(metrics, start=1):
         operations = search.validation_completed(trial_id, metric if smaller_is_better else -metric, 4)
@@ -61,36 +60,21 @@ def test_best_of_a_rung_continue(metrics: list[float], decisions: str, smaller_i
     assert decided == decisions
 
 
-def test_before_the_first_rung_nothing_is_decided() -> None:
-    search = halving()
-    search.initial()
+def test_nothing_is_decided_before_a_rung() -> None:
+    search = begun()
     assert search.validation_completed(1, 0.1, 4) == []
     assert search.validation_completed(2, 0.9, 3.99) == []
-    assert stops(search.validation_completed(2, 0.9, 4.5)) == [2]
+    assert search.validation_completed(2, 0.9, 4.5) == [StopTrial(2)]
+    assert search.validation_completed(2, 0.9, 4.5) == []  # decided already
+    assert search.validation_completed(1, 0.9, 4) == []
+    assert search.validation_completed(1, 0.1, 16) == [StopTrial(1)]  # the top rung stops even the best
 
 
 def test_late_validation_counts_in_all_rungs() -> None:
-    search = halving(num_rungs=3, max_time=64, max_trials=5)
-    search.initial()
+    search = begun(num_rungs=3, max_time=64, max_trials=5)
     assert search.validation_completed(1, 0.1, 20) == []
     assert stops(search.validation_completed(2, 0.05, 4)) == []
     assert stops(search.validation_completed(2, 0.2, 16)) == [2]
-
-
-def test_top_rung_stops_even_the_best() -> None:
-    search = halving()
-    search.initial()
-    assert search.validation_completed(1, 0.1, 4) == []
-    assert search.validation_completed(1, 0.1, 16) == [StopTrial(1)]
-
-
-def test_repeated_validation_changes_nothing() -> None:
-    search = halving()
-    search.initial()
-    search.validation_completed(1, 0.1, 4)
-    assert search.validation_completed(1, 0.9, 4) == []
-    assert search.validation_completed(2, 0.5, 4) == [StopTrial(2)]
-    assert search.validation_completed(2, 0.5, 4) == []
 
 
 def test_worse_and_worse_trials_stop() -> None:
@@ -107,7 +91,7 @@ def test_worse_and_worse_trials_stop() -> None:
                 break
         last = search.trial_exited(trial_id, ExitReason.COMPLETED)
     assert stopped_at == {1: 900, **dict.fromkeys(range(2, 11), 100)}
-    assert last == [Shutdown(Outcome.COMPLETED)]
+    assert last == [Shutdown(ExitReason.COMPLETED)]
 
 
 @pytest.mark.parametrize(
@@ -137,16 +121,14 @@ def test_brackets_compare_their_own_trials_only(smaller_is_better: bool, exits: 
 
 
 def test_completed_trial_has_no_follower() -> None:
-    search = halving(max_concurrent_trials=2)
-    search.initial()
+    search = begun(max_concurrent_trials=2)
     assert search.trial_exited(1, ExitReason.COMPLETED) == []
-    assert search.trial_exited(2, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
+    assert search.trial_exited(2, ExitReason.COMPLETED) == [Shutdown(ExitReason.COMPLETED)]
 
 
 @pytest.mark.parametrize("reason", [ExitReason.ERRORED, ExitReason.CANCELED])
 def test_failed_trial_ranks_last(reason: ExitReason) -> None:
-    search = halving(divisor=2, max_concurrent_trials=5, max_time=8)
-    search.initial()
+    search = begun(divisor=2, max_concurrent_trials=5, max_time=8)
     assert creates(search.trial_exited(1, reason)) == [6]
     assert creates(search.trial_exited(2, reason)) == [7]
     assert search.validation_completed(3, 0.5, 4) == []
@@ -155,33 +137,30 @@ def test_failed_trial_ranks_last(reason: ExitReason) -> None:
 
 
 def test_stopped_trial_keeps_its_rank() -> None:
-    search = halving(max_concurrent_trials=2)
-    search.initial()
+    search = begun(max_concurrent_trials=2)
     search.validation_completed(1, 0.1, 4)
     assert creates(search.validation_completed(2, 0.2, 4)) == [3]
     assert search.trial_exited(2, ExitReason.ERRORED) == []
 
 
 def test_invalid_trial_is_replaced() -> None:
-    search = halving(max_trials=3, max_concurrent_trials=2)
-    search.initial()
+    search = begun(max_trials=3, max_concurrent_trials=2)
     assert search.validation_completed(1, 0.1, 4) == []
     assert creates(search.trial_exited(1, ExitReason.INVALID_HP)) == [3]
     assert search.validation_completed(2, 0.9, 4) == []
     assert creates(search.validation_completed(3, 0.95, 4)) == [4]
     for trial_id in (2, 3):
         search.trial_exited(trial_id, ExitReason.COMPLETED)
-    assert search.trial_exited(4, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
+    assert search.trial_exited(4, ExitReason.COMPLETED) == [Shutdown(ExitReason.COMPLETED)]
 
 
 def test_hopeless_search_ends() -> None:
-    search = halving(max_trials=1)
-    search.initial()
+    search = begun(max_trials=1)
     for trial_id in range(1, 101):
         assert creates(search.trial_exited(trial_id, ExitReason.INVALID_HP)) == [trial_id + 1]
     warning, shutdown = search.trial_exited(101, ExitReason.INVALID_HP)
     assert warning == Warn(101, "not replaced: 100 trials before it had invalid hyperparameters")
-    assert shutdown == Shutdown(Outcome.COMPLETED)
+    assert shutdown == Shutdown(ExitReason.COMPLETED)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +171,7 @@ def test_hopeless_search_ends() -> None:
     ],
 )
 def test_missing_metric_fails_the_trial(metric: Any, at: Any, named: str) -> None:
-    search = halving(max_trials=2, max_concurrent_trials=1)
-    search.initial()
+    search = begun(max_trials=2, max_concurrent_trials=1)
     stop, follower = search.validation_completed(1, metric, at)
     assert isinstance(stop, StopTrial)
     assert stop.error is not None
@@ -201,16 +179,20 @@ def test_missing_metric_fails_the_trial(metric: Any, at: Any, named: str) -> Non
     assert creates([follower]) == [2]
     assert search.validation_completed(1, metric, at) == []
     assert search.trial_exited(1, ExitReason.COMPLETED) == []
-    assert search.trial_exited(2, ExitReason.ERRORED) == [Shutdown(Outcome.ERROR)]
+    assert search.trial_exited(2, ExitReason.ERRORED) == [Shutdown(ExitReason.ERRORED)]
 
 
-def test_forced_validations_are_at_the_rungs() -> None:
-    search = halving(name="adaptive_asha", max_trials=50, max_time=64, force_validations=True)
-    lengths = {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)}
-    assert lengths == {(4, 16, 64), (16, 64)}
-
-
-def test_rungs_of_one_length_ask_for_one_validation() -> None:
-    search = halving(num_rungs=3, max_time=2, force_validations=True)
-    (lengths,) = {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)}
-    assert lengths == (1, 2)
+@pytest.mark.parametrize(
+    ("settings", "lengths"),
+    [
+        ({"name": "adaptive_asha", "max_trials": 50, "max_length": 64}, {(4, 16, 64), (16, 64)}),
+        (
+            {"name": "async_halving", "max_trials": 8, "num_rungs": 3, "max_length": 2},
+            {(1, 2)},
+        ),  # twice a length
+    ],
+)
+def test_forced_validations_are_at_the_rungs(settings: dict[str, Any], lengths: set[tuple[int, ...]]) -> None:
+    length = Length(settings.pop("max_length"), "batches")
+    search = Search(searcher(**settings, max_length=length), {"x": number(0, 1)}, 0)
+    assert {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)} == lengths

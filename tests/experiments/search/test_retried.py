@@ -5,43 +5,43 @@ from __future__ import annotations
 import dataclasses
 
 from hypothesis import given
-from hypothesis import strategies as st
 
-from det_lightning.experiments.search import ExitReason, Outcome, Search, SearcherSettings, Shutdown, StopTrial
+from det_lightning.config.searchers import Searcher
+from det_lightning.experiments.search.operations import ExitReason, Shutdown, StopTrial
+from det_lightning.experiments.search.search import Search
 from tests.experiments.search.simulation import Chances, report
+from tests.experiments.search.spaces import searcher
 from tests.experiments.search.test_simulated import (
     SPACE,
     all_chances,
-    asked_for,
-    halving_settings,
-    sampling_settings,
+    any_settings,
+    check_number_of_trials,
     seeds,
     simulated,
 )
 
-ASHA = SearcherSettings(
-    "async_halving", "loss", max_trials=4, max_concurrent_trials=2, num_rungs=2, max_time=8, time_metric="batches"
-)
 
-
-@given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds)
-def test_retries_keep_number_and_replay(of: SearcherSettings, chances: Chances, seed: int) -> None:
+@given(of=any_settings, chances=all_chances, seed=seeds)
+def test_retries_keep_number_and_replay(of: Searcher, chances: Chances, seed: int) -> None:
     simulation = simulated(of, dataclasses.replace(chances, error=0.2, retry=0.3), seed)
-    exits = simulation.exits()
-    invalid = sum(reason is ExitReason.INVALID_HP for reason in exits.values())
-    counted = len(simulation.created()) - (invalid if of.name in ("random", "adaptive_asha") else 0)
-    assert 0 <= asked_for(of) - counted <= len(simulation.not_replaced())
-    assert ExitReason.ERRORED not in exits.values()
+    check_number_of_trials(of, simulation)
+    assert ExitReason.ERRORED not in simulation.exits().values()
     assert simulation.search.is_finished
-    assert simulation.shutdowns()[-1] == Shutdown(Outcome.COMPLETED)
+    assert simulation.shutdowns()[-1] == Shutdown(ExitReason.COMPLETED)
     replayed = Search(of, SPACE, seed)
     answers = [replayed.initial(), *(report(replayed, event) for event in simulation.events)]
     assert answers == simulation.answers
 
 
-def test_retried_trial_is_ranked_anew() -> None:
-    search = Search(ASHA, SPACE, 7)
+def asha() -> Search:
+    of = searcher("async_halving", max_trials=4, max_concurrent_trials=2, num_rungs=2, max_time=8)
+    search = Search(of, SPACE, 7)
     search.initial()
+    return search
+
+
+def test_retried_trial_is_ranked_anew() -> None:
+    search = asha()
     search.trial_exited(1, ExitReason.ERRORED)  # trial 3 follows
     search.trial_retried(1)
     assert search.validation_completed(1, 0.5, 2) == []
@@ -50,8 +50,7 @@ def test_retried_trial_is_ranked_anew() -> None:
 
 
 def test_stopped_trial_is_not_ranked_anew() -> None:
-    search = Search(ASHA, SPACE, 7)
-    search.initial()
+    search = asha()
     search.validation_completed(1, 0.5, 2)
     assert search.validation_completed(2, 1.0, 2)[0] == StopTrial(2)
     search.trial_exited(2, ExitReason.ERRORED)

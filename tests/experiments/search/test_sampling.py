@@ -7,19 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from det_lightning.experiments.search import (
-    CreateTrial,
-    ExitReason,
-    Operation,
-    Outcome,
-    Search,
-    SearcherSettings,
-    Shutdown,
-    Warn,
-    plan_trials,
-)
+from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, Shutdown, Warn
 from det_lightning.experiments.search.powers import raise_to_power
-from tests.experiments.search.spaces import choice, constant, integer, number, power
+from det_lightning.experiments.search.search import Search, plan_trials
+from tests.experiments.search.spaces import choice, constant, integer, number, power, searcher
 
 SPACE: dict[str, Any] = {
     "batch": integer(16, 64, count=2),
@@ -28,27 +19,24 @@ SPACE: dict[str, Any] = {
 }
 
 
-def settings(name: str, **others: Any) -> SearcherSettings:
-    return SearcherSettings(name, "loss", **others)
-
-
 def ids(operations: list[Operation]) -> list[int]:
     return [operation.trial_id for operation in operations if isinstance(operation, CreateTrial)]
 
 
 def test_seed_42_gives_these_trials() -> None:
-    search = Search(settings("random", max_trials=3), SPACE, 42)
-    assert search.initial() == [
+    trials = [
         CreateTrial(1, 670094950, {"batch": 54, "lr": 0.024526126311336768, "opt": "c"}),
         CreateTrial(2, 893664919, {"batch": 34, "lr": 0.00019949166150633936, "opt": "c"}),
         CreateTrial(3, 3344769, {"batch": 18, "lr": 0.00011527987128232398, "opt": "b"}),
     ]
+    assert plan_trials(searcher("random", max_trials=3), SPACE, 42) == trials
+    assert plan_trials(searcher("single"), SPACE, 42) == trials[:1]
 
 
 @pytest.mark.parametrize("seed", [0, 84, 1700000000, 2**32 - 1])
 def test_draws_have_determineds_order(seed: int) -> None:
     state = np.random.RandomState(seed)
-    for trial in plan_trials(settings("random", max_trials=20, max_concurrent_trials=3), SPACE, seed):
+    for trial in plan_trials(searcher("random", max_trials=20, max_concurrent_trials=3), SPACE, seed):
         batch = 16 + state.randint(0, 49)
         lr = raise_to_power(10, state.uniform(-4, -1))
         opt = "abc"[state.randint(0, 3)]
@@ -59,7 +47,7 @@ def test_draws_have_determineds_order(seed: int) -> None:
 
 def test_grid_draws_ids_and_seeds_only() -> None:
     state = np.random.RandomState(5)
-    trials = plan_trials(settings("grid", max_concurrent_trials=5), SPACE, 5)
+    trials = plan_trials(searcher("grid", max_concurrent_trials=5), SPACE, 5)
     assert len(trials) == 12
     assert trials[0].hparams == {"batch": 64, "lr": 0.1, "opt": "c"}
     for trial in trials:
@@ -77,38 +65,32 @@ def test_grid_draws_ids_and_seeds_only() -> None:
 def test_more_trials_than_can_be_listed_are_not(name: str, others: dict[str, Any], space: dict[str, Any]) -> None:
     """They can be run, one after another."""
     with pytest.raises(ValueError, match="At most 100,000 trials"):
-        plan_trials(settings(name, **others), space, 5)
-    assert ids(Search(settings(name, **{**others, "max_concurrent_trials": 1}), space, 5).initial()) == [1]
-
-
-def test_single_draws_one_trial_from_its_ranges() -> None:
-    assert plan_trials(settings("single"), SPACE, 42) == [
-        CreateTrial(1, 670094950, {"batch": 54, "lr": 0.024526126311336768, "opt": "c"})
-    ]
+        plan_trials(searcher(name, **others), space, 5)
+    assert ids(Search(searcher(name, **{**others, "max_concurrent_trials": 1}), space, 5).initial()) == [1]
 
 
 @pytest.mark.parametrize(("at_once", "initial"), [(2, [1, 2]), (5, [1, 2, 3, 4]), (0, [1, 2, 3, 4])])
 def test_random_replaces_ended_trials(at_once: int, initial: list[int]) -> None:
-    search = Search(settings("random", max_trials=4, max_concurrent_trials=at_once), SPACE, 0)
+    search = Search(searcher("random", max_trials=4, max_concurrent_trials=at_once), SPACE, 0)
     created = ids(search.initial())
     assert created == initial
     for ended in (2, 1, 3, 4):
         operations = search.trial_exited(ended, ExitReason.COMPLETED)
         created += ids(operations)
     assert created == [1, 2, 3, 4]
-    assert operations == [Shutdown(Outcome.COMPLETED)]
+    assert operations == [Shutdown(ExitReason.COMPLETED)]
 
 
 def test_random_replaces_invalid_trials() -> None:
-    search = Search(settings("random", max_trials=2, max_concurrent_trials=1), SPACE, 0)
+    search = Search(searcher("random", max_trials=2, max_concurrent_trials=1), SPACE, 0)
     search.initial()
     assert ids(search.trial_exited(1, ExitReason.INVALID_HP)) == [2]
     assert ids(search.trial_exited(2, ExitReason.COMPLETED)) == [3]
-    assert search.trial_exited(3, ExitReason.COMPLETED) == [Shutdown(Outcome.COMPLETED)]
+    assert search.trial_exited(3, ExitReason.COMPLETED) == [Shutdown(ExitReason.COMPLETED)]
 
 
 def test_hopeless_search_ends() -> None:
-    search = Search(settings("random", max_trials=2), SPACE, 0)
+    search = Search(searcher("random", max_trials=2), SPACE, 0)
     created = ids(search.initial())
     operations: list[Operation] = []
     for trial_id in created:  # it grows
@@ -117,34 +99,34 @@ def test_hopeless_search_ends() -> None:
         operations += followers
     assert len(created) == 102
     assert [warning.trial_id for warning in operations if isinstance(warning, Warn)] == [101, 102]
-    assert operations[-1] == Shutdown(Outcome.COMPLETED)
+    assert operations[-1] == Shutdown(ExitReason.COMPLETED)
 
 
 @pytest.mark.parametrize("name", ["single", "grid"])
 def test_single_and_grid_replace_nothing(name: str) -> None:
-    search = Search(settings(name), {"x": choice(1)}, 0)
+    search = Search(searcher(name), {"x": choice(1)}, 0)
     assert ids(search.initial()) == [1]
-    assert search.trial_exited(1, ExitReason.INVALID_HP) == [Shutdown(Outcome.COMPLETED)]
+    assert search.trial_exited(1, ExitReason.INVALID_HP) == [Shutdown(ExitReason.COMPLETED)]
 
 
 @pytest.mark.parametrize(
     ("reasons", "outcome"),
     [
-        ((ExitReason.ERRORED, ExitReason.ERRORED), Outcome.ERROR),
-        ((ExitReason.CANCELED, ExitReason.CANCELED), Outcome.CANCELED),
-        ((ExitReason.ERRORED, ExitReason.CANCELED), Outcome.COMPLETED),
-        ((ExitReason.ERRORED, ExitReason.COMPLETED), Outcome.COMPLETED),
+        ((ExitReason.ERRORED, ExitReason.ERRORED), ExitReason.ERRORED),
+        ((ExitReason.CANCELED, ExitReason.CANCELED), ExitReason.CANCELED),
+        ((ExitReason.ERRORED, ExitReason.CANCELED), ExitReason.COMPLETED),
+        ((ExitReason.ERRORED, ExitReason.COMPLETED), ExitReason.COMPLETED),
     ],
 )
-def test_experiment_fails_if_all_trials_fail(reasons: tuple[ExitReason, ...], outcome: Outcome) -> None:
-    search = Search(settings("random", max_trials=2), SPACE, 0)
+def test_experiment_fails_if_all_trials_fail(reasons: tuple[ExitReason, ...], outcome: ExitReason) -> None:
+    search = Search(searcher("random", max_trials=2), SPACE, 0)
     search.initial()
     assert search.trial_exited(1, reasons[0]) == []
     assert search.trial_exited(2, reasons[1]) == [Shutdown(outcome)]
 
 
 def test_second_exit_is_ignored() -> None:
-    search = Search(settings("random", max_trials=2, max_concurrent_trials=1), SPACE, 0)
+    search = Search(searcher("random", max_trials=2, max_concurrent_trials=1), SPACE, 0)
     search.initial()
     assert search.validation_completed(1, None, None) == []
     assert ids(search.trial_exited(1, ExitReason.ERRORED)) == [2]
@@ -152,8 +134,8 @@ def test_second_exit_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("trial_id", [0, 3])
-def test_trial_that_was_not_created_is_refused(trial_id: int) -> None:
-    search = Search(settings("random", max_trials=2), SPACE, 0)
+def test_unknown_trial_is_refused(trial_id: int) -> None:
+    search = Search(searcher("random", max_trials=2), SPACE, 0)
     search.initial()
     with pytest.raises(ValueError, match=f"trial {trial_id} was not created"):
         search.trial_exited(trial_id, ExitReason.COMPLETED)
@@ -162,7 +144,7 @@ def test_trial_that_was_not_created_is_refused(trial_id: int) -> None:
 
 
 def test_trial_may_change_its_hyperparameters() -> None:
-    search = Search(settings("random", max_trials=2), {"layers": choice([1])}, 0)
+    search = Search(searcher("random", max_trials=2), {"layers": choice([1])}, 0)
     first, second = search.initial()
     assert isinstance(first, CreateTrial)
     assert isinstance(second, CreateTrial)
@@ -178,7 +160,7 @@ def test_whole_numbers_become_integers() -> None:
         "rate": number(1, 2, count=3),
         "limit": constant(1e30),
     }
-    trials = plan_trials(SearcherSettings("grid", "loss"), space, 0)
+    trials = plan_trials(searcher("grid"), space, 0)
     assert repr(trials[0].hparams["hidden"]) == "1000"
     assert repr(trials[0].hparams["layers"]) == "[8, {'size': 2.5}]"
     assert {repr(trial.hparams["lr"]) for trial in trials} == {"1", "10"}

@@ -8,42 +8,34 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.experiments.search import (
-    CreateTrial,
-    ExitReason,
-    Outcome,
-    Search,
-    SearcherSettings,
-    StopTrial,
-    plan_trials,
-)
+from det_lightning.config.searchers import AdaptiveAshaSearcher, Searcher
 from det_lightning.experiments.search.halving import make_brackets
+from det_lightning.experiments.search.operations import CreateTrial, ExitReason, StopTrial
+from det_lightning.experiments.search.search import Search, count_most_trials, plan_trials
 from tests.experiments.search.oracle import Oracle
 from tests.experiments.search.simulation import Chances, Simulation, report
-from tests.experiments.search.spaces import choice, integer, number
+from tests.experiments.search.spaces import choice, integer, number, searcher
 
 SPACE: dict[str, Any] = {"x": number(0, 1, count=3), "n": {"k": integer(1, 4, count=2)}, "c": choice(1, 2)}
 
+at_once = st.integers(0, 20)
 halving_settings = st.builds(
-    SearcherSettings,
+    searcher,
     name=st.just("adaptive_asha"),
-    metric=st.just("loss"),
     smaller_is_better=st.booleans(),
     max_trials=st.integers(1, 40),
-    max_concurrent_trials=st.integers(0, 20),
+    max_concurrent_trials=at_once,
     max_time=st.integers(1, 30),
-    time_metric=st.just("batches"),
     mode=st.sampled_from(["aggressive", "standard", "conservative"]),
     divisor=st.sampled_from([1.5, 2.0, 3.0, 4.0]),
     max_rungs=st.integers(1, 5),
 )
-sampling_settings = st.builds(
-    SearcherSettings,
-    name=st.sampled_from(["single", "random", "grid"]),
-    metric=st.just("loss"),
-    max_trials=st.integers(1, 40),
-    max_concurrent_trials=st.integers(0, 20),
+sampling_settings = st.one_of(
+    st.just(searcher("single")),
+    st.builds(searcher, st.just("grid"), max_concurrent_trials=at_once),
+    st.builds(searcher, st.just("random"), max_trials=st.integers(1, 40), max_concurrent_trials=at_once),
 )
+any_settings = st.one_of(halving_settings, sampling_settings)
 all_chances = st.builds(
     Chances,
     error=st.sampled_from([0.0, 0.1]),
@@ -55,48 +47,36 @@ harmless = st.builds(Chances, nan=st.sampled_from([0.0, 0.2]), ignore_stop=st.sa
 seeds = st.integers(0, 2**32 - 1)
 
 
-def simulated(of: SearcherSettings, chances: Chances, seed: int, slots: int = 1000) -> Simulation:
-    simulation = Simulation(Search(of, SPACE, seed), random.Random(seed), chances, of.max_time or 5, slots)
+def simulated(of: Searcher, chances: Chances, seed: int, slots: int = 1000) -> Simulation:
+    simulation = Simulation(Search(of, SPACE, seed), random.Random(seed), chances, getattr(of, "max_time", 5), slots)
     simulation.run()
     return simulation
 
 
-def asked_for(of: SearcherSettings) -> int:
-    if of.name == "adaptive_asha":
-        return sum(bracket.max_trials for bracket in make_brackets(of))
-    return {"single": 1, "grid": 12, "random": of.max_trials}[of.name]
+def check_number_of_trials(of: Searcher, simulation: Simulation) -> None:
+    """There are as many valid trials as asked for, but for those beyond the limit of replacements."""
+    invalid = sum(reason is ExitReason.INVALID_HP for reason in simulation.exits().values())
+    counted = len(simulation.created()) - (invalid if of.name in ("random", "adaptive_asha") else 0)
+    assert 0 <= count_most_trials(of, SPACE) - counted <= len(simulation.not_replaced())
 
 
-@given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds, slots=st.integers(1, 50))
-def test_last_trial_ends_the_search(of: SearcherSettings, chances: Chances, seed: int, slots: int) -> None:
+@given(of=any_settings, chances=all_chances, seed=seeds, slots=st.sampled_from([1, 3, 1000]))
+def test_last_trial_ends_the_search(of: Searcher, chances: Chances, seed: int, slots: int) -> None:
     simulation = simulated(of, chances, seed, slots)
     assert [trial.trial_id for trial in simulation.created()] == list(range(1, len(simulation.exits()) + 1))
+    check_number_of_trials(of, simulation)
     assert len(simulation.stopped()) == len(set(simulation.stopped()))
+    if of.name == "adaptive_asha":
+        assert simulation.most_undecided == len(simulation.answers[0])
     assert simulation.answers[-1] == simulation.shutdowns()
     assert len(simulation.shutdowns()) == 1
     assert simulation.search.is_finished
     failed = all(reason is ExitReason.ERRORED for reason in simulation.exits().values())
-    assert simulation.shutdowns()[0].outcome == (Outcome.ERROR if failed else Outcome.COMPLETED)
+    assert simulation.shutdowns()[0].outcome == (ExitReason.ERRORED if failed else ExitReason.COMPLETED)
 
 
-@given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds)
-def test_there_are_as_many_valid_trials_as_asked_for(of: SearcherSettings, chances: Chances, seed: int) -> None:
-    simulation = simulated(of, chances, seed)
-    invalid = sum(reason is ExitReason.INVALID_HP for reason in simulation.exits().values())
-    counted = len(simulation.created()) - (invalid if of.name in ("random", "adaptive_asha") else 0)
-    assert 0 <= asked_for(of) - counted <= len(simulation.not_replaced())
-
-
-@given(of=halving_settings, chances=all_chances, seed=seeds)
-def test_number_of_competitors_never_grows(of: SearcherSettings, chances: Chances, seed: int) -> None:
-    simulation = simulated(of, chances, seed)
-    assert simulation.most_undecided == len(simulation.answers[0])
-
-
-@given(of=st.one_of(halving_settings, sampling_settings), chances=all_chances, seed=seeds, data=st.data())
-def test_replay_of_the_log_gives_the_same_search(
-    of: SearcherSettings, chances: Chances, seed: int, data: st.DataObject
-) -> None:
+@given(of=any_settings, chances=all_chances, seed=seeds, data=st.data())
+def test_replayed_log_gives_the_same_search(of: Searcher, chances: Chances, seed: int, data: st.DataObject) -> None:
     simulation = simulated(of, chances, seed)
     replayed = Search(of, SPACE, seed)
     assert replayed.initial() == simulation.answers[0]
@@ -108,14 +88,13 @@ def test_replay_of_the_log_gives_the_same_search(
     answers += [report(replayed, event) for event in simulation.events[killed:]]
     assert answers == simulation.answers[1:]
     assert replayed.is_finished
-    assert simulation.search.is_finished
 
 
-@given(of=st.one_of(halving_settings, sampling_settings), first=seeds, second=seeds, chances=all_chances)
-def test_trial_k_is_the_same_in_any_order(of: SearcherSettings, first: int, second: int, chances: Chances) -> None:
+@given(of=any_settings, first=seeds, second=seeds, chances=all_chances)
+def test_trial_k_is_the_same_in_any_order(of: Searcher, first: int, second: int, chances: Chances) -> None:
     created: list[Any] = []
     for order in (first, second):
-        simulation = Simulation(Search(of, SPACE, 42), random.Random(order), chances, of.max_time or 5)
+        simulation = Simulation(Search(of, SPACE, 42), random.Random(order), chances, getattr(of, "max_time", 5))
         simulation.run()
         created.append([(trial.hparams, trial.trial_seed) for trial in simulation.created()])
     planned = [(trial.hparams, trial.trial_seed) for trial in plan_trials(of, SPACE, 42)]
@@ -125,7 +104,7 @@ def test_trial_k_is_the_same_in_any_order(of: SearcherSettings, first: int, seco
 
 
 @given(of=halving_settings, chances=harmless, seed=seeds)
-def test_oracle_stops_the_same_trials(of: SearcherSettings, chances: Chances, seed: int) -> None:
+def test_oracle_stops_the_same_trials(of: AdaptiveAshaSearcher, chances: Chances, seed: int) -> None:
     simulation = simulated(of, chances, seed)
     oracle = Oracle(make_brackets(of), of.divisor, of.smaller_is_better)
     for event, answer in zip(simulation.events, simulation.answers[1:], strict=True):

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from det_lightning.experiments.search.generator import Generator
 from det_lightning.experiments.search.powers import raise_to_power
@@ -32,13 +30,6 @@ def test_draws_are_in_alphabetical_order() -> None:
     drawn_number = state.uniform(0, 1)
     drawn_integer = state.randint(0, 10)
     assert draw(space, Generator(7)) == {"a": {"y": chosen, "z": drawn_number}, "b": drawn_integer, "B": drawn_power}
-
-
-@given(minval=st.integers(-(2**40), 2**40), width=st.integers(1, 2**40), seed=st.integers(0, 2**32 - 1))
-def test_both_ends_of_an_int_can_be_drawn(minval: int, width: int, seed: int) -> None:
-    drawn = draw({"x": integer(minval, minval + width)}, Generator(seed))["x"]
-    assert drawn == minval + np.random.RandomState(seed).randint(0, width + 1, dtype=np.int64)
-    assert minval <= drawn <= minval + width
 
 
 @pytest.mark.parametrize("val", [None, True, "text", [1, [2]], {"type": "anything"}, 1.0])
@@ -72,14 +63,8 @@ def test_grid_has_both_ends_or_the_middle(hyperparameter: Any, values: list[Any]
 
 def test_grid_runs_from_last_to_first() -> None:
     space = {"b": choice(1, 2, 3), "a": choice("x", "y")}
-    assert [(point["a"], point["b"]) for point in points(space)] == [
-        ("y", 3),
-        ("y", 2),
-        ("y", 1),
-        ("x", 3),
-        ("x", 2),
-        ("x", 1),
-    ]
+    assert [(point["a"], point["b"]) for point in points(space)] == [(a, b) for a in "yx" for b in (3, 2, 1)]
+    assert points({}) == [{}]
 
 
 def test_groups_are_axes_of_a_grid() -> None:
@@ -87,10 +72,6 @@ def test_groups_are_axes_of_a_grid() -> None:
     assert points(space) == [
         {"k": 9, "n": {"a": {}, "b": b, "c": {"d": d}}} for b, d in [(1, 4), (1, 3), (0, 4), (0, 3)]
     ]
-
-
-def test_without_hyperparameters_there_is_one_point() -> None:
-    assert points({}) == [{}]
 
 
 def test_grid_larger_than_memory_can_be_walked() -> None:

@@ -1,7 +1,8 @@
-"""Starts a run of a trial: files, command and environment, for this machine or another."""
+"""Starts the runs of trials: the interface of machines, and the files, command and environment of a run."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import os
 import re
@@ -9,11 +10,12 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from det_lightning import errors
 from det_lightning.compat import ALIAS_DIRECTORY
 from det_lightning.core._task import TASK_VARIABLE, TrialTask
-from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.directory import ExperimentDirectory, Options
 from det_lightning.experiments.log_policies import find_retry_policy
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import OrphanedRun, RecordReader, TrialProcess
@@ -38,15 +40,45 @@ exec "$@"
 
 
 @dataclasses.dataclass(frozen=True)
+class Demand:
+    """The devices for an experiment's trials; 0 slots are a process without a GPU, ``max_slots`` None is no limit."""
+
+    slots_per_trial: int
+    max_slots: int | None = None
+    on_cpu: bool = False
+
+    def check_limit(self) -> None:
+        if self.max_slots is not None and self.max_slots < self.slots_per_trial:
+            raise errors.ExperimentError(
+                f"resources.max_slots is {self.max_slots}, too few for trials of {self.slots_per_trial} slots."
+            )
+
+
+class StartedRun(Protocol):
+    """A started run of a trial."""
+
+    def has_ended(self) -> bool:
+        """Return whether all processes of the run have ended."""
+
+    def exit_status(self) -> int | None:
+        """Return the exit status, as a shell shows it; None if lost."""
+
+    def stop(self) -> None:
+        """Ask the run to save and end."""
+
+    def kill(self) -> None:
+        """End the run at once."""
+
+
+@dataclasses.dataclass(frozen=True)
 class TrialStart:
     """A run of a trial with all files written, to start on any machine with access to the files.
 
-    ``variables`` come from the configuration; ``lines_read`` lines of the trial's metrics were already read.
+    ``variables`` come from the configuration.
     """
 
     task: TrialTask
     variables: dict[str, str]
-    lines_read: int = 0
 
     def start(
         self, environment: Mapping[str, str], devices: Iterable[int | str], *, detached: bool = False
@@ -67,7 +99,6 @@ class TrialStart:
             {**self._environment(environment), "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))},
             run=self.task.run_id,
             grace_s=_GRACE_S if timeout_s is None else timeout_s,
-            records=RecordReader(self.task.metrics_file, self.lines_read),
             detached=detached,
         )
 
@@ -97,43 +128,37 @@ class TrialStart:
         return {**given, **variables}
 
 
-class PreparingLauncher:
-    """The part of a launcher that writes the files of new runs and reads the files of earlier runs.
-
-    ``warm_start`` is the checkpoint to start trials from, or None.
-    """
+class Launcher(abc.ABC):
+    """Starts trials where there is room."""
 
     def __init__(
-        self, directory: ExperimentDirectory, config: dict[str, Any], are_gpus: bool, warm_start: str | None
+        self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, *, are_gpus: bool
     ) -> None:
         self._directory = directory
         self._config = config
+        self._options = options
         self._variables = _read_variables(config, are_gpus)
-        self._warm_start = warm_start
+
+    @abc.abstractmethod
+    def has_room(self) -> bool:
+        """Return whether another trial can be started."""
+
+    @abc.abstractmethod
+    def start(self, trial: TrialRecord, state: ExperimentState) -> StartedRun:
+        """Start the next run of a trial, number ``trial.runs``."""
+
+    @abc.abstractmethod
+    def release(self, trial_id: int) -> None:
+        """Take back the slots of an ended run."""
 
     def prepare(
         self, trial: TrialRecord, state: ExperimentState, slots: list[int], gpu_uuids: Sequence[str] = ()
     ) -> TrialStart:
         """Write the files of run number ``trial.runs`` of a trial."""
-        task = dataclasses.replace(self._task(trial, state, slots), gpu_uuids=list(gpu_uuids))
-        workdir = find_workdir(task)
-        if workdir.exists():
-            shutil.rmtree(workdir)
-        shutil.copytree(self._directory.code, workdir)
-        task.write()
-        return TrialStart(task, self._variables, trial.lines_read)
-
-    def adopt(self, trial: TrialRecord) -> OrphanedRun:
-        return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, trial.lines_read)
-
-    def find_retry_policy(self, trial_id: int) -> str | None:
-        return find_retry_policy(self._config, self._directory.trial(trial_id) / "log.txt")
-
-    def _task(self, trial: TrialRecord, state: ExperimentState, slots: list[int]) -> TrialTask:
         newest = trial.newest_checkpoint()
         directory = self._directory.trial(trial.trial_id)
         directory.mkdir(parents=True, exist_ok=True)
-        return TrialTask(
+        task = TrialTask(
             directory=directory,
             experiment_id=self._directory.experiment_id,
             trial_id=trial.trial_id,
@@ -143,14 +168,45 @@ class PreparingLauncher:
             config=self._config,
             slots=slots,
             checkpoint_storage=self._directory.checkpoint_storage(),
-            latest_checkpoint=self._warm_start if newest is None else newest.checkpoint_id,
+            latest_checkpoint=self._options.source_checkpoint if newest is None else newest.checkpoint_id,
             steps_completed=0 if newest is None else newest.steps_completed,
             validate_at=trial.validate_at,
             best_validation=state.best(state.find_best(other) for other in state.trials.values()),
-            loggers=self._directory.loggers(),
+            gpu_uuids=list(gpu_uuids),
+            loggers=self._options.loggers,
             recorded=[] if newest is None else list(newest.sha256),
-            trusted=self._directory.is_trusted(),
+            trusted=self._options.trusted,
         )
+        workdir = find_workdir(task)
+        if workdir.exists():
+            shutil.rmtree(workdir)
+        shutil.copytree(self._directory.code, workdir)
+        task.write()
+        return TrialStart(task, self._variables)
+
+    def adopt(self, trial: TrialRecord) -> StartedRun:
+        """Return the run left behind by a killed runner; the trial saves and ends by itself."""
+        return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs)
+
+    def open_records(self, trial: TrialRecord) -> RecordReader:
+        """Return a reader of the trial's reports that are not in the log."""
+        return RecordReader(self._directory.trial(trial.trial_id) / "metrics.jsonl", trial.lines_read)
+
+    def find_retry_policy(self, trial_id: int) -> str | None:
+        """Return the log policy that forbids restarting the trial after a failure, or None."""
+        return find_retry_policy(self._config, self._directory.trial(trial_id) / "log.txt")
+
+
+class Machines(Protocol):
+    """This machine, or the nodes of a cluster. Both methods raise an ExperimentError if the trials cannot run there."""
+
+    def check(self, demand: Demand, folder: Path) -> None:
+        """Check that trials can run with the experiment's directory in ``folder``, or the nearest existing parent."""
+
+    def make_launcher(
+        self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, demand: Demand
+    ) -> Launcher:
+        """Return the launcher of the trials."""
 
 
 def find_workdir(task: TrialTask) -> Path:
@@ -171,11 +227,6 @@ def _read_variables(config: dict[str, Any], are_gpus: bool) -> dict[str, str]:
 _CLASS = re.compile(r"[\w.]+:[\w.]+")
 
 
-def is_class(entrypoint: str | list[str]) -> bool:
-    """Return whether an entrypoint names a trial class, as ``module:Class``."""
-    return isinstance(entrypoint, str) and _CLASS.fullmatch(entrypoint) is not None
-
-
 def make_command(entrypoint: str | list[str], slots: int) -> list[str]:
     """Return the command that runs an entrypoint in ``slots`` processes.
 
@@ -184,7 +235,7 @@ def make_command(entrypoint: str | list[str], slots: int) -> list[str]:
     """
     if isinstance(entrypoint, list):
         return entrypoint
-    if not is_class(entrypoint):
+    if _CLASS.fullmatch(entrypoint) is None:
         return ["sh", "-c", entrypoint]
     harness = [sys.executable, "-m", "det_lightning.exec.harness", entrypoint]
     if slots <= 1:
