@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, Retention
-from tests.trials import SmallTrial, seed_everything, weights_of
+from tests.lightning import trainer
+from tests.trials import SmallTrial, fit_trial, seed_everything, weights_of
 
 
 class Fails(SmallTrial):
@@ -33,10 +33,9 @@ def fit(
 ) -> SmallTrial:
     """Train up to a number of batches; return the trial."""
     seed_everything()
-    with pytorch.init(hparams={}, exp_conf=exp_conf, enable_tensorboard_logging=False) as context:
-        trial = trial_class(context)
-        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(length), **arguments)
+    trial: SmallTrial = fit_trial(
+        trial_class, hparams={}, exp_conf=exp_conf, max_length=pytorch.Batch(length), **arguments
+    )
     return trial
 
 
@@ -218,8 +217,7 @@ def test_the_call_fills_gaps(tmp_path: Path) -> None:
 def test_a_module_names_the_metric(exp_conf: dict[str, Any] | None, saved: list[int], tmp_path: Path) -> None:
     checkpoints = DeterminedCheckpoint(tmp_path)
     module = TrialModule(Worsens, exp_conf=exp_conf, validation_period=pytorch.Batch(2))
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    pl.Trainer(max_steps=6 * 2, accelerator="cpu", callbacks=[checkpoints], **quiet).fit(module)
+    trainer([checkpoints], max_steps=6 * 2).fit(module)
     assert sorted(saved_in(tmp_path)) == saved
 
 
