@@ -87,20 +87,13 @@ class DeterminedCheckpoint(pl.Callback):
         best_elsewhere: Callable[[], float | None] | None = None,
         on_complete: Callable[[str, int], None] | None = None,
     ) -> None:
-        _refuse_wrong_kinds(
-            retention=retention,
-            code_dir=code_dir,
-            metric=metric,
-            smaller_is_better=smaller_is_better,
-            code_with_secrets=code_with_secrets,
-            async_write=async_write,
-            fall_back=fall_back,
-        )
+        own = {"policy": policy, "period": period, "metric": metric, "smaller_is_better": smaller_is_better}
+        flags = {"code_with_secrets": code_with_secrets, "async_write": async_write, "fall_back": fall_back}
+        _refuse_wrong_kinds({**own, **flags, "retention": retention, "code_dir": code_dir})
         self.fall_back = fall_back
         place, in_section = _split_section(storage)
         self._own_storage = None if place is None else _open_storage(place)
-        given = {"policy": policy, "period": period, "metric": metric, "smaller_is_better": smaller_is_better}
-        self._own_policy = {**given, "retention": retention or in_section}
+        self._own_policy = {**own, "retention": retention or in_section}
         self.policy, _ = complete_policy(self._own_policy, {}, {})
         self._async_write = async_write
         self._code = code_dir, code_with_secrets
@@ -276,7 +269,7 @@ def _open_storage(place: Any) -> CheckpointStorage:
     return place if isinstance(place, CheckpointStorage) else CheckpointStorage(place)
 
 
-def _refuse_wrong_kinds(**given: Any) -> None:
+def _refuse_wrong_kinds(given: Mapping[str, Any]) -> None:
     """Raise a TypeError that names each argument of the wrong kind; None is always right."""
     flag = (int, "True or False")
     kinds: dict[str, tuple[Any, str]] = {
@@ -286,9 +279,9 @@ def _refuse_wrong_kinds(**given: Any) -> None:
         **dict.fromkeys(("smaller_is_better", "code_with_secrets", "async_write", "fall_back"), flag),
     }
     mistakes = [
-        wrong_argument(f"DeterminedCheckpoint({name}=...)", kinds[name][1], value)
-        for name, value in given.items()
-        if value is not None and not isinstance(value, kinds[name][0])
+        wrong_argument(f"DeterminedCheckpoint({name}=...)", expected, given[name])
+        for name, (kind, expected) in kinds.items()
+        if given[name] is not None and not isinstance(given[name], kind)
     ]
     if mistakes:
         raise TypeError(" ".join(mistakes))

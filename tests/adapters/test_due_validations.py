@@ -37,12 +37,12 @@ class Validations(pl.Callback):
 def test_a_resume_at_any_batch(arguments: dict[str, Any], flags: dict[str, Any], tmp_path: Path) -> None:
     straight, validations = TrialModule(SmallTrial, **arguments), Validations()
     each_batch = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)  # a batch makes two steps
-    fit(straight, callbacks=[validations, each_batch], max_epochs=3, **flags)
+    fit(straight, callbacks=[validations, each_batch], max_epochs=2, **flags)
     files = list(tmp_path.glob("*.ckpt"))
-    assert len(files) == 3 * EPOCH_LEN
+    assert len(files) == 2 * EPOCH_LEN
     for file in files:
         resumed, again = TrialModule(SmallTrial, **arguments), Validations()
-        fit(resumed, file, callbacks=[again], max_epochs=3, **flags)
+        fit(resumed, file, callbacks=[again], max_epochs=2, **flags)
         saved_at = torch.load(file, weights_only=True)["global_step"] // 2
         assert again.batches == [batch for batch in validations.batches if batch >= saved_at]
         assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
