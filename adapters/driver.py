@@ -148,7 +148,8 @@ class RunDriver:
         if run.at_boundary() or ends_here:
             run.end_workload(training_ends=ends_here)
         if not self._hooks.see_training_batches:
-            lightning_loops.show_batch_index(dataloader_iter, run.latest_batch_of_epoch())
+            latest = (run.state.batches_trained - 1) % run.data.epoch_len
+            lightning_loops.show_batch_index(dataloader_iter, latest)
         if run.at_epoch_end():
             lightning_internals.end_epoch(dataloader_iter)
         return outputs

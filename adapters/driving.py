@@ -19,11 +19,12 @@ def _has_trial(module: pl.LightningModule) -> TypeGuard[Any]:
 class TrialGuard(pl.Callback):
     """Builds the trial before other callbacks look at the module, and ends the run after an exception."""
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         """Build the trial, after a check of all callbacks."""
         if _has_trial(pl_module):
             flags.refuse_unsupported_callbacks(trainer)  # callbacks of the module's configure_callbacks() too
-            put_last(trainer)
+            # Behind the callbacks of the module's configure_callbacks().
+            trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, TrialDriving))
             pl_module.build_trial()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -114,8 +115,3 @@ def add_callbacks(trainer: Any) -> None:
     if not any(isinstance(callback, TrialGuard) for callback in trainer.callbacks):
         trainer.callbacks.insert(0, TrialGuard())
         trainer.callbacks.append(TrialDriving())
-
-
-def put_last(trainer: Any) -> None:
-    """Put ``TrialDriving`` behind the callbacks of ``configure_callbacks()``."""
-    trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, TrialDriving))

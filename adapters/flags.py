@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from det_lightning import errors
@@ -123,7 +124,10 @@ class TakenFlags:
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
-        self.data = given_data.take(trainer) if trainer.training or trainer.validating else {}
+        self.data: dict[str, Callable[[], Any]] = {}
+        if trainer.training or trainer.validating:
+            given_data.refuse_moving_hooks(lightning_internals.find_datamodule(trainer))
+            self.data = lightning_internals.take_given_data(trainer)
         self._trainer = trainer
         self._clip_val = trainer.gradient_clip_val
         self._check_val_every_n_epoch = trainer.check_val_every_n_epoch

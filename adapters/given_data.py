@@ -14,6 +14,7 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.engine.data_stream import LoaderFactory, length_or_none
+from det_lightning.engine.events import overrides
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._position import TrainingPosition
@@ -36,7 +37,9 @@ _IN_PLACE_OF_SEVERAL = {
 
 def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
     """Raise an UnsupportedTrainerFlags if a data module overrides hooks of batch transfers: a trial moves batches."""
-    names = [name for name in _MOVING_HOOKS if datamodule is not None and _overrides(datamodule, name)]
+    names = [
+        name for name in _MOVING_HOOKS if datamodule is not None and overrides(datamodule, pl.LightningDataModule, name)
+    ]
     if names:
         raise errors.UnsupportedTrainerFlags(
             f"{type(datamodule).__name__} has {' and '.join(names)}, and a trial moves its batches itself: change the "
@@ -47,22 +50,18 @@ def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
 def warn_of_lost_state(trainer: pl.Trainer) -> None:
     """Warn if a data module has a state: ``DeterminedCheckpoint`` does not write the state."""
     datamodule = lightning_internals.find_datamodule(trainer)
-    if datamodule is not None and _overrides(datamodule, "state_dict"):
+    if datamodule is not None and overrides(datamodule, pl.LightningDataModule, "state_dict"):
         logger.warning(
             "DeterminedCheckpoint writes the trial, without the state_dict() of %s. A ModelCheckpoint writes both.",
             type(datamodule).__name__,
         )
 
 
-def _overrides(datamodule: pl.LightningDataModule, name: str) -> bool:
-    return getattr(type(datamodule), name) is not getattr(pl.LightningDataModule, name)
-
-
 class GivenLoaders(LoaderFactory):
     """Builds the loaders of a run from the data of a call; the trial builds the loaders of missing data.
 
     A loader of torch over a map-style dataset becomes a ``det_lightning.pytorch.DataLoader``, sharded and resumed like
-    a loader of the trial. ``sources`` come from :func:`take`.
+    a loader of the trial. ``sources`` come from ``take_given_data``.
     """
 
     def __init__(
@@ -197,12 +196,6 @@ class Passes:
                     f"The training data, a {type(self._data).__name__} without a length, end after {count} batches: "
                     "give the data a __len__, or pass limit_train_batches=n, the length of an epoch."
                 )
-
-
-def take(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
-    """Return functions for the loaders of a call, by the name of the replaced method of the module."""
-    refuse_moving_hooks(lightning_internals.find_datamodule(trainer))
-    return lightning_internals.take_given_data(trainer)
 
 
 def take_only_loader(given: Any, name: str) -> Any:

@@ -200,18 +200,6 @@ class InferenceModule(DrivenModule):
 
     # Prediction
 
-    def _predictor(self) -> Callable[..., Any]:
-        _, context = self.require_built_trial()
-        predict_batch: Callable[..., Any] | None = getattr(self.trial, "predict_batch", None)
-        if predict_batch is not None:
-            return predict_batch
-        if len(context.models) != 1:
-            raise errors.InvalidExperimentException(
-                f"{type(self.trial).__name__} wraps {len(context.models)} models: define predict_batch(self, batch) in "
-                "the trial, and return the predictions for a batch."
-            )
-        return context.models[0]
-
     def _on_device(self, batch: Any) -> Any:
         """Return a batch on the device, with numpy arrays as tensors too, as in the trial's own batches."""
         _, context = self.require_built_trial()
@@ -226,7 +214,14 @@ class InferenceModule(DrivenModule):
             InvalidExperimentException: the trial has no ``predict_batch``, and none or several models.
             InternalException: the trial is not built yet.
         """
-        return self._predictor()(*args, **kwargs)
+        models = self.require_built_trial()[1].models
+        predict_batch = getattr(self.trial, "predict_batch", None)
+        if predict_batch is None and len(models) != 1:
+            raise errors.InvalidExperimentException(
+                f"{type(self.trial).__name__} wraps {len(models)} models: define predict_batch(self, batch) in the "
+                "trial, and return the predictions for a batch."
+            )
+        return (predict_batch or models[0])(*args, **kwargs)
 
     def begin_prediction(self) -> None:
         """Place the models for a prediction."""

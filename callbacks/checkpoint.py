@@ -12,7 +12,7 @@ from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import require_trial_module
 from det_lightning.arguments import wrong_argument
 from det_lightning.checkpoint.format.code_copy import CodeCopier
-from det_lightning.checkpoint.retention.policy import CheckpointPolicy, Retention
+from det_lightning.checkpoint.retention.policy import Retention, complete_policy, find_differences
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.engine.checkpointing import RunCheckpoints, Saving
 from det_lightning.escaping import escape
@@ -31,9 +31,12 @@ class DeterminedCheckpoint(pl.Callback):
             ``fit(checkpoints=...)``, else to Determined's own storage for local runs; so does a section that only says
             which checkpoints to keep.
         policy: the validations to save after: ``"all"``, ``"best"`` (improvements of ``metric``) or ``"none"``.
-        period: the interval of further checkpoints, such as ``Batch(1000)`` or ``Epoch(1)``.
-        metric: name of the validation metric for ``"best"`` and ``retention``.
-        smaller_is_better: whether a smaller value of ``metric`` is an improvement.
+            Defaults to the policy of ``Trainer.fit``, else ``"best"``. Without a metric, ``"best"`` means ``"all"``.
+        period: the interval of further checkpoints, such as ``Batch(1000)``. Defaults to the period of ``Trainer.fit``.
+        metric: name of the validation metric for ``"best"`` and ``retention``. Defaults to the searcher's in the
+            configuration of the trial.
+        smaller_is_better: whether a smaller value of ``metric`` is an improvement. Defaults to the searcher's rule for
+            the same metric, else True.
         code_dir: the directory to copy into each checkpoint. Defaults to the working directory.
         code_with_secrets: also copy files with names that suggest secrets, such as ``.env``.
         async_write: copy the state, and write the copy while training continues. Defaults to True for remote storage.
@@ -55,7 +58,7 @@ class DeterminedCheckpoint(pl.Callback):
         fall_back: as given.
 
     Raises:
-        ValueError: the policy is unknown, or ``"best"`` has no metric.
+        ValueError: the policy is unknown.
         StorageError: the storage cannot be opened.
 
     Example:
@@ -69,10 +72,10 @@ class DeterminedCheckpoint(pl.Callback):
         self,
         storage: str | os.PathLike[str] | Mapping[str, Any] | CheckpointStorage | None = None,
         *,
-        policy: str = "best",
+        policy: str | None = None,
         period: TrainUnit | None = None,
         metric: str | None = None,
-        smaller_is_better: bool = True,
+        smaller_is_better: bool | None = None,
         code_dir: str | os.PathLike[str] | None = None,
         code_with_secrets: bool = False,
         async_write: bool | None = None,
@@ -84,19 +87,14 @@ class DeterminedCheckpoint(pl.Callback):
         best_elsewhere: Callable[[], float | None] | None = None,
         on_complete: Callable[[str, int], None] | None = None,
     ) -> None:
-        _refuse_wrong_kinds(
-            retention=retention,
-            code_dir=code_dir,
-            metric=metric,
-            smaller_is_better=smaller_is_better,
-            code_with_secrets=code_with_secrets,
-            async_write=async_write,
-            fall_back=fall_back,
-        )
+        own = {"policy": policy, "period": period, "metric": metric, "smaller_is_better": smaller_is_better}
+        flags = {"code_with_secrets": code_with_secrets, "async_write": async_write, "fall_back": fall_back}
+        _refuse_wrong_kinds({**own, **flags, "retention": retention, "code_dir": code_dir})
         self.fall_back = fall_back
         place, in_section = _split_section(storage)
         self._own_storage = None if place is None else _open_storage(place)
-        self._own_policy = CheckpointPolicy(policy, period, metric, smaller_is_better, retention or in_section)
+        self._own_policy = {**own, "retention": retention or in_section}
+        self.policy, _ = complete_policy(self._own_policy, {}, {})
         self._async_write = async_write
         self._code = code_dir, code_with_secrets
         self._given = Saving(
@@ -108,8 +106,15 @@ class DeterminedCheckpoint(pl.Callback):
         )
         self.fill_in()
 
-    def fill_in(self, storage: Any = None, on_complete: Callable[[str, int], None] | None = None, **names: Any) -> None:
-        """Prepare for another run: ``storage`` and ``names`` fill in what the callback's own arguments leave open.
+    def fill_in(
+        self,
+        storage: Any = None,
+        policy: str | None = None,
+        period: TrainUnit | None = None,
+        on_complete: Callable[[str, int], None] | None = None,
+        **names: Any,
+    ) -> None:
+        """Prepare for another run: the arguments fill in what the callback's own arguments leave open.
 
         ``on_complete`` is called in addition to the callback's own function.
         """
@@ -119,27 +124,18 @@ class DeterminedCheckpoint(pl.Callback):
         place, in_section = _split_section(storage) if self._own_storage is None else (self._own_storage, None)
         self._is_default = place is None
         self.storage = _open_storage(place)
-        self.policy = dataclasses.replace(self._own_policy, retention=self._own_policy.retention or in_section)
+        self._configured_policy = {"policy": policy, "period": period, "retention": in_section}
         in_background = not self.storage.is_local if self._async_write is None else self._async_write
         code = CodeCopier(*self._code)
         self._saving = dataclasses.replace(self._given, code=code, in_background=in_background, **missing)
         self._checkpoints = RunCheckpoints(self.storage, self.policy, self._saving)
 
-    def require_agreement(
-        self,
-        checkpoint_storage: object = None,
-        checkpoint_policy: str | None = None,
-        checkpoint_period: TrainUnit | None = None,
-    ) -> None:
+    def require_agreement(self, checkpoint_storage: object, checkpoint_policy: Any, checkpoint_period: Any) -> None:
         """Raise a ValueError for arguments of ``fit`` that contradict this callback; None never contradicts."""
-        said = {
-            "policy": (checkpoint_policy, self.policy.validations),
-            "period": (checkpoint_period, self.policy.period),
-        }
+        said = {"policy": checkpoint_policy, "period": checkpoint_period}
         wrong = [
-            f"checkpoint_{name}={value!r}, but the callback has {name}={own!r}"
-            for name, (value, own) in said.items()
-            if value is not None and repr(value) != repr(own)
+            f"checkpoint_{name}={other!r}, but the callback has {name}={value!r}"
+            for name, value, other in find_differences(self._own_policy, said)
         ]
         if checkpoint_storage is not None:
             wrong.append(f"checkpoint_storage=..., but the callback writes to {escape(self.storage)}")
@@ -191,14 +187,22 @@ class DeterminedCheckpoint(pl.Callback):
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the module the writer of checkpoints, and protect the checkpoint to resume from.
+        """Complete the policy, give the module the writer of checkpoints, and protect the checkpoint to resume from.
 
         Raises:
             TypeError: the module is not a ``TrialModule``.
         """
-        require_trial_module(self, pl_module).checkpoints = self._checkpoints
-        if stage == "fit" and trainer.is_global_zero and trainer.ckpt_path:
-            self.protect(trainer.ckpt_path)
+        module = require_trial_module(self, pl_module)
+        module.checkpoints = self._checkpoints
+        if stage == "fit":
+            searcher = module.require_built_trial()[1].settings.section("searcher")
+            self.policy, warnings = complete_policy(self._own_policy, self._configured_policy, searcher)
+            self._checkpoints.policy = self.policy
+            if trainer.is_global_zero:
+                for warning in warnings:
+                    logger.warning(warning)
+                if trainer.ckpt_path:
+                    self.protect(trainer.ckpt_path)
 
     def protect(self, path: str | os.PathLike[str]) -> bool:
         """Keep other runs from deleting the checkpoint at a path or URL until this run ends.
@@ -265,7 +269,7 @@ def _open_storage(place: Any) -> CheckpointStorage:
     return place if isinstance(place, CheckpointStorage) else CheckpointStorage(place)
 
 
-def _refuse_wrong_kinds(**given: Any) -> None:
+def _refuse_wrong_kinds(given: Mapping[str, Any]) -> None:
     """Raise a TypeError that names each argument of the wrong kind; None is always right."""
     flag = (int, "True or False")
     kinds: dict[str, tuple[Any, str]] = {
@@ -275,9 +279,9 @@ def _refuse_wrong_kinds(**given: Any) -> None:
         **dict.fromkeys(("smaller_is_better", "code_with_secrets", "async_write", "fall_back"), flag),
     }
     mistakes = [
-        wrong_argument(f"DeterminedCheckpoint({name}=...)", kinds[name][1], value)
-        for name, value in given.items()
-        if value is not None and not isinstance(value, kinds[name][0])
+        wrong_argument(f"DeterminedCheckpoint({name}=...)", expected, given[name])
+        for name, (kind, expected) in kinds.items()
+        if given[name] is not None and not isinstance(given[name], kind)
     ]
     if mistakes:
         raise TypeError(" ".join(mistakes))

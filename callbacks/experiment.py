@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -142,14 +143,6 @@ class ExperimentReporter(pl.Callback):
         self._task.report("checkpoint", steps_completed, values)
 
 
-def _csv(task: TrialTask) -> pl.loggers.Logger:
-    return pl.loggers.CSVLogger(task.directory, name="csv", version=_run(task))
-
-
-def _tensorboard(task: TrialTask) -> pl.loggers.Logger:
-    return pl.loggers.TensorBoardLogger(task.directory, name="lightning", version=_run(task), default_hp_metric=False)
-
-
 def _mlflow(task: TrialTask) -> pl.loggers.Logger:
     tags = {"experiment": str(task.experiment_id), "trial": str(task.trial_id), "run": str(task.run_id)}
     experiment = task.config["name"]
@@ -189,4 +182,11 @@ def _run(task: TrialTask) -> str:
     return f"run-{task.run_id}"
 
 
-_LOGGERS = {"csv": _csv, "tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}
+_LOGGERS: dict[str, Callable[[TrialTask], pl.loggers.Logger]] = {
+    "csv": lambda task: pl.loggers.CSVLogger(task.directory, "csv", _run(task)),
+    "tensorboard": lambda task: pl.loggers.TensorBoardLogger(
+        task.directory, "lightning", _run(task), default_hp_metric=False
+    ),
+    "mlflow": _mlflow,
+    "wandb": _wandb,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,3 +84,16 @@ class SmallTrial(pytorch.PyTorchTrial):
 
 def weights_of(trial: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for model in trial.context.models for p in model.parameters()])
+
+
+def fit_trial(trial_class: Callable[..., Any] = SmallTrial, callbacks: Any = None, **arguments: Any) -> Any:
+    """Train by arguments of ``init`` and ``fit``, by default four batches and into ``storage``; return the trial."""
+    names = arguments.keys() & {"hparams", "exp_conf", "aggregation_frequency"}
+    of_init = {name: arguments.pop(name) for name in names}
+    if "checkpoints" not in arguments:
+        arguments = {"checkpoint_policy": "none", "checkpoint_storage": "storage", **arguments}
+    with pytorch.init(enable_tensorboard_logging=False, **of_init) as context:
+        trial = trial_class(context)
+        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False, callbacks=callbacks)
+        trainer.fit(**{"max_length": pytorch.Batch(4), **arguments})
+    return trial

@@ -98,8 +98,9 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
     def setup_environment(self) -> None:
         """Connect the processes; raise a ValueError if torch or the device lacks ``process_group_backend``."""
         backend = self.process_group_backend
+        names = [entry.rpartition(":")[2] for entry in (backend or "").split(",")]  # "gloo", "cpu:gloo,cuda:nccl"
         needs_gpu = backend == "nccl" and self.root_device.type != "cuda"
-        if backend is not None and (needs_gpu or not all(map(dist.is_backend_available, _split_names(backend)))):
+        if backend is not None and (needs_gpu or not all(map(dist.is_backend_available, names))):
             raise ValueError(
                 f"process_group_backend={backend!r} cannot connect processes on {self.root_device} with torch "
                 f"{torch.__version__}. Leave it out, or use 'gloo'; 'nccl' needs GPUs and a build of torch for CUDA "
@@ -144,8 +145,3 @@ class PerModelStrategy(pl.strategies.DDPStrategy):
             chief_ip=environment.main_address,
             pub_port=self.broadcast(free_port()),
         )
-
-
-def _split_names(backend: str) -> list[str]:
-    """Return the backends named in torch's notation: ``"gloo"``, or ``"cpu:gloo,cuda:nccl"``."""
-    return [entry.rpartition(":")[2] for entry in backend.split(",")]

@@ -95,7 +95,8 @@ class TrialData:
             unlimited = math.ceil(len(loader.batch_sampler) / self._replicas)
             loader = _select_first_batches(loader, limit, self._replicas)
             limit = 1.0
-        copies_aside = self._copies_aside(loader)
+        is_ours = isinstance(loader, DataLoader) and loader.copies_aside(context.device)
+        copies_aside = is_ours and context.experimental.auto_to_device
         training = self._resume_training(loader, copies_aside)
         length: int | None = context.distributed.broadcast(length_or_none(training))
         self.epoch_len = _limit(length or sys.maxsize, limit)
@@ -115,9 +116,7 @@ class TrialData:
         self.prepare_batch = self._make_preparation()
         self.prepare: Callable[[Iterator[Any]], Iterator[Any]] = functools.partial(map, self.prepare_batch)
         if copies_aside:
-            self.prepare = functools.partial(
-                copy_aside, move=self.prepare_batch, stream=SideStream(self._context.device)
-            )
+            self.prepare = functools.partial(copy_aside, move=self.prepare_batch, stream=SideStream(context.device))
 
     def restore_validation(self) -> None:
         """Give the samplers of the validation their states from the interrupted run."""
@@ -128,10 +127,6 @@ class TrialData:
         """End the workers of both loaders."""
         self.training.close()
         self.validation.source.close()
-
-    def _copies_aside(self, loader: Any) -> bool:
-        is_ours = isinstance(loader, DataLoader) and loader.copies_aside(self._context.device)
-        return is_ours and self._context.experimental.auto_to_device
 
     def _make_preparation(self) -> Callable[[Any], Any]:
         moves = self._context.experimental.auto_to_device

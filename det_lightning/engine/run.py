@@ -11,7 +11,7 @@ from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.engine.data_stream import LoaderFactory, TrialData
 from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.resume import StateBeforeValidation, adapt_position, apply, require_same_checkpoint
-from det_lightning.engine.run_log import RunLog
+from det_lightning.engine.run_log import LoggedWorkload, RunLog
 from det_lightning.engine.run_options import RunOptions
 from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
@@ -192,7 +192,7 @@ class TrialRun:
         self.context.reducers.reset_reducers()
         self.before_final_validation = None
         if self._log.enabled:
-            self._log.begin_workload()
+            self._log.workload = LoggedWorkload()
         self._in_workload = True
 
     # Boundaries
@@ -204,10 +204,6 @@ class TrialRun:
     def at_epoch_end(self) -> bool:
         """Return whether the latest batch was the last of its epoch."""
         return self.state.batches_trained % self.data.epoch_len == 0
-
-    def latest_batch_of_epoch(self) -> int:
-        """Return the index of the latest batch within the epoch."""
-        return (self.state.batches_trained - 1) % self.data.epoch_len
 
     def end_workload(self, training_ends: bool = False) -> None:
         """Reduce and report the metrics of the workload, at the latest after the next batch is trained."""

@@ -54,10 +54,6 @@ class RunLog:
             origin,
         )
 
-    def begin_workload(self) -> None:
-        """Begin to count and to time."""
-        self.workload = LoggedWorkload()
-
     def counter(self) -> Callable[[Any], Any] | None:
         """Return a function to call with each trained batch, or None if there is nothing to call."""
         if self._trial_counts_itself():

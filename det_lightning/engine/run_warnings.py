@@ -11,7 +11,12 @@ import numpy as np
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.engine.schedule import Schedule
-from det_lightning.engine.trial_warnings import WeightSums, find_near_hooks, find_unwrapped
+from det_lightning.engine.trial_warnings import (
+    WeightSums,
+    find_near_hooks,
+    find_unwrapped_parameters,
+    find_unwrapped_schedulers,
+)
 from det_lightning.hyperparameters import flatten
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._legacy_trial import original_trial
@@ -51,7 +56,8 @@ class RunWarnings:
         if self._is_chief:
             self._weights = WeightSums.take(self._context)
             for message in (
-                *find_unwrapped(self._trial, self._context),
+                *find_unwrapped_parameters(self._trial, self._context),
+                *find_unwrapped_schedulers(self._trial, self._context),
                 *find_near_hooks(self._callbacks, self._trial),
             ):
                 self._warn(message)
@@ -125,15 +131,12 @@ def _list_left_out(context: PyTorchTrialContext) -> Iterator[str]:
         yield (
             f"exchange between the {context.distributed.size} processes those gradients that a backward pass does not"
         )
-    if context.precision.scales_losses or _is_left_alone(context.scaler):
+    scaler: Any = context.scaler
+    scales_without_steps = scaler is not None and scaler.is_enabled() and not scaler.state_dict()["_growth_tracker"]
+    if context.precision.scales_losses or scales_without_steps:
         yield "undo the scaling of the loss in the gradients, and skip steps whose gradients overflow"
     if context.update_hooks.clip or context.update_hooks.before_step:
         yield "clip gradients, and call what runs before a step, such as on_before_optimizer_step()"
-
-
-def _is_left_alone(scaler: Any) -> bool:
-    """Return whether a gradient scaler scales, but counts no step."""
-    return scaler is not None and scaler.is_enabled() and not scaler.state_dict()["_growth_tracker"]
 
 
 def _find_nan_losses(metrics: dict[str, Any]) -> list[str]:

@@ -53,17 +53,12 @@ def _get_local_part(parameter: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(values) if values.is_complex() else values
 
 
-def find_unwrapped(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
-    """Yield messages about models and schedulers of wrapped optimizers that lack a wrapper."""
-    yield from _find_unwrapped_parameters(trial, context)
-    yield from _find_unwrapped_schedulers(trial, context)
-
-
 def _list_parameters(context: PyTorchTrialContext) -> Iterator[torch.nn.Parameter]:
     return (parameter for model in context.models for parameter in model.parameters())
 
 
-def _find_unwrapped_parameters(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
+def find_unwrapped_parameters(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
+    """Yield a message for each wrapped optimizer that updates parameters of no wrapped model."""
     known = {*_list_parameters(context), *context.precision.scaling.masters}
     names = dict(_name_parameters(trial))
     for index, optimizer in enumerate(context.optimizers):
@@ -95,7 +90,7 @@ def _list_parts(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else [value]
 
 
-def _find_unwrapped_schedulers(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
+def find_unwrapped_schedulers(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
     """Yield a message for each scheduler of the trial, and for an optimizer with a scheduler elsewhere."""
     wrapped = [scheduler.scheduler for scheduler in context.lr_schedulers]
     kept = {

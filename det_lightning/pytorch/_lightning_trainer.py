@@ -71,32 +71,16 @@ def choose_callback(
 ) -> DeterminedCheckpoint:
     """Return the callback that writes the checkpoints: ``given``, or a new callback by the call and the configuration.
 
-    The configuration's storage, and the ``names`` of the experiment and the job, fill gaps of ``given``.
+    The call, the configuration, and the ``names`` of the experiment and the job fill gaps of ``given``.
     """
-    arguments = context.settings.configuration.complete(**call)
-    storage = arguments.get("checkpoint_storage")
-    if given is not None:
+    if given is None:
+        given = DeterminedCheckpoint()
+    else:
         require(isinstance(given, DeterminedCheckpoint), "fit(checkpoints=...)", "a DeterminedCheckpoint", given)
         given.require_agreement(**call)
-        given.fill_in(storage, **names)
-        return given
-    policy = arguments.get("checkpoint_policy", "best")
-    searcher = context.settings.section("searcher")
-    metric = searcher.get("metric")
-    if policy == "best" and metric is None:
-        if context.distributed.rank == 0:
-            logger.warning(
-                "checkpoint_policy='best' has no metric to compare, so every validation is followed by a checkpoint. "
-                'Name the metric in init(exp_conf={"searcher": {"metric": ...}}).'
-            )
-        policy = "all"
-    period = arguments.get("checkpoint_period")
-    smaller_is_better = searcher.get("smaller_is_better", True)
-    made = DeterminedCheckpoint(
-        storage, policy=policy, period=period, metric=metric, smaller_is_better=smaller_is_better
-    )
-    made.fill_in(storage, **names)
-    return made
+    arguments = context.settings.configuration.complete(**call)
+    given.fill_in(**{name.removeprefix("checkpoint_"): value for name, value in arguments.items()}, **names)
+    return given
 
 
 def make_lightning_trainer(

@@ -19,8 +19,8 @@ import torch
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from tests.lightning import lightning_version, pl
-from tests.trials import EPOCH_LEN, SmallTrial, seed_everything, weights_of
+from tests.lightning import fit, lightning_version, trainer
+from tests.trials import EPOCH_LEN, SmallTrial, weights_of
 
 SAVED_AFTER = 10
 NAMES = ("lightning.ckpt", "determined")
@@ -35,22 +35,16 @@ class WithoutDropout(SmallTrial):
         dropout.p = 0.0
 
 
-def trainer(**flags: Any) -> pl.Trainer:
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return pl.Trainer(accelerator="cpu", enable_model_summary=False, **quiet, **flags)
-
-
 def write(archive: Path) -> None:
     """Train, and write an archive with both checkpoints."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "code").mkdir()
-        seed_everything()
         saved = DeterminedCheckpoint(
             folder / "storage", policy="none", period=pytorch.Batch(SAVED_AFTER), code_dir=folder / "code"
         )
-        lightning = trainer(max_steps=2 * SAVED_AFTER, max_epochs=-1, callbacks=[saved])
-        lightning.fit(TrialModule(WithoutDropout, {"learning_rate": 0.1}))
+        module = TrialModule(WithoutDropout, {"learning_rate": 0.1})
+        lightning = fit(module, max_steps=2 * SAVED_AFTER, callbacks=[saved])
         lightning.save_checkpoint(folder / NAMES[0])
         Path(str(saved.last_checkpoint_path)).rename(folder / NAMES[1])
         with tarfile.open(archive, "w:gz") as packed:
@@ -66,12 +60,10 @@ def unpack(archive: Path, folder: Path) -> None:
 
 def difference(checkpoint: Path) -> float:
     """Return how far the weights of a run that goes on from a checkpoint are from those of one that was not stopped."""
-    resumed = TrialModule(WithoutDropout)
+    resumed, straight = TrialModule(WithoutDropout), TrialModule(WithoutDropout)
     trainer(max_epochs=2).fit(resumed, ckpt_path=checkpoint)
     assert resumed.trial_run.state.batches_trained == 2 * EPOCH_LEN
-    straight = TrialModule(WithoutDropout)
-    seed_everything()
-    trainer(max_epochs=2).fit(straight)
+    fit(straight, max_epochs=2)
     return float((weights_of(resumed.trial) - weights_of(straight.trial)).abs().max())
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
-from tests.lightning import pl
+from tests.lightning import pl, trainer
 from tests.trials import make_data
 
 BATCH_SIZE = 8
@@ -119,14 +119,12 @@ def outcome(is_trial: bool, flags: dict[str, Any], use: Use = fit, methods: dict
     notes: list[Any] = []
     base = TrialModule if is_trial else Plain
     module = type("Module", (base,), {**(methods or {}), "notes": notes})(*([Trial] if is_trial else []))
-    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    defaults: dict[str, Any] = {"accelerator": "cpu", "num_sanity_val_steps": 0, "max_epochs": 3, **off}
-    trainer = pl.Trainer(**{**defaults, **flags})
-    use(trainer, module, notes)
+    made = trainer(**{"num_sanity_val_steps": 0, "max_epochs": 3, **flags})
+    use(made, module, notes)
     trained: Any = module.trial if is_trial else module
     return Outcome(
-        counts=(trained.trained, trained.validated, trainer.current_epoch, trainer.global_step),
+        counts=(trained.trained, trained.validated, made.current_epoch, made.global_step),
         weights=torch.cat([parameter.detach().double().flatten() for parameter in trained.model.parameters()]),
-        metrics={name: float(value) for name, value in trainer.callback_metrics.items()},
+        metrics={name: float(value) for name, value in made.callback_metrics.items()},
         notes=notes,
     )

@@ -15,24 +15,14 @@ from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.pytorch import Batch, load_trial_from_checkpoint_path
-from tests.lightning import BoringModel, lightning_version, pl
-from tests.trials import SmallTrial, seed_everything, weights_of
-
-
-def trainer(*callbacks: pl.Callback, **flags: Any) -> pl.Trainer:
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    saves = any(isinstance(callback, pl.callbacks.ModelCheckpoint) for callback in callbacks)
-    return pl.Trainer(accelerator="cpu", enable_checkpointing=saves, callbacks=[*callbacks], **quiet, **flags)
-
-
-def fit(module: TrialModule, *callbacks: pl.Callback, **flags: Any) -> TrialModule:
-    seed_everything()
-    trainer(*callbacks, **flags).fit(module)
-    return module
+from tests.lightning import BoringModel, fit, lightning_version, pl, trainer
+from tests.trials import SmallTrial, weights_of
 
 
 def straight(epochs: int) -> torch.Tensor:
-    return weights_of(fit(TrialModule(SmallTrial), max_epochs=epochs).trial)
+    module = TrialModule(SmallTrial)
+    fit(module, max_epochs=epochs)
+    return weights_of(module.trial)
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -43,7 +33,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.mark.slow
 def test_model_checkpoint_keeps_the_best_directory(folder: str) -> None:
     saver = pl.callbacks.ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=2, save_last=True)
-    fit(TrialModule(SmallTrial), saver, max_epochs=4, plugins=[DeterminedCheckpointIO()])
+    fit(TrialModule(SmallTrial), callbacks=[saver], max_epochs=4, plugins=[DeterminedCheckpointIO()])
     assert len(CheckpointStorage(folder).list_ids()) == 3
     trained = [load_checkpoint(path).trial_state.epochs_trained for path in saver.best_k_models]
     assert sorted(trained) == sorted(
@@ -54,7 +44,7 @@ def test_model_checkpoint_keeps_the_best_directory(folder: str) -> None:
 @pytest.mark.slow
 def test_a_directory_resumes_bit_equal(folder: str) -> None:
     saver = pl.callbacks.ModelCheckpoint(folder, save_last=True)
-    fit(TrialModule(SmallTrial), saver, max_epochs=2, plugins=[DeterminedCheckpointIO()])
+    fit(TrialModule(SmallTrial), callbacks=[saver], max_epochs=2, plugins=[DeterminedCheckpointIO()])
     resumed = TrialModule(SmallTrial)
     trainer(max_epochs=4).fit(resumed, ckpt_path=saver.last_model_path)
     assert torch.equal(weights_of(resumed.trial), straight(4))
@@ -62,16 +52,17 @@ def test_a_directory_resumes_bit_equal(folder: str) -> None:
 
 def test_states_of_callbacks_come_back(folder: str) -> None:
     first = pl.callbacks.ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=1)
-    fit(TrialModule(SmallTrial), first, max_epochs=2, plugins=[DeterminedCheckpointIO()])
+    fit(TrialModule(SmallTrial), callbacks=[first], max_epochs=2, plugins=[DeterminedCheckpointIO()])
     second = pl.callbacks.ModelCheckpoint(folder, "{epoch}", monitor="validation_loss", save_top_k=1)
     plugins = [DeterminedCheckpointIO()]
-    trainer(second, max_epochs=2, plugins=plugins).fit(TrialModule(SmallTrial), ckpt_path=first.best_model_path)
+    trainer([second], max_epochs=2, plugins=plugins).fit(TrialModule(SmallTrial), ckpt_path=first.best_model_path)
     assert (second.best_model_path, second.best_model_score) == (first.best_model_path, first.best_model_score)
 
 
 def test_a_trial_is_built_from_it(folder: str) -> None:
     saver = pl.callbacks.ModelCheckpoint(folder)
-    module = fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO()])
+    module = TrialModule(SmallTrial)
+    fit(module, callbacks=[saver], plugins=[DeterminedCheckpointIO()])
     trial = load_trial_from_checkpoint_path(saver.best_model_path, trial_class=SmallTrial)
     assert torch.equal(weights_of(trial), weights_of(module.trial))
 
@@ -80,14 +71,14 @@ def test_code_comes_from_code_dir(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project/model_def.py").write_text("")
     saver = pl.callbacks.ModelCheckpoint(tmp_path / "checkpoints", "only")
-    fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO(tmp_path / "project")])
+    fit(TrialModule(SmallTrial), callbacks=[saver], plugins=[DeterminedCheckpointIO(tmp_path / "project")])
     assert [path.name for path in (tmp_path / "checkpoints/only.ckpt/code").iterdir()] == ["model_def.py"]
 
 
 def test_links_go_and_checkpoints_stay(tmp_path: Path) -> None:
     def save(name: str) -> None:
         saver = pl.callbacks.ModelCheckpoint(tmp_path, name, enable_version_counter=False)
-        fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO(tmp_path / "no code")])
+        fit(TrialModule(SmallTrial), callbacks=[saver], plugins=[DeterminedCheckpointIO(tmp_path / "no code")])
 
     (tmp_path / "no code").mkdir()
     save("kept")
@@ -107,24 +98,20 @@ def test_other_directories_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "data.ckpt/precious").write_text("precious")
     saver = pl.callbacks.ModelCheckpoint(tmp_path, "data", enable_version_counter=False)
     with pytest.raises(errors.CheckpointNotFound, match="is not a checkpoint, and is not deleted"):
-        fit(TrialModule(SmallTrial), saver, max_epochs=1, plugins=[DeterminedCheckpointIO(tmp_path / "data.ckpt")])
+        fit(TrialModule(SmallTrial), callbacks=[saver], plugins=[DeterminedCheckpointIO(tmp_path / "data.ckpt")])
     assert (tmp_path / "data.ckpt/precious").exists()
 
 
 def test_other_modules_are_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidCheckpointException, match="no entry 'det_lightning'"):
-        trainer(
-            pl.callbacks.ModelCheckpoint(tmp_path),
-            max_epochs=1,
-            limit_train_batches=1,
-            plugins=[DeterminedCheckpointIO()],
-        ).fit(BoringModel())
+        saver = pl.callbacks.ModelCheckpoint(tmp_path)
+        fit(BoringModel(), callbacks=[saver], limit_train_batches=1, plugins=[DeterminedCheckpointIO()])
 
 
 def test_ckpt_path_takes_a_url() -> None:
     url = f"memory://{uuid.uuid4()}"
     writer = DeterminedCheckpoint(url, policy="none", period=Batch(10))
-    fit(TrialModule(SmallTrial), writer, max_steps=20, max_epochs=-1)
+    fit(TrialModule(SmallTrial), callbacks=[writer], max_steps=20)
     assert writer.last_checkpoint_path is not None
     assert writer.last_checkpoint_path.startswith("memory://")
     resumed = TrialModule(SmallTrial)
@@ -135,7 +122,7 @@ def test_ckpt_path_takes_a_url() -> None:
 @pytest.mark.parametrize("name", ["memory://nowhere/of/this/id", "/nowhere/of/this/id"])
 def test_a_missing_ckpt_path_is_named(name: str) -> None:
     with pytest.raises((errors.CheckpointNotFound, FileNotFoundError), match="nowhere/of/this/id"):
-        trainer(max_epochs=1).fit(TrialModule(SmallTrial), ckpt_path=name)
+        trainer().fit(TrialModule(SmallTrial), ckpt_path=name)
 
 
 class Payload:
@@ -155,5 +142,5 @@ def test_files_with_code_are_refused(what: str, plugins: list[Any], folder: str,
     with fsspec.open(f"{folder}/last.ckpt", "wb", auto_mkdir=True) as file:
         torch.save({"pytorch-lightning_version": lightning_version, "state_dict": {}, "item": Payload(made)}, file)
     with pytest.raises(errors.UnsafeCheckpointError, match=r"last\.ckpt refers to pathlib\.(_local\.)?Path"):
-        getattr(trainer(max_epochs=1, plugins=plugins), what)(TrialModule(SmallTrial), ckpt_path=f"{folder}/last.ckpt")
+        getattr(trainer(plugins=plugins), what)(TrialModule(SmallTrial), ckpt_path=f"{folder}/last.ckpt")
     assert not made.exists()

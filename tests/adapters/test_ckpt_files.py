@@ -14,24 +14,12 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint.format.standard_values import with_own_types, with_plain_numbers, with_plain_values
 from det_lightning.pytorch import samplers
-from tests.lightning import pl
-from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
+from tests.lightning import fit, pl, trainer
+from tests.trials import EPOCH_LEN, SmallTrial, make_data, weights_of
 from tests.versions import draws_dropout_as_torch_2_13_cpu
 
 #: Written after 10 batches of SmallTrial, by the release before objects of numpy were left out.
 WITH_NUMPY_OBJECTS = Path(__file__).parent / "files/numpy_objects.ckpt.gz"
-
-
-def trainer(**flags: Any) -> pl.Trainer:
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return pl.Trainer(accelerator="cpu", enable_model_summary=False, **quiet, **flags)
-
-
-def fit(module: TrialModule, **flags: Any) -> pl.Trainer:
-    seed_everything()
-    lightning = trainer(**flags)
-    lightning.fit(module)
-    return lightning
 
 
 class NumpyState(pytorch.PyTorchCallback):
@@ -71,7 +59,7 @@ class NumpyTrial(SmallTrial):
 
 def test_ckpt_files_have_no_numpy_objects(tmp_path: Path) -> None:
     file = tmp_path / "new.ckpt"
-    fit(TrialModule(NumpyTrial, {"lr": np.float64(0.1)}), max_epochs=1, limit_train_batches=3).save_checkpoint(file)
+    fit(TrialModule(NumpyTrial, {"lr": np.float64(0.1)}), limit_train_batches=3).save_checkpoint(file)
     assert torch.serialization.get_unsafe_globals_in_checkpoint(file) == []
     assert torch.load(file, weights_only=True)["hyper_parameters"] == {"lr": 0.1}
     resumed = TrialModule(NumpyTrial)
@@ -84,7 +72,7 @@ def test_ckpt_files_have_no_numpy_objects(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("saved_at", [4, 10])
 def test_resume_with_own_generators(saved_at: int, tmp_path: Path) -> None:
-    fit(TrialModule(NumpyTrial), max_steps=2 * saved_at, max_epochs=-1).save_checkpoint(tmp_path / "saved.ckpt")
+    fit(TrialModule(NumpyTrial), max_steps=2 * saved_at).save_checkpoint(tmp_path / "saved.ckpt")
     resumed = TrialModule(NumpyTrial)
     trainer(max_epochs=2).fit(resumed, ckpt_path=tmp_path / "saved.ckpt")
     straight = TrialModule(NumpyTrial)
@@ -186,9 +174,8 @@ def test_a_file_of_a_run_that_never_began(tmp_path: Path) -> None:
 
     for trial, origin in ((Failing, "of the trial"), (SmallTrial, "of a callback")):
         callbacks = [pl.callbacks.OnExceptionCheckpoint(tmp_path), Callback()]
-        run = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=callbacks)
         with pytest.raises(ValueError, match=origin):
-            run.fit(TrialModule(trial))
+            fit(TrialModule(trial), callbacks=callbacks)
         resumed = TrialModule(SmallTrial)
-        trainer(max_epochs=1).fit(resumed, ckpt_path=tmp_path / "on_exception.ckpt")
+        trainer().fit(resumed, ckpt_path=tmp_path / "on_exception.ckpt")
         assert resumed.trial_run.state.batches_trained == EPOCH_LEN

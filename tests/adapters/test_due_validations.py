@@ -10,8 +10,8 @@ import torch
 
 from det_lightning.adapters import TrialModule
 from det_lightning.units import Batch
-from tests.lightning import pl
-from tests.trials import EPOCH_LEN, SmallTrial, seed_everything, weights_of
+from tests.lightning import fit, pl
+from tests.trials import EPOCH_LEN, SmallTrial, weights_of
 
 
 class Validations(pl.Callback):
@@ -22,14 +22,6 @@ class Validations(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.batches.append(pl_module.trial_run.state.batches_trained)
-
-
-def fit(module: TrialModule, *callbacks: pl.Callback, ckpt_path: Path | str | None = None, **flags: Any) -> None:
-    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-    flags = {"accelerator": "cpu", "max_epochs": 3, **quiet, **flags}
-    checkpoints = any(isinstance(one, pl.callbacks.Checkpoint) for one in callbacks)
-    seed_everything()
-    pl.Trainer(callbacks=list(callbacks), enable_checkpointing=checkpoints, **flags).fit(module, ckpt_path=ckpt_path)
 
 
 @pytest.mark.slow
@@ -45,12 +37,12 @@ def fit(module: TrialModule, *callbacks: pl.Callback, ckpt_path: Path | str | No
 def test_a_resume_at_any_batch(arguments: dict[str, Any], flags: dict[str, Any], tmp_path: Path) -> None:
     straight, validations = TrialModule(SmallTrial, **arguments), Validations()
     each_batch = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)  # a batch makes two steps
-    fit(straight, validations, each_batch, **flags)
+    fit(straight, callbacks=[validations, each_batch], max_epochs=2, **flags)
     files = list(tmp_path.glob("*.ckpt"))
-    assert len(files) == 3 * EPOCH_LEN
+    assert len(files) == 2 * EPOCH_LEN
     for file in files:
         resumed, again = TrialModule(SmallTrial, **arguments), Validations()
-        fit(resumed, again, ckpt_path=file, **flags)
+        fit(resumed, file, callbacks=[again], max_epochs=2, **flags)
         saved_at = torch.load(file, weights_only=True)["global_step"] // 2
         assert again.batches == [batch for batch in validations.batches if batch >= saved_at]
         assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
@@ -67,8 +59,8 @@ def test_failed_validations_are_repeated(tmp_path: Path) -> None:
 
     saving = pl.callbacks.OnExceptionCheckpoint(tmp_path)
     with pytest.raises(ValueError, match="the validation fails"):
-        fit(TrialModule(Failing), saving)
+        fit(TrialModule(Failing), callbacks=[saving])
     Failing.fails = False
     validations = Validations()
-    fit(TrialModule(Failing), validations, ckpt_path=saving.ckpt_path)
+    fit(TrialModule(Failing), saving.ckpt_path, callbacks=[validations], max_epochs=3)
     assert validations.batches == [EPOCH_LEN, 2 * EPOCH_LEN, 3 * EPOCH_LEN]

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from tests.lightning import pl
+from tests.lightning import pl, trainer
 from tests.trials import BATCH_SIZE, EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
 NOTHING: Any = []
@@ -49,15 +49,10 @@ class WithoutData(SmallTrial):
     build_validation_data_loader = build_training_data_loader
 
 
-def trainer(**flags: Any) -> pl.Trainer:
-    off = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
-    return pl.Trainer(**{"accelerator": "cpu", "max_epochs": 3, **dict.fromkeys(off, False), **flags})
-
-
-def fit(trial: Any, flags: dict[str, Any] | None = None, **data: Any) -> TrialModule:
+def fit(trial: Any, flags: Any = None, **data: Any) -> TrialModule:
     seed_everything()
     module = TrialModule(trial)
-    trainer(**(flags or {})).fit(module, **data)
+    trainer(**(flags if flags and "max_steps" in flags else {"max_epochs": 3, **(flags or {})})).fit(module, **data)
     return module
 
 
@@ -92,12 +87,12 @@ def test_map_style_loaders_resume_exactly(saved_by: str, stopped_after: int, tmp
     expected = weights_of(fit(WithoutData, datamodule=OwnData()).trial)
     directory = DeterminedCheckpoint(tmp_path / "storage", policy="none")
     seed_everything()
-    first = trainer(max_epochs=-1, max_steps=2 * stopped_after, callbacks=[directory])
+    first = trainer(max_steps=2 * stopped_after, callbacks=[directory])
     first.fit(TrialModule(WithoutData), datamodule=OwnData())
     first.save_checkpoint(tmp_path / "saved.ckpt")
     path = tmp_path / "saved.ckpt" if saved_by == "file" else directory.last_checkpoint_path
     resumed = TrialModule(WithoutData)
-    trainer().fit(resumed, ckpt_path=path, datamodule=OwnData())
+    trainer(max_epochs=3).fit(resumed, ckpt_path=path, datamodule=OwnData())
     assert torch.equal(weights_of(resumed.trial), expected)
 
 
@@ -132,8 +127,10 @@ def test_validate_builds_no_other_data() -> None:
         def build_training_data_loader(self) -> Any:
             raise FileNotFoundError
 
-    for flags in ({}, {"overfit_batches": 2}):
-        assert trainer(**flags).validate(TrialModule(Elsewhere), OwnData().val_dataloader(), verbose=False)
+    for batches in (0, 2):
+        assert trainer(overfit_batches=batches).validate(
+            TrialModule(Elsewhere), OwnData().val_dataloader(), verbose=False
+        )
 
 
 @pytest.mark.parametrize(
@@ -164,12 +161,12 @@ class Counted(Stream):
 
 def test_iterables_repeat_and_resume_inexactly(tmp_path: Path, caplog: Any) -> None:
     stream = DataLoader(Counted(), batch_size=BATCH_SIZE)
-    first = trainer(max_epochs=-1, max_steps=2 * 5)
+    first = trainer(max_steps=2 * 5)
     first.fit(TrialModule(WithoutData), train_dataloaders=stream, val_dataloaders=[])
     first.save_checkpoint(tmp_path / "saved.ckpt")
     assert "The training data" not in caplog.text
     resumed = TrialModule(WithoutData)
-    trainer().fit(resumed, ckpt_path=tmp_path / "saved.ckpt", train_dataloaders=stream, val_dataloaders=[])
+    trainer(max_epochs=3).fit(resumed, ckpt_path=tmp_path / "saved.ckpt", train_dataloaders=stream, val_dataloaders=[])
     assert "The training data are of type DataLoader, whose position no checkpoint holds" in caplog.text
     assert "the run resumes after batch 5 of a new pass" in caplog.text
     assert resumed.trial_run.state.batches_trained == 3 * EPOCH_LEN
@@ -182,10 +179,10 @@ def test_data_without_a_length(caplog: Any) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"max_epochs=3 with training data that have no length"):
         fit(WithoutData, train_dataloaders=stream, val_dataloaders=[])
     assert trainer().validate(limited, DataLoader(Stream(), batch_size=BATCH_SIZE), verbose=False)
-    by_steps = {"max_steps": 2 * 3, "max_epochs": -1}
+    by_steps = {"max_steps": 2 * 3}
     assert fit(WithoutData, by_steps, train_dataloaders=stream, val_dataloaders=[]).trial_run.state.batches_trained == 3
     with pytest.raises(RuntimeError, match="without a length, end after 7 batches: give the data a __len__"):
-        fit(WithoutData, {"max_steps": 100, "max_epochs": -1}, train_dataloaders=stream, val_dataloaders=[])
+        fit(WithoutData, {"max_steps": 100}, train_dataloaders=stream, val_dataloaders=[])
 
 
 @pytest.mark.parametrize(
@@ -246,10 +243,10 @@ def test_samplers_know_the_epoch(by_batches: bool, tmp_path: Path) -> None:
         plain = loader()
         plain.batch_sampler.sampler.set_epoch(epoch)
         expected += [targets.tolist() for _, targets in plain]
-    first = trainer(max_epochs=-1, max_steps=2 * (EPOCH_LEN + 2))
+    first = trainer(max_steps=2 * (EPOCH_LEN + 2))
     first.fit(TrialModule(Recording), train_dataloaders=loader(), val_dataloaders=[])
     first.save_checkpoint(tmp_path / "saved.ckpt")
-    trainer().fit(TrialModule(Recording), loader(), val_dataloaders=[], ckpt_path=tmp_path / "saved.ckpt")
+    trainer(max_epochs=3).fit(TrialModule(Recording), loader(), val_dataloaders=[], ckpt_path=tmp_path / "saved.ckpt")
     assert orders == expected
 
 

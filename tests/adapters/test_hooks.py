@@ -12,144 +12,30 @@ import torch
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from tests.lightning import pl
-from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
+from tests.lightning import fit, pl
+from tests.trials import EPOCH_LEN, SmallTrial, make_data, weights_of
 
 UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
 
 
-def fit(module: TrialModule, **flags: Any) -> pl.Trainer:
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    seed_everything()
-    trainer = pl.Trainer(**{"accelerator": "cpu", "max_epochs": 1, **dict.fromkeys(off, False), **flags})
-    trainer.fit(module)
-    return trainer
-
-
-class UpdateWatcher(pl.Callback):
-    """Notes each hook with what it gets: the loss, or the class of the optimizer and the norm of its gradients."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[Any, ...]] = []
-
-    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:
-        self.seen.append(("on_before_backward", loss.requires_grad))
-
-    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.seen.append(("on_after_backward",))
-
-    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
-        self.seen.append(("on_before_optimizer_step", type(optimizer).__name__, trainer.global_step))
-
-    def on_before_zero_grad(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
-        self.seen.append(("on_before_zero_grad", type(optimizer).__name__, trainer.global_step))
-
-
-def test_callbacks_see_updates() -> None:
-    watcher = UpdateWatcher()
-    fit(TrialModule(SmallTrial), max_steps=4, callbacks=[watcher])
-    of_first_batch = [
-        ("on_before_backward", True),
-        ("on_after_backward",),
-        ("on_before_optimizer_step", "SGD", 0),
-        ("on_before_zero_grad", "SGD", 1),
-        ("on_before_optimizer_step", "Adam", 1),
-        ("on_before_zero_grad", "Adam", 2),
-    ]
-    assert watcher.seen[:6] == of_first_batch
-    assert watcher.seen[6:] == [
-        ("on_before_backward", True),
-        ("on_after_backward",),
-        ("on_before_optimizer_step", "SGD", 2),
-        ("on_before_zero_grad", "SGD", 3),
-        ("on_before_optimizer_step", "Adam", 3),
-        ("on_before_zero_grad", "Adam", 4),
-    ]
-
-
-@pytest.mark.parametrize("aggregation_frequency", [2, 3])
-def test_aggregating_batches_do_not_step(aggregation_frequency: int) -> None:
-    watcher = UpdateWatcher()
-    fit(TrialModule(SmallTrial, aggregation_frequency=aggregation_frequency), callbacks=[watcher])
-    names = [name for name, *_ in watcher.seen]
-    assert names.count("on_after_backward") == EPOCH_LEN
-    assert names.count("on_before_optimizer_step") == 2 * (EPOCH_LEN // aggregation_frequency)
-
-
-def test_gradients_before_a_step() -> None:
-    norms: list[float] = []
-
-    class Trial(SmallTrial):
-        def loss(self, batch: Any) -> torch.Tensor:
-            return 1000 * super().loss(batch)
-
-    class GradientNorm(pl.Callback):
-        def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any) -> None:
-            if isinstance(optimizer, torch.optim.SGD):
-                gradients = [parameter.grad for parameter in optimizer.param_groups[0]["params"]]
-                norms.append(torch.nn.utils.get_total_norm(gradients).item())
-
-    fit(TrialModule(Trial), callbacks=[GradientNorm()])
-    assert norms == pytest.approx([1.0] * EPOCH_LEN, rel=1e-4)  # the trial clips those of its SGD to 1
-
-
-def test_a_subclass_sees_updates() -> None:
-    names: list[str] = []
-
-    class Module(TrialModule):
-        def on_before_backward(self, loss: torch.Tensor) -> None:
-            names.append("on_before_backward")
-
-        def on_after_backward(self) -> None:
-            names.append("on_after_backward")
-
-        def on_before_optimizer_step(self, optimizer: Any) -> None:
-            names.append("on_before_optimizer_step")
-
-        def on_before_zero_grad(self, optimizer: Any) -> None:
-            names.append("on_before_zero_grad")
-
-    fit(Module(SmallTrial), max_steps=2)
-    assert names == [*UPDATE_HOOKS[:2], *UPDATE_HOOKS[2:], *UPDATE_HOOKS[2:]]
-
-
-@pytest.mark.parametrize("hook", UPDATE_HOOKS)
-def test_hooks_on_an_instance_count(hook: str) -> None:
+def test_hooks_on_an_instance_count() -> None:
     calls: list[str] = []
-    lambdas = {hook: lambda trainer, module, *arguments: calls.append(hook)}
-    fit(TrialModule(SmallTrial), callbacks=[pl.callbacks.LambdaCallback(**lambdas)])
-    assert len(calls) == EPOCH_LEN * (2 if "optimizer" in hook or "zero" in hook else 1)
-
-
-def test_hooks_do_not_change_the_weights() -> None:
-    plain, watched = TrialModule(SmallTrial), TrialModule(SmallTrial)
-    fit(plain, max_epochs=2)
-    fit(watched, max_epochs=2, callbacks=[UpdateWatcher()], profiler=pl.profilers.SimpleProfiler())
-    assert torch.equal(weights_of(plain.trial), weights_of(watched.trial))
+    lambdas: Any = {hook: lambda *arguments, hook=hook: calls.append(hook) for hook in UPDATE_HOOKS}
+    module, plain = TrialModule(SmallTrial), TrialModule(SmallTrial)
+    fit(module, callbacks=[pl.callbacks.LambdaCallback(**lambdas)])
+    counts = [EPOCH_LEN, EPOCH_LEN, 2 * EPOCH_LEN, 2 * EPOCH_LEN]
+    assert [calls.count(hook) for hook in UPDATE_HOOKS] == counts
+    fit(plain)
+    assert torch.equal(weights_of(plain.trial), weights_of(module.trial))
+    fit(module)  # without the callback
+    assert len(calls) == sum(counts)
 
 
 def test_profilers_show_updates() -> None:
     profiler = pl.profilers.SimpleProfiler()
     fit(TrialModule(SmallTrial), profiler=profiler)
-    assert len(profiler.recorded_durations["run_training_batch"]) == EPOCH_LEN
-    assert len(profiler.recorded_durations["backward"]) == EPOCH_LEN
-    assert len(profiler.recorded_durations["optimizer_step"]) == 2 * EPOCH_LEN
-
-
-def test_the_advanced_profiler_shows_updates(tmp_path: Path) -> None:
-    fit(TrialModule(SmallTrial), profiler=pl.profilers.AdvancedProfiler(tmp_path, "profile"))
-    report = (tmp_path / "fit-profile.txt").read_text()
-    assert "Profile stats for: backward" in report
-    assert "Profile stats for: optimizer_step" in report
-
-
-def test_hooks_end_with_the_run() -> None:
-    module = TrialModule(SmallTrial)
-    watcher = UpdateWatcher()
-    fit(module, callbacks=[watcher])
-    seen = len(watcher.seen)
-    fit(module, max_epochs=2)
-    assert len(watcher.seen) == seen
+    names = ("run_training_batch", "backward", "optimizer_step")
+    assert [len(profiler.recorded_durations[name]) for name in names] == [EPOCH_LEN, EPOCH_LEN, 2 * EPOCH_LEN]
 
 
 def test_spike_detection_ends_a_run(tmp_path: Path) -> None:
@@ -213,12 +99,10 @@ def test_hooks_get_the_batch_after_a_resume(tmp_path: Path) -> None:
     straight: list[Any] = []
     fit(TrialModule(SmallTrial), max_epochs=2, callbacks=[watching(straight)])
     checkpoints = DeterminedCheckpoint(tmp_path / "checkpoints", policy="none", code_dir=tmp_path)
-    fit(TrialModule(SmallTrial), max_epochs=-1, max_steps=6, callbacks=[checkpoints])
+    fit(TrialModule(SmallTrial), max_steps=6, callbacks=[checkpoints])
     resumed: list[Any] = []
     module = TrialModule(SmallTrial)
-    pl.Trainer(
-        accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, callbacks=[watching(resumed)]
-    ).fit(module, ckpt_path=checkpoints.last_checkpoint_path)
+    fit(module, checkpoints.last_checkpoint_path, max_epochs=2, callbacks=[watching(resumed)])
     assert [index for index, _ in resumed] == [3, 4, 5, 6, *range(EPOCH_LEN)]
     for (_, targets), (_, expected) in zip(resumed, straight[3:], strict=True):
         assert torch.equal(targets, expected)
@@ -267,30 +151,21 @@ def test_a_skipped_batch_comes_again() -> None:
     assert seen[:4] == [0, 1, 2, 2]
 
 
-@pytest.mark.parametrize("on_epoch", [None, True])
-@pytest.mark.parametrize(
-    "hook",
-    [
-        "on_train_start",
-        "on_train_epoch_start",
-        "on_train_batch_start",
-        *UPDATE_HOOKS,
-        "on_train_batch_end",
-        "on_train_epoch_end",
-        "on_validation_start",
-        "on_validation_epoch_start",
-        "on_validation_batch_start",
-        "on_validation_batch_end",
-        "on_validation_epoch_end",
-    ],
-)
-def test_a_module_logs_from_any_hook(hook: str, on_epoch: bool | None) -> None:
-    def log(trainer: pl.Trainer, module: pl.LightningModule, *arguments: Any) -> None:
-        module.log("value", 0.25, on_epoch=on_epoch)
+def test_a_module_logs_from_any_hook() -> None:
+    def logging(hook: str) -> Any:
+        def log(trainer: pl.Trainer, module: pl.LightningModule, *arguments: Any) -> None:
+            module.log(f"{hook} by default", 0.25)
+            module.log(f"{hook} on_epoch", 0.25, on_epoch=True)
 
-    watcher = pl.callbacks.LambdaCallback(**{hook: log})
+        return log
+
+    moments = [f"{of}_{at}" for of in ("", "_epoch", "_batch") for at in ("start", "end")]
+    hooks = [f"on_{stage}{moment}" for stage in ("train", "validation") for moment in moments]
+    hooks = [*(hook for hook in hooks if hook not in ("on_train_end", "on_validation_end")), *UPDATE_HOOKS]
+    watcher = pl.callbacks.LambdaCallback(**{hook: logging(hook) for hook in hooks})
     trainer = fit(TrialModule(SmallTrial), max_steps=6, callbacks=[watcher], val_check_interval=2)
-    assert trainer.callback_metrics["value"] == 0.25
+    logged = [trainer.callback_metrics[f"{hook} {how}"] for hook in hooks for how in ("by default", "on_epoch")]
+    assert logged == [0.25] * 2 * len(hooks)
 
 
 def test_epoch_means_count_samples() -> None:

@@ -16,8 +16,8 @@ from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint.format.lightning_file import from_lightning, to_lightning
 from det_lightning.ranks.topology import free_port
-from tests.adapters.test_ckpt_files import fit, older_file, trainer
-from tests.lightning import BoringModel, pl
+from tests.adapters.test_ckpt_files import older_file
+from tests.lightning import BoringModel, fit, pl, trainer
 from tests.trials import SmallTrial, make_data, weights_of
 
 __all__ = ["older_file"]
@@ -60,15 +60,15 @@ class Predicting(SmallTrial):
         return prediction
 
 
-@pytest.fixture(params=["a file of Lightning", "a directory of Determined"])
-def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TrialModule, str]:
+@pytest.fixture(scope="module", params=["a file of Lightning", "a directory of Determined"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialModule, str]:
     """Return a module that was trained, and its checkpoint."""
-    module = TrialModule(OneModel, {"width": 3})
+    module, tmp_path = TrialModule(OneModel, {"width": 3}), tmp_path_factory.mktemp("saved")
     if request.param == "a file of Lightning":
-        fit(module, max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+        fit(module).save_checkpoint(tmp_path / "saved.ckpt")
         return module, str(tmp_path / "saved.ckpt")
     writer = DeterminedCheckpoint(tmp_path, policy="none", code_dir=Path(__file__).parent / "files")
-    fit(module, max_epochs=1, callbacks=[writer])
+    fit(module, callbacks=[writer])
     return module, str(writer.last_checkpoint_path)
 
 
@@ -77,16 +77,12 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TrialModule, 
 
 def test_loading_without_a_trainer(saved: tuple[TrialModule, str]) -> None:
     trained, path = saved
-    module = TrialModule.load_from_checkpoint(path, trial=OneModel)
-    assert torch.equal(weights_of(module.trial), weights_of(trained.trial))
-    assert module.hparams == {"width": 3}
-    module.eval()
-    assert torch.equal(module(INPUTS), trained.eval()(INPUTS))
-
-
-def test_it_reads_weights_only(saved: tuple[TrialModule, str]) -> None:
-    module = TrialModule.load_from_checkpoint(saved[1], trial=OneModel, weights_only=True, map_location="cpu")
-    assert torch.equal(weights_of(module.trial), weights_of(saved[0].trial))
+    for weights_only in (None, True):
+        module = TrialModule.load_from_checkpoint(path, "cpu", trial=OneModel, weights_only=weights_only)
+        assert torch.equal(weights_of(module.trial), weights_of(trained.trial))
+        assert module.hparams == {"width": 3}
+        module.eval()
+        assert torch.equal(module(INPUTS), trained.eval()(INPUTS))
 
 
 def test_given_hparams_come_first(saved: tuple[TrialModule, str], tmp_path: Path) -> None:
@@ -107,9 +103,9 @@ def test_a_trainer_uses_loaded_weights(saved: tuple[TrialModule, str]) -> None:
     with torch.no_grad():
         for parameter in finetuned.parameters():
             parameter.zero_()
-    fit(finetuned, max_epochs=1, limit_train_batches=0)
+    fit(finetuned, limit_train_batches=0)
     assert not weights_of(finetuned.trial).any()
-    fit(finetuned, max_epochs=1)
+    fit(finetuned)
     assert weights_of(finetuned.trial).any()
 
 
@@ -120,19 +116,8 @@ def test_exp_conf_comes_from_the_checkpoint(tmp_path: Path) -> None:
             self.name = context.get_experiment_config()["name"]
 
     configuration = {"name": "first", "hyperparameters": {"width": 2}}
-    fit(TrialModule(Trial, exp_conf=configuration), max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+    fit(TrialModule(Trial, exp_conf=configuration)).save_checkpoint(tmp_path / "saved.ckpt")
     assert TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=Trial).trial.name == "first"
-
-
-def test_a_subclass_with_own_arguments(tmp_path: Path) -> None:
-    class Module(TrialModule):
-        def __init__(self, width: int) -> None:
-            super().__init__(OneModel, {"width": width})
-
-    module = Module(3)
-    fit(module, max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
-    loaded = Module.load_from_checkpoint(tmp_path / "saved.ckpt", width=3)
-    assert torch.equal(weights_of(loaded.trial), weights_of(module.trial))
 
 
 def test_loading_a_file_with_numpy_objects(older_file: Path) -> None:
@@ -150,7 +135,7 @@ def test_a_subclass_with_saved_arguments(tmp_path: Path) -> None:
             self.save_hyperparameters()
             self.name = name
 
-    fit(Module(3, "mine"), max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+    fit(Module(3, "mine")).save_checkpoint(tmp_path / "saved.ckpt")
     loaded = Module.load_from_checkpoint(tmp_path / "saved.ckpt")
     assert (loaded.name, loaded.hparams) == ("mine", {"width": 3, "size": 3, "name": "mine"})
     assert Module.load_from_checkpoint(tmp_path / "saved.ckpt", name="other").name == "other"
@@ -168,7 +153,7 @@ class Adjustable(TrialModule):
 
 @pytest.mark.parametrize(("keeps", "expected"), [(False, 1), (True, 7)])
 def test_a_file_supplies_only_added_arguments(keeps: bool, expected: int, tmp_path: Path) -> None:
-    fit(Adjustable(7, trusted=True, keeps=keeps), max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+    fit(Adjustable(7, trusted=True, keeps=keeps)).save_checkpoint(tmp_path / "saved.ckpt")
     assert Adjustable.load_from_checkpoint(tmp_path / "saved.ckpt").given == (expected, False)
     (tmp_path / "hparams.yaml").write_text("{width: 9, trusted: true}")
     loaded = Adjustable.load_from_checkpoint(tmp_path / "saved.ckpt", hparams_file=tmp_path / "hparams.yaml")
@@ -185,7 +170,7 @@ class WithScale(TrialModule):
 
 @pytest.mark.parametrize("plugins", [[], [DeterminedCheckpointIO(code_dir=Path(__file__).parent / "files")]])
 def test_own_parameters_come_back(plugins: list[Any], tmp_path: Path) -> None:
-    fit(WithScale(2.0), max_epochs=1, plugins=plugins).save_checkpoint(tmp_path / "saved.ckpt")
+    fit(WithScale(2.0), plugins=plugins).save_checkpoint(tmp_path / "saved.ckpt")
     resumed, validated = WithScale(), WithScale()
     trainer(max_epochs=2).fit(resumed, ckpt_path=tmp_path / "saved.ckpt")
     trainer().validate(validated, ckpt_path=tmp_path / "saved.ckpt", verbose=False)
@@ -195,14 +180,14 @@ def test_own_parameters_come_back(plugins: list[Any], tmp_path: Path) -> None:
 
 def test_own_parameters_are_exported() -> None:
     module = WithScale(2.0)
-    content = from_lightning(fit(module, max_epochs=1)._checkpoint_connector.dump_checkpoint())
+    content = from_lightning(fit(module)._checkpoint_connector.dump_checkpoint())
     assert {name: value.tolist() for name, value in to_lightning(content)["state_dict"].items()} == {
         name: value.tolist() for name, value in module.state_dict().items()
     }
 
 
 def test_unknown_parameters_need_strict_false(tmp_path: Path) -> None:
-    fit(WithScale(2.0), max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+    fit(WithScale(2.0)).save_checkpoint(tmp_path / "saved.ckpt")
     module = TrialModule(OneModel, {"width": 3})
     refusal = r'Unexpected key\(s\) in state_dict: "scale"[\s\S]*strict=False, or strict_loading = False'
     with pytest.raises(errors.InvalidCheckpointException, match=refusal):
@@ -216,9 +201,9 @@ def test_unknown_parameters_need_strict_false(tmp_path: Path) -> None:
 
 def test_weights_of_distributed_training() -> None:
     module = WithScale(2.0)
-    fit(module, max_epochs=1)
+    fit(module)
     weights = {name.replace("models.0.", "models.0.module."): value for name, value in module.state_dict().items()}
-    del weights["scale"]
+    scale = weights.pop("scale")
     with pytest.raises(errors.InvalidCheckpointException, match=r'Missing key.*"scale"'):
         WithScale().load_state_dict(weights)
     other = WithScale()
@@ -226,16 +211,9 @@ def test_weights_of_distributed_training() -> None:
     other.load_state_dict(weights, strict=False, assign=True)
     first = "models.0.module.0.weight"
     assert other.trial.model[0].weight.data_ptr() == weights[first].data_ptr()
-
-
-def test_weights_build_the_trial() -> None:
-    trained = TrialModule(OneModel, {"width": 3})
-    fit(trained, max_epochs=1)
-    weights = {name.replace("models.0.", "models.0.module."): value for name, value in trained.state_dict().items()}
-    module = TrialModule(OneModel, {"width": 3})
-    module.load_state_dict(weights)  # named as in distributed training
-    assert torch.equal(weights_of(module.trial), weights_of(trained.trial))
-    assert trainer().validate(module, verbose=False) == trainer().validate(trained, verbose=False)
+    built = WithScale()
+    built.load_state_dict({**weights, "scale": scale})
+    assert trainer().validate(built, verbose=False) == trainer().validate(module, verbose=False)
 
 
 @pytest.mark.slow
@@ -246,9 +224,7 @@ def test_spawned_processes_return_weights(start_method: Any, tmp_path: Path, mon
     module = TrialModule(SmallTrial, {"global_batch_size": 16})
     strategy = PerModelDDPStrategy(start_method=start_method)
     checkpoints = pl.callbacks.ModelCheckpoint(tmp_path)
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-    flags: dict[str, Any] = {"accelerator": "cpu", "devices": 2, "max_epochs": 1, "callbacks": [checkpoints], **quiet}
-    pl.Trainer(strategy=strategy, **flags).fit(module)
+    trainer([checkpoints], devices=2, strategy=strategy).fit(module)
     loaded = TrialModule.load_from_checkpoint(checkpoints.best_model_path, trial=SmallTrial)
     assert torch.equal(weights_of(module.trial), weights_of(loaded.trial))
 
@@ -271,7 +247,7 @@ def test_loading_failures_are_explained(saved: tuple[TrialModule, str], tmp_path
         TypeError, match=r"load_from_checkpoint\(path, trial=...\) needs the class .* by tests.*OneModel"
     ):
         TrialModule.load_from_checkpoint(saved[1])
-    another = trainer(max_epochs=1, limit_train_batches=1)
+    another = trainer(limit_train_batches=1)
     another.fit(BoringModel())
     another.save_checkpoint(tmp_path / "other.ckpt")
     with pytest.raises(errors.InvalidCheckpointException, match=r"was not written by a TrialModule.*--any-module"):
@@ -286,9 +262,7 @@ def test_loading_failures_are_explained(saved: tuple[TrialModule, str], tmp_path
 
 
 def predict(module: TrialModule, data: Any, **arguments: Any) -> list[Any]:
-    predictions = trainer().predict(module, data, **arguments)
-    assert predictions is not None
-    return predictions
+    return trainer().predict(module, data, **arguments) or []
 
 
 def loader(*tensors: torch.Tensor) -> Any:
@@ -317,7 +291,7 @@ def test_one_model_predicts(data: Any) -> None:
 
 def test_predict_batch_predicts(tmp_path: Path) -> None:
     module = TrialModule(Predicting)
-    fit(module, max_epochs=1).save_checkpoint(tmp_path / "saved.ckpt")
+    fit(module).save_checkpoint(tmp_path / "saved.ckpt")
     trial = module.eval().trial
     for predicting in (module, TrialModule(Predicting)):
         predictions = predict(predicting, loader(INPUTS), ckpt_path=tmp_path / "saved.ckpt")
@@ -337,13 +311,13 @@ def test_predict_batch_may_take_the_index() -> None:
 
 def test_calls_between_two_fits() -> None:
     module = TrialModule(Predicting)
-    fit(module, max_epochs=1)
+    fit(module)
     trainer().predict(module, loader(INPUTS))
     trainer().test(module, loader(INPUTS, TARGETS), verbose=False)
-    fit(module, max_epochs=1)
+    fit(module)
     straight = TrialModule(Predicting)
-    fit(straight, max_epochs=1)
-    fit(straight, max_epochs=1)
+    fit(straight)
+    fit(straight)
     assert torch.equal(weights_of(module.trial), weights_of(straight.trial))
 
 
@@ -363,7 +337,7 @@ def test_several_models_need_predict_batch() -> None:
 
 def test_given_data_are_evaluated() -> None:
     module = TrialModule(SmallTrial)
-    fit(module, max_epochs=1)
+    fit(module)
     (expected,) = trainer().validate(module, verbose=False)
     (found,) = trainer().test(module, torch.utils.data.DataLoader(make_data(), batch_size=16), verbose=False)
     assert found == expected

@@ -20,7 +20,7 @@ from det_lightning.adapters import lightning_internals, lightning_loops, lightni
 from det_lightning.adapters.evaluation import PlainOptimizer
 from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.checkpoint.format.content import TrialState
-from tests.lightning import BoringModel, lightning_version, pl
+from tests.lightning import BoringModel, lightning_version, pl, trainer
 from tests.versions import from_lightning_2_6
 
 #: An interval that has always passed; Lightning 2.4 takes one of no length at all for none.
@@ -56,9 +56,8 @@ class Watched(BoringModel):
 
 
 def make_trainer(**flags: Any) -> pl.Trainer:
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    defaults = {"accelerator": "cpu", "max_epochs": 1, "limit_train_batches": 6, "limit_val_batches": 1}
-    return pl.Trainer(**{**defaults, **dict.fromkeys(off, False), **flags})
+    limits = {"limit_train_batches": 6, "limit_val_batches": 1, "num_sanity_val_steps": 0}
+    return trainer(**{**limits, **flags})
 
 
 def test_allow_validation() -> None:
@@ -67,7 +66,7 @@ def test_allow_validation() -> None:
             lightning_loops.allow_validation(self.trainer, due=self.steps in (2, 5))
 
     module = Module()
-    trainer = make_trainer(num_sanity_val_steps=0)
+    trainer = make_trainer()
     lightning_loops.use_trial_loops(trainer)
     trainer.fit(module)
     assert module.validations == [2, 5]
@@ -81,7 +80,7 @@ def test_announce_no_validations(announced: bool, tmp_path: Path) -> None:
             saved_by_then.append(len(list(tmp_path.glob("*.ckpt"))))
 
     saved_by_then: list[int] = []
-    trainer = make_trainer(num_sanity_val_steps=0, enable_checkpointing=True, callbacks=[Watcher(tmp_path)])
+    trainer = make_trainer(callbacks=[Watcher(tmp_path)])
     lightning_loops.use_trial_loops(trainer)
     lightning_loops.allow_validation(trainer, due=True)
     if not announced:
@@ -102,7 +101,7 @@ def test_validates_at_stop(flags: dict[str, Any], validates: bool) -> None:
             asked.append(lightning_internals.validates_at_stop(self.trainer))
 
     asked: list[bool] = []
-    make_trainer(num_sanity_val_steps=0, **flags).fit(Module())
+    make_trainer(**flags).fit(Module())
     assert asked[:2] == [False, validates]
 
 
@@ -114,7 +113,7 @@ def test_take_validation_interval_and_restore_validation_interval() -> None:
 
     module = Module()
     stopping = pl.callbacks.EarlyStopping("loss", strict=False)  # it looks for val_check_interval
-    trainer = make_trainer(val_check_interval="00:01:00:00", callbacks=[stopping], num_sanity_val_steps=0)
+    trainer = make_trainer(val_check_interval="00:01:00:00", callbacks=[stopping])
     lightning_loops.use_trial_loops(trainer)
     assert lightning_internals.take_validation_interval(trainer) == 3600
     trainer.fit(module)
@@ -131,7 +130,7 @@ def test_run_validation() -> None:
             assert self.trainer.training
 
     module = Module()
-    make_trainer(num_sanity_val_steps=0).fit(module)
+    make_trainer().fit(module)
     assert module.validations == [0, 6]
 
 
@@ -190,7 +189,7 @@ def test_read_validation_limit(flag: float, limit: int | None) -> None:
             next(dataloader_iter)
             lightning_internals.end_epoch(dataloader_iter)
 
-    make_trainer(limit_train_batches=1, limit_val_batches=flag, num_sanity_val_steps=0).fit(Module())
+    make_trainer(limit_train_batches=1, limit_val_batches=flag).fit(Module())
     assert limits == [limit]
 
 
@@ -286,7 +285,7 @@ def test_use_calls_afterwards() -> None:
         def on_validation_end(self) -> None:
             order.append("validation")
 
-    trainer = make_trainer(num_sanity_val_steps=0, limit_train_batches=1)
+    trainer = make_trainer(limit_train_batches=1)
     lightning_loops.use_trial_loops(trainer)
     calls = [lambda name=name: order.append(f"after {name}") for name in ("step", "batch", "validation")]
     lightning_loops.use_calls(trainer, lightning_loops.TrialCalls(None, None, *calls))
@@ -348,9 +347,9 @@ def test_use_trial_loops() -> None:
     assert trainer.fit_loop.epoch_loop is loop
     module = Watched()
     trainer.fit(module)
-    assert (module.steps, module.validations) == (6, [0, 6])
+    assert (module.steps, module.validations) == (6, [6])
     assert trainer.validate(module, verbose=False)
-    assert module.validations == [0, 6, 6]
+    assert module.validations == [6, 6]
 
 
 class HookWatcher(pl.Callback):
@@ -396,7 +395,7 @@ def test_use_calls_that_show_batches_and_get_shown_batch() -> None:
             """There is nothing to average."""
 
     watcher = HookWatcher()
-    trainer = make_trainer(num_sanity_val_steps=0, limit_val_batches=2, callbacks=[watcher])
+    trainer = make_trainer(limit_val_batches=2, callbacks=[watcher])
     lightning_loops.use_trial_loops(trainer)
     calls = lightning_loops.TrialCalls(iter(batches).__next__, lambda batch: batch[:, :5])
     lightning_loops.use_calls(trainer, calls)
@@ -578,7 +577,7 @@ def test_find_batch_size() -> None:
 
     module = Module()
     assert lightning_internals.find_batch_size(module, counts=True) is None
-    trainer = make_trainer(num_sanity_val_steps=0, limit_train_batches=1)
+    trainer = make_trainer(limit_train_batches=1)
     lightning_loops.use_trial_loops(trainer)
     lightning_loops.use_calls(trainer, lightning_loops.TrialCalls(lambda: (torch.ones(5, 32), 0)))
     trainer.fit(module)
@@ -608,7 +607,7 @@ def test_save_by_time(interval: datetime.timedelta, saved: int, tmp_path: Path) 
             lightning_internals.save_by_time(self.trainer)
 
     checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, train_time_interval=interval, save_top_k=-1)
-    make_trainer(callbacks=[checkpoint], enable_checkpointing=True, limit_train_batches=3).fit(Module())
+    make_trainer(callbacks=[checkpoint], limit_train_batches=3).fit(Module())
     assert len(list(tmp_path.glob("*.ckpt"))) == saved
 
 
@@ -620,7 +619,7 @@ def test_save_by_time_waits_for_a_metric(monitor: str, tmp_path: Path) -> None:
             lightning_internals.save_by_time(self.trainer)
 
     checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, monitor=monitor, train_time_interval=AT_ONCE, save_last=True)
-    make_trainer(callbacks=[checkpoint], enable_checkpointing=True, limit_val_batches=0).fit(Module())
+    make_trainer(callbacks=[checkpoint], limit_val_batches=0).fit(Module())
     assert [path.name for path in tmp_path.glob("last.ckpt")] == ["last.ckpt"]
     assert bool(checkpoint.best_model_path) == (monitor == "loss")
 
@@ -689,7 +688,7 @@ def test_limit_epochs(epochs: int, steps: int) -> None:
                 lightning_internals.end_training(self.trainer, early=True)
 
     module = Module()
-    make_trainer(max_epochs=1, limit_train_batches=6).fit(module)
+    make_trainer().fit(module)
     assert module.steps == steps
 
 

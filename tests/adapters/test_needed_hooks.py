@@ -12,7 +12,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from tests.lightning import pl
+from tests.lightning import fit, pl, trainer
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
 
 ANSWERS = TrialModule.list_marked_methods()
@@ -30,20 +30,12 @@ class Predicting(SmallTrial):
         return prediction
 
 
-def trainer(**flags: Any) -> pl.Trainer:
-    off = ("logger", "enable_progress_bar", "enable_model_summary")
-    return pl.Trainer(**{"accelerator": "cpu", "max_epochs": 1, **dict.fromkeys(off, False), **flags})
-
-
 def results_of(module_class: type[TrialModule], directory: Path) -> list[Any]:
     """Return what a module does under all methods of a trainer."""
-    seed_everything()
-    module = module_class(Predicting)
     checkpoints = pl.callbacks.ModelCheckpoint(directory, monitor="validation_loss", save_last=True)
-    fitting = trainer(max_epochs=2, callbacks=[checkpoints])
-    fitting.fit(module)
+    fitting = fit(module_class(Predicting), max_epochs=2, callbacks=[checkpoints])
     resumed = module_class(Predicting)
-    trainer(max_epochs=3, enable_checkpointing=False).fit(resumed, ckpt_path=checkpoints.last_model_path)
+    trainer(max_epochs=3).fit(resumed, ckpt_path=checkpoints.last_model_path)
     data = torch.utils.data.DataLoader(make_data(), batch_size=25)
     return [
         {name: value.item() for name, value in fitting.callback_metrics.items()},
@@ -56,25 +48,24 @@ def results_of(module_class: type[TrialModule], directory: Path) -> list[Any]:
     ]
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return results_of(TrialModule, tmp_path_factory.mktemp("plain"))
+def test_hooks_need_no_super(tmp_path: Path) -> None:
+    called: set[str] = set()
 
+    def override(hook: str) -> Any:
+        def note(self: TrialModule, *arguments: Any, **keywords: Any) -> list[Any]:
+            called.add(hook)
+            return []
 
-@pytest.mark.parametrize("inherits", [False, True])
-@pytest.mark.parametrize("hook", HOOKS)
-def test_hooks_need_no_super(hook: str, inherits: bool, expected: list[Any], tmp_path: Path) -> None:
-    calls: list[Any] = []
+        return note
 
-    def override(self: TrialModule, *arguments: Any, **keywords: Any) -> list[Any]:
-        calls.append(arguments)
-        return []
-
-    overriding = type("Overriding", (), {hook: override})
-    bases = (overriding, TrialModule) if inherits else (TrialModule,)
-    module_class = type("Module", bases, {} if inherits else {hook: override})
-    assert results_of(module_class, tmp_path) == expected
-    assert calls
+    overrides = {hook: override(hook) for hook in HOOKS}
+    expected = results_of(TrialModule, tmp_path / "plain")
+    own: Any = type("Module", (TrialModule,), overrides)
+    inherited: Any = type("Module", (type("Mixin", (), overrides), TrialModule), {})
+    for number, module_class in enumerate((own, inherited)):
+        called.clear()
+        assert results_of(module_class, tmp_path / str(number)) == expected
+        assert called == {*HOOKS}
 
 
 @pytest.mark.parametrize("hook", sorted(ANSWERS))
@@ -96,7 +87,7 @@ def test_a_missing_super_ends_the_run(hook: str) -> None:
         return getattr(super(TrialModule, self), hook)() if self is None else None
 
     with pytest.raises(errors.InvalidExperimentException, match=rf"Module.{hook}\(\) has not called super\(\)"):
-        trainer(enable_checkpointing=False).fit(type("Module", (TrialModule,), {hook: override})(SmallTrial))
+        trainer().fit(type("Module", (TrialModule,), {hook: override})(SmallTrial))
 
 
 def test_a_hook_follows_the_trial() -> None:
@@ -125,7 +116,7 @@ def test_a_hook_follows_the_trial() -> None:
         def on_train_start(self) -> None:
             super().on_train_start()
 
-    trainer(enable_checkpointing=False).fit(Derived(Trial))
+    trainer().fit(Derived(Trial))
     assert begun == ["training", "after training", "validation", "after validation"]
 
 
@@ -144,11 +135,11 @@ def test_checkpoints_follow_hooks(tmp_path: Path) -> None:
     seed_everything()
     checkpoints = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(EPOCH_LEN))
     whole = Module(SmallTrial)
-    trainer(max_epochs=3, enable_checkpointing=False, callbacks=[checkpoints]).fit(whole)
+    trainer(max_epochs=3, callbacks=[checkpoints]).fit(whole)
     assert weights_of(whole.trial).abs().max() <= 0.05
     for directory in (path for path in tmp_path.iterdir() if (path / "metadata.json").exists()):
         resumed = Module(SmallTrial)
-        trainer(max_epochs=3, enable_checkpointing=False).fit(resumed, ckpt_path=directory)
+        trainer(max_epochs=3).fit(resumed, ckpt_path=directory)
         assert torch.equal(weights_of(resumed.trial), weights_of(whole.trial))
 
 
@@ -166,7 +157,7 @@ def test_other_answers_are_refused(hook: str, other: Any) -> None:
         return other
 
     with pytest.raises(errors.InvalidExperimentException, match=rf"must return what super\(\).{hook}\(\) returns"):
-        trainer(enable_checkpointing=False).fit(type("Module", (TrialModule,), {hook: override})(SmallTrial))
+        trainer().fit(type("Module", (TrialModule,), {hook: override})(SmallTrial))
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -177,7 +168,7 @@ def test_a_module_configures_callbacks(several: bool) -> None:
             return (stopping,) if several else stopping
 
     module = Module(SmallTrial)
-    trainer(max_epochs=5, enable_checkpointing=False).fit(module)
+    trainer(max_epochs=5).fit(module)
     assert module.trial_run.state.batches_trained == 2 * EPOCH_LEN
 
 
@@ -192,7 +183,7 @@ def test_no_callbacks_and_an_exception(calls_super: bool) -> None:
             if calls_super:
                 super().configure_callbacks()
 
-    fitting = trainer(enable_checkpointing=False, gradient_clip_val=0.5)
+    fitting = trainer(gradient_clip_val=0.5)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             fitting.fit(Module(Failing))
@@ -217,7 +208,7 @@ def test_decorated_steps_are_called(stage: str) -> None:
     with pytest.raises(errors.InvalidExperimentException, match="below one decorator at most"):
         type("Module", (TrialModule,), {f"{stage}_step": counted(counted(override))})
     module = type("Module", (TrialModule,), {f"{stage}_step": counted(override)})
-    trainer(enable_checkpointing=False).fit(module(SmallTrial))
+    trainer().fit(module(SmallTrial))
     assert calls
 
 
@@ -228,7 +219,7 @@ def test_a_hook_may_be_any_callable() -> None:
         on_train_start = functools.partial(calls.append, "begun")
 
     module = Module(SmallTrial)
-    trainer(enable_checkpointing=False).fit(module)
+    trainer().fit(module)
     assert calls == ["begun"]
     assert module.trial_run.state.batches_trained == EPOCH_LEN
 
@@ -244,7 +235,7 @@ def test_steps_with_a_batch_are_refused(stage: str) -> None:
         type("Module", (Module,), {f"{stage}_step": Module.step})
     setattr(Module, f"{stage}_step", Module.step)
     with pytest.raises(errors.InvalidExperimentException, match=refusal):
-        trainer(enable_checkpointing=False).fit(Module(SmallTrial))
+        trainer().fit(Module(SmallTrial))
     assert trainer().predict(Module(Predicting), torch.utils.data.DataLoader(make_data(), batch_size=25))
 
 
@@ -264,7 +255,7 @@ def test_unused_overrides_are_refused(method: str, way_out: str) -> None:
     module = type("Module", (TrialModule,), {method: override})(Predicting)
     for call in ("fit", "validate"):
         with pytest.raises(errors.InvalidExperimentException, match=rf"{method}\(\): .*{way_out}"):
-            getattr(trainer(enable_checkpointing=False), call)(module)
+            getattr(trainer(), call)(module)
     assert trainer().predict(module, torch.utils.data.DataLoader(make_data(), batch_size=25))  # which calls it
 
 
@@ -273,14 +264,14 @@ def test_answers_on_an_instance_are_refused() -> None:
     module.configure_optimizers = lambda: None  # type: ignore[method-assign]  # as LightningCLI --optimizer does
     way_out = r"configure_optimizers\(\): make the optimizers and schedulers in the trial"
     with pytest.raises(errors.InvalidExperimentException, match=way_out):
-        trainer(enable_checkpointing=False).fit(module)
+        trainer().fit(module)
 
 
 def test_a_hook_on_an_instance_is_called() -> None:
     calls: list[str] = []
     module = TrialModule(SmallTrial)
     module.on_train_start = lambda: calls.append("begun")  # type: ignore[method-assign]
-    trainer(enable_checkpointing=False).fit(module)
+    trainer().fit(module)
     assert calls == ["begun"]
     assert module.trial_run.state.batches_trained == EPOCH_LEN
 
@@ -349,6 +340,6 @@ def test_common_names_are_free() -> None:
 
         driving = start_run = answers = adopt = built = build
 
-    run = trainer(enable_checkpointing=False)
+    run = trainer()
     run.fit(Module())
     assert run.global_step == 2 * EPOCH_LEN

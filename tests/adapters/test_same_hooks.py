@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
-from tests.lightning import pl
+from tests.lightning import pl, trainer
 from tests.trials import make_data
 from tests.versions import from_lightning_2_6
 
@@ -153,17 +153,10 @@ def events_of(module: pl.LightningModule, recorder: Recorder, directory: Path, *
     callbacks: list[pl.Callback] = [recorder]
     if saving is not None:
         callbacks.append(pl.callbacks.ModelCheckpoint(directory, every_n_train_steps=saving, save_top_k=-1))
-    off = ("logger", "enable_progress_bar", "enable_model_summary")
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        callbacks=callbacks,
-        num_sanity_val_steps=0,
-        enable_checkpointing=saving is not None,
-        **{**dict.fromkeys(off, False), **flags},
-    )
-    trainer.fit(module)
+    made = trainer(callbacks, num_sanity_val_steps=0, **flags)
+    made.fit(module)
     if flags.get("max_steps"):
-        trainer.validate(module, verbose=False)
+        made.validate(module, verbose=False)
     return recorder.events
 
 

@@ -12,7 +12,7 @@ import pytest
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
-from tests.lightning import pl
+from tests.lightning import fit, pl
 from tests.trials import EPOCH_LEN, SmallTrial
 
 
@@ -34,12 +34,6 @@ class CountingModule(TrialModule):
     def training_step(self, dataloader_iter: Any) -> None:
         self.steps += 1
         super().training_step(dataloader_iter)
-
-
-def fit(module: TrialModule, **flags: Any) -> None:
-    off = ("logger", "enable_checkpointing", "enable_model_summary")
-    bars = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in flags.get("callbacks", []))
-    pl.Trainer(accelerator="cpu", **{**dict.fromkeys(off, False), "enable_progress_bar": bars, **flags}).fit(module)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.06])
@@ -71,7 +65,7 @@ def test_a_bar_moves_within_a_step(bar_class: Any) -> None:
             super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
 
     module = CountingModule(SlowTrial, reporting_period=pytorch.Batch(100))
-    fit(module, max_epochs=1, callbacks=[Bar()])
+    fit(module, callbacks=[Bar()])
     assert module.steps == 1
     assert len(shown) > 1
     assert shown == sorted(shown)

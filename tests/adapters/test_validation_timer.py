@@ -10,7 +10,7 @@ import pytest
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule, trial_schedule
-from tests.lightning import pl
+from tests.lightning import pl, trainer
 from tests.trials import EPOCH_LEN, SmallTrial, seed_everything
 from tests.versions import before_lightning_2_6, from_lightning_2_6
 from tests.warm_python import WarmPython
@@ -56,11 +56,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def trainer(**flags: Any) -> pl.Trainer:
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return pl.Trainer(**{"accelerator": "cpu", **dict.fromkeys(off, False), **flags})
-
-
 def validated_after(clock: Clock, ckpt_path: Path | None = None, **flags: Any) -> list[int]:
     """Return after which batches a run validates."""
     arguments = {name: flags.pop(name) for name in ("validation_period", "max_length") if name in flags}
@@ -95,8 +90,8 @@ def test_a_validation_follows_the_time(clock: Clock, flags: dict[str, Any], vali
 @from_lightning_2_6
 def test_a_resumed_run_measures_anew(clock: Clock, tmp_path: Path) -> None:
     every_epoch = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_on_train_epoch_end=True)
-    flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS, "enable_checkpointing": True}
-    assert validated_after(clock, max_epochs=1, callbacks=[every_epoch], **flags) == [3, 6]
+    flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS}
+    assert validated_after(clock, callbacks=[every_epoch], **flags) == [3, 6]
     clock.seconds += 3600
     resumed = validated_after(clock, ckpt_path=tmp_path / "epoch=0.ckpt", max_epochs=2, **flags)
     assert resumed == [10, 13]
@@ -106,14 +101,14 @@ def test_a_resumed_run_measures_anew(clock: Clock, tmp_path: Path) -> None:
 def test_callbacks_look_after_validations(clock: Clock, tmp_path: Path) -> None:
     best = pl.callbacks.ModelCheckpoint(tmp_path, monitor="validation_loss", save_top_k=-1)
     patience = pl.callbacks.EarlyStopping("validation_loss", patience=1, min_delta=1e6)
-    flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS, "enable_checkpointing": True}
+    flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS}
     assert validated_after(clock, max_epochs=3, callbacks=[best, patience], **flags) == [3, 6]
     assert len(list(tmp_path.glob("*.ckpt"))) == 2
 
 
 @from_lightning_2_6
 def test_a_trainer_keeps_its_time(clock: Clock) -> None:
-    lightning = trainer(max_epochs=1, val_check_interval=THREE_SECONDS)
+    lightning = trainer(val_check_interval=THREE_SECONDS)
     for _ in range(2):
         lightning.fit_loop.epoch_progress.reset()
         module = TrialModule(SlowTrial, trial_kwargs={"clock": clock})

@@ -15,7 +15,7 @@ from det_lightning.callbacks import PreemptionHandler
 from det_lightning.checkpoint import CheckpointStorage
 from tests.launching import end_of, start, wait
 from tests.lightning import pl
-from tests.trials import SmallTrial
+from tests.trials import SmallTrial, fit_trial
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 
@@ -70,14 +70,10 @@ def interrupted_at(index: int) -> type[SmallTrial]:
     return Interrupted
 
 
-def fit(trial_class: type[SmallTrial], storage: Path, **fit: Any) -> None:
-    callbacks = fit.pop("callbacks", None)
+def fit(trial_class: type[SmallTrial], storage: Path, callbacks: Any = None, **arguments: Any) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytorch.init(enable_tensorboard_logging=False) as context:
-            trainer = pytorch.Trainer(trial_class(context), context, enable_progress_bar=False, callbacks=callbacks)
-            defaults = {"max_length": pytorch.Batch(9), "checkpoint_policy": "none", "checkpoint_storage": storage}
-            trainer.fit(**{**defaults, **fit})
+        fit_trial(trial_class, callbacks, checkpoint_storage=storage, **{"max_length": pytorch.Batch(9), **arguments})
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -17,8 +17,8 @@ from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.tensorboard.metric_writers.pytorch import TorchWriter
-from tests.lightning import pl
-from tests.trials import SmallTrial
+from tests.lightning import fit
+from tests.trials import SmallTrial, fit_trial
 
 
 class MeasuredTrial(SmallTrial):
@@ -52,10 +52,7 @@ class MeasuredTrial(SmallTrial):
 
 
 def test_torchmetrics_reset_per_workload() -> None:
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trial = MeasuredTrial(context)
-        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(4), validation_period=pytorch.Batch(2))
+    trial = fit_trial(MeasuredTrial, validation_period=pytorch.Batch(2))
     for metrics in trial.reported:
         torch.testing.assert_close(float(metrics["squares"]), float(metrics["weighted"] / metrics["samples"]))
 
@@ -172,9 +169,7 @@ def test_best_policy_looks_elsewhere(tmp_path: Path) -> None:
         max_length=pytorch.Batch(8),
         validation_period=pytorch.Batch(2),
     )
-    pl.Trainer(
-        max_epochs=-1, callbacks=[checkpoints], logger=False, enable_checkpointing=False, enable_progress_bar=False
-    ).fit(module)
+    fit(module, callbacks=[checkpoints])
     storage = CheckpointStorage(tmp_path)
     assert sorted(storage.read_metadata(id_)["steps_completed"] for id_ in storage.list_ids()) == [2, 6, 8]
     assert checkpoints.best_value == 0.1

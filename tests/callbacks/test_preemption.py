@@ -16,15 +16,14 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
 from det_lightning.checkpoint import CheckpointStorage
+from tests import lightning
 from tests.ending import SignalAtStart
 from tests.launching import LAUNCHER, TORCHRUN, end_of, start, wait
-from tests.lightning import pl
-from tests.trials import SmallTrial, seed_everything, weights_of
+from tests.trials import SmallTrial, fit_trial, seed_everything, weights_of
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 
 LENGTH, AT = 24, 7
-QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False}
 
 
 def trial_that(
@@ -46,14 +45,10 @@ def send(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
 
-def train(storage: Path, trial_class: type[SmallTrial] = SmallTrial, **fit: Any) -> SmallTrial:
-    callbacks = fit.pop("callbacks", None)
+def train(storage: Path, trial_class: type[SmallTrial] = SmallTrial, **arguments: Any) -> SmallTrial:
     seed_everything()
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trial = trial_class(context)
-        pytorch.Trainer(trial, context, enable_progress_bar=False, callbacks=callbacks).fit(
-            max_length=pytorch.Batch(LENGTH), checkpoint_policy="none", checkpoint_storage=storage, **fit
-        )
+    length = pytorch.Batch(LENGTH)
+    trial: SmallTrial = fit_trial(trial_class, max_length=length, checkpoint_storage=storage, **arguments)
     return trial
 
 
@@ -82,12 +77,8 @@ def test_lightning_saves_and_resumes(tmp_path: Path) -> None:
     def fit(trial_class: type[SmallTrial], storage: Path = parts, **arguments: Any) -> Any:
         module = TrialModule(trial_class)
         callbacks = [DeterminedCheckpoint(storage, policy="none"), PreemptionHandler([signal.SIGUSR2], exit_code=3)]
-        seed_everything()
         # A process that has to go does not wait for min_epochs.
-        trainer = pl.Trainer(
-            max_steps=2 * LENGTH, min_epochs=3, callbacks=callbacks, enable_checkpointing=False, **QUIET
-        )
-        trainer.fit(module, **arguments)
+        lightning.fit(module, max_steps=2 * LENGTH, min_epochs=3, callbacks=callbacks, **arguments)
         return module.trial
 
     straight = fit(SmallTrial, tmp_path / "straight")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors, pytorch
@@ -14,16 +13,8 @@ from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.errors import InvalidHP, ShouldExit
-from tests.trials import SmallTrial, make_data
-
-
-def fit(trial_class: type[SmallTrial], storage: Path | str = "storage", **kwargs: Any) -> SmallTrial:
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trial = trial_class(context)
-        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
-        defaults = {"max_length": pytorch.Batch(4), "checkpoint_policy": "none", "checkpoint_storage": storage}
-        trainer.fit(**{**defaults, **kwargs})
-    return trial
+from tests.lightning import pl, trainer
+from tests.trials import SmallTrial, fit_trial, make_data
 
 
 class NoModel(SmallTrial):
@@ -167,7 +158,7 @@ def test_untrainable_trials_are_refused(
     trial_class: type[SmallTrial], error: type[BaseException], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        fit(trial_class, max_length=pytorch.Batch(20))
+        fit_trial(trial_class, max_length=pytorch.Batch(20))
     assert CheckpointStorage("storage").list_ids() == []
 
 
@@ -177,12 +168,8 @@ class SeesEachBatch(pl.Callback):
 
 
 def test_a_dry_loader_is_refused_batch_by_batch() -> None:
-    with (
-        pytorch.init(enable_tensorboard_logging=False) as context,
-        pytest.raises(RuntimeError, match="loader ended after 7 batches"),
-    ):
-        trainer = pytorch.Trainer(RunsDry(context), context, enable_progress_bar=False, callbacks=[SeesEachBatch()])
-        trainer.fit(max_length=pytorch.Batch(20), checkpoint_policy="none", checkpoint_storage="storage")
+    with pytest.raises(RuntimeError, match="loader ended after 7 batches"):
+        fit_trial(RunsDry, [SeesEachBatch()], max_length=pytorch.Batch(20))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +189,7 @@ def test_a_dry_loader_is_refused_batch_by_batch() -> None:
 )
 def test_unusable_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        fit(SmallTrial, **arguments)
+        fit_trial(SmallTrial, **arguments)
 
 
 class SpecialSignatures(SmallTrial):
@@ -216,16 +203,12 @@ class SpecialSignatures(SmallTrial):
 
 
 def test_methods_may_be_wrapped() -> None:
-    assert fit(SpecialSignatures).context.optimizer_steps == 8
+    assert fit_trial(SpecialSignatures).context.optimizer_steps == 8
 
 
 def test_clip_grads_is_checked_at_once() -> None:
-    with (
-        pytorch.init(aggregation_frequency=100, enable_tensorboard_logging=False) as context,
-        pytest.raises(TypeError, match="clip_grads"),
-    ):
-        trainer = pytorch.Trainer(ClipsByNumber(context), context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(2), checkpoint_policy="none")
+    with pytest.raises(TypeError, match="clip_grads"):
+        fit_trial(ClipsByNumber, aggregation_frequency=100)
 
 
 class NeverBegins(SmallTrial):
@@ -246,33 +229,16 @@ def test_a_storage_is_checked_before_the_data(storage: str, message: str, api: s
     Path("a_file").touch()
     with pytest.raises(errors.StorageError, match=message):
         if api == "determined":
-            fit(NeverBegins, storage)
+            fit_trial(NeverBegins, checkpoint_storage=storage)
         else:
-            checkpoints = DeterminedCheckpoint(storage, policy="none")
-            quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-            pl.Trainer(callbacks=[checkpoints], max_steps=2, **quiet).fit(TrialModule(NeverBegins))
-
-
-def test_best_needs_its_metric() -> None:
-    with (
-        pytorch.init(exp_conf={"searcher": {"metric": "accuracy"}}) as context,
-        pytest.raises(ValueError, match=r"'best' compares the validation metric 'accuracy'.*\['batches', 'epochs', 'v"),
-    ):
-        pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False).fit(max_length=pytorch.Batch(2))
+            trainer([DeterminedCheckpoint(storage, policy="none")]).fit(TrialModule(NeverBegins))
 
 
 @pytest.mark.parametrize("async_write", [False, True])
 def test_without_that_metric_training_is_saved(async_write: bool, tmp_path: Path) -> None:
-    with (
-        pytorch.init(enable_tensorboard_logging=False) as context,
-        pytest.raises(ValueError, match=r"The training so far is saved in checkpoint [0-9a-f-]{36}\.") as raised,
-    ):
-        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
-        trainer.fit(
-            max_length=pytorch.Batch(9),
-            validation_period=pytorch.Batch(5),
-            checkpoints=DeterminedCheckpoint(tmp_path, metric="accuracy", async_write=async_write),
-        )
+    checkpoints = DeterminedCheckpoint(tmp_path, metric="accuracy", async_write=async_write)
+    with pytest.raises(ValueError, match=r"The training so far is saved in checkpoint [0-9a-f-]{36}\.") as raised:
+        fit_trial(max_length=pytorch.Batch(9), validation_period=pytorch.Batch(5), checkpoints=checkpoints)
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
     assert checkpoint in str(raised.value)
     assert CheckpointStorage(tmp_path).read_metadata(checkpoint)["steps_completed"] == 5
@@ -280,12 +246,8 @@ def test_without_that_metric_training_is_saved(async_write: bool, tmp_path: Path
 
 def test_a_resume_without_that_metric_fails_too(tmp_path: Path) -> None:
     for latest in (None, "last"):
-        with (
-            pytorch.init(exp_conf={"searcher": {"metric": "accuracy"}}, enable_tensorboard_logging=False) as context,
-            pytest.raises(ValueError, match="compares the validation metric 'accuracy'"),
-        ):
-            trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
-            trainer.fit(max_length=pytorch.Batch(5), checkpoint_storage=tmp_path, latest_checkpoint=latest)
+        with pytest.raises(ValueError, match=r"compares the validation metric 'accuracy'.*\['batches', 'epochs', 'v"):
+            fit_trial(checkpoints=DeterminedCheckpoint(tmp_path, metric="accuracy"), latest_checkpoint=latest)
 
 
 def test_flags_of_fit_are_not_taken() -> None:
@@ -297,15 +259,15 @@ def test_flags_of_fit_are_not_taken() -> None:
 
 
 def test_torn_checkpoints_are_not_taken(tmp_path: Path) -> None:
-    fit(SmallTrial, tmp_path)
+    fit_trial(checkpoint_storage=tmp_path)
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
     state = tmp_path / checkpoint / "state_dict.pth"
     state.write_bytes(state.read_bytes()[:1000])
     with pytest.raises(errors.IncompleteCheckpointError, match=f"{checkpoint}/state_dict.pth"):
-        fit(SmallTrial, tmp_path, latest_checkpoint=checkpoint)
+        fit_trial(SmallTrial, checkpoint_storage=tmp_path, latest_checkpoint=checkpoint)
     (tmp_path / checkpoint / "metadata.json").unlink()
     with pytest.raises(errors.IncompleteCheckpointError, match=r"metadata\.json is missing"):
-        fit(SmallTrial, tmp_path, latest_checkpoint=str(tmp_path / checkpoint))
+        fit_trial(SmallTrial, checkpoint_storage=tmp_path, latest_checkpoint=str(tmp_path / checkpoint))
 
 
 def test_a_failing_callback_leaves_no_half_checkpoint(tmp_path: Path) -> None:
@@ -319,7 +281,7 @@ def test_a_failing_callback_leaves_no_half_checkpoint(tmp_path: Path) -> None:
             return {"fails": Fails()}
 
     with pytest.raises(OSError, match="No space left"):
-        fit(DiskFull, tmp_path, checkpoint_period=pytorch.Batch(2))
+        fit_trial(DiskFull, checkpoint_storage=tmp_path, checkpoint_period=pytorch.Batch(2))
     assert [p.name for p in tmp_path.iterdir()] == CheckpointStorage(tmp_path).list_ids()
     assert len(CheckpointStorage(tmp_path).list_ids()) == 1
 
@@ -337,10 +299,10 @@ def test_exceptions_of_the_trial(exception: Exception, raised: bool, checkpoints
 
     if raised:
         with pytest.raises(SystemExit) as ended:
-            fit(GivesUp, tmp_path, max_length=pytorch.Batch(9))
+            fit_trial(GivesUp, checkpoint_storage=tmp_path, max_length=pytorch.Batch(9))
         assert ended.value.code == 0
     else:
-        fit(GivesUp, tmp_path, max_length=pytorch.Batch(9))
+        fit_trial(GivesUp, checkpoint_storage=tmp_path, max_length=pytorch.Batch(9))
     assert len(CheckpointStorage(tmp_path).list_ids()) == checkpoints
 
 
@@ -350,7 +312,7 @@ def test_stop_iteration_of_a_trial_is_an_error(method: str) -> None:
     if method == "evaluate_batch":
         exhausted.evaluate_batch = lambda self, batch: next(iter(()))
     with pytest.raises(RuntimeError, match="raised StopIteration"):
-        fit(exhausted)
+        fit_trial(exhausted)
 
 
 def test_unknown_validation_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,4 +322,4 @@ def test_unknown_validation_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TypeError, match="batch of type int is unknown; override get_batch_length"):
-        fit(Numbers)
+        fit_trial(Numbers)

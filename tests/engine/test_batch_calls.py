@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.core._tensorboard import TensorBoardOutput
-from tests.trials import make_data
+from tests.trials import fit_trial, make_data
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OURS = tuple(f"{ROOT / package}/" for package in ("det_lightning", "adapters", "callbacks"))
@@ -89,47 +90,32 @@ class ValidatedTrial(PlainTrial):
         return {"validation_loss": loss}
 
 
-def calls_of_each_batch(trial: type[PlainTrial], tmp_path: Path, batches: int = 8) -> list[list[tuple[str, str]]]:
-    """Return the calls of each batch of a run, a validation of which follows the last."""
+def calls_of_each_batch(trial: type[PlainTrial], batches: int) -> list[list[tuple[str, str]]]:
+    """Return the calls of each batch of a run, a validation of which follows the last.
+
+    The calls of a batch begin at the end of the one before, or with the step.
+    """
     recorder = CallRecorder()
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(trial(context, recorder), context, enable_progress_bar=False)
-        length, period = pytorch.Batch(batches), pytorch.Batch(4)
-        profiled(
-            recorder,
-            lambda: trainer.fit(
-                max_length=length,
-                reporting_period=period,
-                checkpoint_policy="none",
-                checkpoint_storage=tmp_path / "checkpoints",
-            ),
-        )
+    length, period = pytorch.Batch(batches), pytorch.Batch(4)
+    train = functools.partial(fit_trial, functools.partial(trial, recorder=recorder))
+    profiled(recorder, lambda: train(max_length=length, reporting_period=period))
     return recorder.finished
 
 
-@pytest.fixture(scope="module")
-def batches(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, str]]]:
-    """The calls of each batch of a training: from the end of the one before or the beginning of the step to its end."""
-    calls = calls_of_each_batch(PlainTrial, tmp_path_factory.mktemp("run"))
-    assert len(calls) == 8
-    return calls
-
-
-def test_a_batch_makes_few_calls(batches: list[list[tuple[str, str]]]) -> None:
+def test_a_batch_makes_few_calls() -> None:
+    batches = calls_of_each_batch(PlainTrial, 8)
+    assert len(batches) == 8
     fewest = min(batches, key=len)
     assert len(fewest) <= 8, fewest
     assert len({file for file, _ in fewest}) <= 6, fewest
-
-
-def test_reports_are_made_within_a_step(batches: list[list[tuple[str, str]]]) -> None:
-    first, *others = batches
+    first, *others = batches  # reports are made within a step
     assert ("module.py", "training_step") in first
     assert not [calls for calls in others if ("module.py", "training_step") in calls]
     assert [calls for calls in others if ("run.py", "end_workload") in calls]
 
 
-def test_a_validation_batch_makes_few_calls(tmp_path: Path) -> None:
-    first, _, third, *_ = calls_of_each_batch(ValidatedTrial, tmp_path, batches=1)
+def test_a_validation_batch_makes_few_calls() -> None:
+    first, _, third, *_ = calls_of_each_batch(ValidatedTrial, 1)
     assert len(first) > len(third)
     assert third == [("metrics.py", "add"), ("_data.py", "move")]
 
@@ -144,9 +130,7 @@ def test_tensorboard_takes_one_call_a_metric(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("aggregation_frequency", [1, 2])
-def test_float32_has_no_layer_below_the_context(
-    aggregation_frequency: int,
-) -> None:
+def test_float32_has_no_layer_below_the_context(aggregation_frequency: int) -> None:
     recorder = CallRecorder()
     context = pytorch.PyTorchTrialContext(aggregation_frequency=aggregation_frequency)
     model = context.wrap_model(torch.nn.Linear(2, 1))
@@ -179,7 +163,7 @@ def fewest_calls_of_a_batch(train: Callable[[Callable[[], None]], None]) -> int:
     return min(counts[2:-1])
 
 
-def test_fewer_calls_than_a_plain_loop(tmp_path: Path) -> None:
+def test_fewer_calls_than_a_plain_loop() -> None:
     def train_plainly(mark: Callable[[], None]) -> None:
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -200,10 +184,6 @@ def test_fewer_calls_than_a_plain_loop(tmp_path: Path) -> None:
                 self.context.step_optimizer(self.optimizer)
                 return {"loss": loss}
 
-        with pytorch.init(enable_tensorboard_logging=False) as context:
-            trainer = pytorch.Trainer(MarkingTrial(context, CallRecorder()), context, enable_progress_bar=False)
-            storage = tmp_path / "checkpoints"
-            length = pytorch.Batch(8)
-            trainer.fit(max_length=length, checkpoint_policy="none", checkpoint_storage=storage)
+        fit_trial(functools.partial(MarkingTrial, recorder=CallRecorder()), max_length=pytorch.Batch(8))
 
     assert fewest_calls_of_a_batch(train_trial) < fewest_calls_of_a_batch(train_plainly)

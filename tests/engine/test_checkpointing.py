@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import TensorDataset
 
 from det_lightning import pytorch
-from det_lightning.callbacks import checkpoint as callback_module
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointPolicy, CheckpointStorage
+from tests.trials import SmallTrial, fit_trial
 
 
 @pytest.mark.parametrize(
@@ -32,38 +31,21 @@ def test_values_improve_on_the_best(smaller_is_better: bool, values: list[float]
         best = value if expected else best
 
 
-class Trial(pytorch.PyTorchTrial):
-    """Returns the given metrics from each validation."""
-
-    def __init__(self, context: pytorch.PyTorchTrialContext, metrics: dict[str, Any]) -> None:
-        self.context, self.metrics = context, metrics
-        self.model = context.wrap_model(torch.nn.Linear(1, 1))
-        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
-
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=1)
-
-    build_validation_data_loader = build_training_data_loader
-
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        self.context.backward(loss := self.model(batch[0]).sum())
-        self.context.step_optimizer(self.optimizer)
-        return {"loss": loss}
-
-    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        return self.metrics
-
-
 def validate_once(storage: Path, policy: str, metric: str | None, metrics: dict[str, Any]) -> list[int]:
     """Validate after the first of two batches; return the numbers of batches of the checkpoints."""
-    searcher = {} if metric is None else {"searcher": {"metric": metric}}
-    with pytorch.init(hparams={}, exp_conf=searcher, enable_tensorboard_logging=False) as context:
-        pytorch.Trainer(Trial(context, metrics), context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(2),
-            validation_period=pytorch.Batch([1]),
-            checkpoint_policy=policy,
-            checkpoint_storage=storage,
-        )
+
+    class Trial(SmallTrial):
+        evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            return metrics
+
+    fit_trial(
+        Trial,
+        max_length=pytorch.Batch(2),
+        validation_period=pytorch.Batch([1]),
+        checkpoints=DeterminedCheckpoint(storage, policy=policy, metric=metric),
+    )
     return sorted(info.metadata["steps_completed"] for info in CheckpointStorage(storage).survey())
 
 
@@ -94,19 +76,7 @@ def test_best_refuses_a_missing_metric(tmp_path: Path, metrics: dict[str, Any], 
         validate_once(tmp_path, "best", "loss", metrics)
 
 
-@pytest.mark.parametrize(
-    ("validations", "metric", "message"),
-    [
-        ("sometimes", "loss", "must be one of best, all, none; got 'sometimes'"),
-        ("best", None, "'best' needs a metric"),
-    ],
-)
-def test_impossible_policies_are_refused(validations: str, metric: str | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        CheckpointPolicy(validations, metric=metric)
-
-
-def test_the_callback_does_not_call_the_run() -> None:
-    tree = ast.parse(Path(callback_module.__file__).read_text())
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {module for module in imported if module and ".engine." in module} == {"det_lightning.engine.checkpointing"}
+@pytest.mark.parametrize("make", [CheckpointPolicy, lambda policy: DeterminedCheckpoint(policy=policy)])
+def test_an_unknown_policy_is_refused(make: Callable[[str], Any]) -> None:
+    with pytest.raises(ValueError, match="must be one of best, all, none; got 'sometimes'"):
+        make("sometimes")

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch.utils.data
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
-from tests.trials import SmallTrial, make_data
+from tests.lightning import trainer
+from tests.trials import SmallTrial, fit_trial, make_data
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,15 +72,6 @@ class WithWorkers(SmallTrial):
         return super().evaluate_batch(batch)
 
 
-def fit(trial_class: type[WithWorkers]) -> WithWorkers:
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trial = trial_class(context)
-        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(3), checkpoint_policy="none", checkpoint_storage="storage"
-        )
-    return trial
-
-
 @pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of a pass"])
 @pytest.mark.parametrize("make_loader", [ours, torchs, users])
 def test_they_end_with_fit(make_loader: Any, persistent: bool) -> None:
@@ -88,7 +79,7 @@ def test_they_end_with_fit(make_loader: Any, persistent: bool) -> None:
         pass
 
     Varied.make_loader, Varied.persistent = staticmethod(make_loader), persistent
-    assert fit(Varied).seen == 2
+    assert fit_trial(Varied).seen == 2
     assert multiprocessing.active_children() == []
 
 
@@ -99,17 +90,14 @@ def test_they_end_despite_a_kept_traceback(persistent: bool) -> None:
 
     Fails.persistent = persistent
     with pytest.raises(ValueError, match="while validating") as kept:
-        fit(Fails)
+        fit_trial(Fails)
     assert multiprocessing.active_children() == []
     del kept
 
 
 def test_they_end_with_each_call_of_lightning() -> None:
-    trainer = pl.Trainer(
-        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
-    )
-    module = TrialModule(WithWorkers)
-    for run in (trainer.fit, trainer.validate):
+    module, made = TrialModule(WithWorkers), trainer()
+    for run in (made.fit, made.validate):
         run(module)
         assert module.trial.seen > 0
         assert multiprocessing.active_children() == []
@@ -123,7 +111,7 @@ def test_a_kept_loader_can_be_iterated_again() -> None:
             return kept
 
     for _ in range(2):
-        fit(Keeps)
+        fit_trial(Keeps)
         assert multiprocessing.active_children() == []
     assert len(list(kept)) == len(kept)
     kept._iterator = None
@@ -138,7 +126,7 @@ def test_earlier_workers_live_on() -> None:
 
     list(kept)
     before = multiprocessing.active_children()
-    fit(Keeps)
+    fit_trial(Keeps)
     assert multiprocessing.active_children() == before
     assert len(list(kept)) == len(kept)
     kept._iterator = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
-from tests.trials import CountingCallback, SmallTrial, seed_everything, weights_of
+from tests.trials import CountingCallback, SmallTrial, fit_trial, seed_everything, weights_of
 
 # Each test trains up to the end more than once: little alone, much together.
 pytestmark = pytest.mark.slow
@@ -39,23 +40,31 @@ def train(
     aggregation_frequency: int = 1,
     seed: int = 3,
     **fit: Any,
-) -> SmallTrial:
+) -> Any:
     class Stopping(trial_class):  # type: ignore[misc,valid-type]
+        """Notes the sums of all validation batches, whose order shows."""
+
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.sums: list[float] = []
+
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             stops = {} if stop_after is None else {"stop": StopAfter(self.context, stop_after)}
             return {**super().build_callbacks(), **stops}
 
+        def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+            self.sums.append(float(batch[0].sum()))
+            return super().evaluate_batch(batch)
+
     seed_everything(seed)
-    with pytorch.init(aggregation_frequency=aggregation_frequency, enable_tensorboard_logging=False) as context:
-        trial = Stopping(context)
-        periods = {"reporting_period": pytorch.Batch(1), "validation_period": pytorch.Batch(5)}
-        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(max_length),
-            checkpoint_policy="none",
-            checkpoint_storage=storage,
-            **{**periods, **fit},
-        )
-    return trial
+    periods = {"reporting_period": pytorch.Batch(1), "validation_period": pytorch.Batch(5)}
+    return fit_trial(
+        Stopping,
+        aggregation_frequency=aggregation_frequency,
+        max_length=pytorch.Batch(max_length),
+        checkpoint_storage=storage,
+        **{**periods, **fit},
+    )
 
 
 def only_checkpoint(storage: Path) -> str:
@@ -70,120 +79,7 @@ def assert_same_state(one: SmallTrial, other: SmallTrial) -> None:
     assert one.counter.epochs == other.counter.epochs
 
 
-@pytest.mark.parametrize("stop_after", range(1, LENGTH, 2))
-def test_resume_after_a_request_at_any_batch(stop_after: int, tmp_path: Path) -> None:
-    straight = train(tmp_path / "straight")
-    train(tmp_path / "parts", stop_after=stop_after)
-    resumed = train(tmp_path / "parts", latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
-    assert_same_state(resumed, straight)
-
-
-@pytest.mark.parametrize("stop_after", [3, 5, 7, 16])
-def test_resume_after_a_shorter_length(stop_after: int, tmp_path: Path) -> None:
-    straight = train(tmp_path / "straight")
-    train(tmp_path / "parts", max_length=stop_after)
-    resumed = train(tmp_path / "parts", latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
-    assert_same_state(resumed, straight)
-
-
-@pytest.mark.parametrize("stop_after", [2, 7, 13])
-def test_resume_with_loader_workers(stop_after: int, tmp_path: Path) -> None:
-    class WithWorkers(SmallTrial):
-        num_workers = 2
-
-    straight = train(tmp_path / "straight", WithWorkers)
-    train(tmp_path / "parts", WithWorkers, stop_after=stop_after)
-    resumed = train(tmp_path / "parts", WithWorkers, latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
-    assert_same_state(resumed, straight)
-
-
-@pytest.mark.parametrize("part", [{"stop_after": 7}, {"max_length": 3}, {"max_length": 7}], ids=str)
-def test_resume_with_persistent_workers(part: dict[str, int], tmp_path: Path) -> None:
-    """They draw their seed from the random state of the training at the first validation only."""
-
-    class LivingOn(SmallTrial):
-        def build_validation_data_loader(self) -> pytorch.DataLoader:
-            data = super().build_validation_data_loader().dataset
-            return pytorch.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
-
-    straight = train(tmp_path / "straight", LivingOn)
-    train(tmp_path / "parts", LivingOn, **part)
-    resumed = train(tmp_path / "parts", LivingOn, latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
-    assert_same_state(resumed, straight)
-
-
-@pytest.mark.parametrize("stop_after", [3, 16])
-def test_resume_with_a_loader_from_super(stop_after: int, tmp_path: Path) -> None:
-    class Later(pytorch.DataLoader):
-        def get_data_loader(self, repeat: bool = False, skip: int = 0, **shares: Any) -> Any:
-            return super().get_data_loader(repeat, skip + 1, **shares)
-
-    class OwnLoader(SmallTrial):
-        def build_training_data_loader(self) -> pytorch.DataLoader:
-            return Later(super().build_training_data_loader().dataset, batch_size=8, shuffle=True)
-
-    straight = train(tmp_path / "straight", OwnLoader)
-    train(tmp_path / "parts", OwnLoader, stop_after=stop_after)
-    resumed = train(tmp_path / "parts", OwnLoader, latest_checkpoint=only_checkpoint(tmp_path / "parts"), seed=99)
-    assert_same_state(resumed, straight)
-
-
-@pytest.mark.parametrize("aggregation_frequency", [2, 5])
-@pytest.mark.parametrize("stop_after", [3, 6, 13, 14])
-def test_resume_within_an_aggregation(stop_after: int, aggregation_frequency: int, tmp_path: Path) -> None:
-    straight = train(tmp_path / "straight", aggregation_frequency=aggregation_frequency)
-    train(tmp_path / "parts", stop_after=stop_after, aggregation_frequency=aggregation_frequency)
-    checkpoint = only_checkpoint(tmp_path / "parts")
-    resumed = train(
-        tmp_path / "parts", latest_checkpoint=checkpoint, aggregation_frequency=aggregation_frequency, seed=99
-    )
-    assert_same_state(resumed, straight)
-
-
-def test_several_resumes(tmp_path: Path) -> None:
-    straight = train(tmp_path / "straight")
-    checkpoint = None
-    for leg, stop_after in enumerate((4, 9, 10, 18, LENGTH)):
-        storage = tmp_path / f"leg{leg}"
-        resumed = train(storage, stop_after=stop_after, latest_checkpoint=checkpoint, seed=3 + leg)
-        checkpoint = storage / only_checkpoint(storage)
-    assert_same_state(resumed, straight)
-
-
-def test_resume_with_another_batch_size(tmp_path: Path) -> None:
-    """As in Determined, which skips as many batches of the new size as were trained."""
-
-    class OfBatchSize(SmallTrial):
-        batch_size = 4
-
-        def build_training_data_loader(self) -> pytorch.DataLoader:
-            data = super().build_training_data_loader().dataset
-            return pytorch.DataLoader(data, batch_size=self.batch_size, shuffle=True, drop_last=True)
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            sizes.append(len(batch[0]))
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    sizes: list[int] = []
-    train(tmp_path, OfBatchSize, stop_after=3)
-    OfBatchSize.batch_size = 7
-    train(tmp_path, OfBatchSize, latest_checkpoint=only_checkpoint(tmp_path), max_length=9)
-    assert sizes == [4] * 3 + [7] * 6
-
-
-class Noting(SmallTrial):
-    """Notes the sums of all validation batches, whose order shows."""
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.sums: list[float] = []
-
-    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
-        self.sums.append(float(batch[0].sum()))
-        return super().evaluate_batch(batch)
-
-
-class ValidatingAtRandom(Noting):
+class ValidatingAtRandom(SmallTrial):
     """Validates in an order that a generator of the loader's own determines."""
 
     def build_validation_data_loader(self) -> pytorch.DataLoader:
@@ -191,7 +87,7 @@ class ValidatingAtRandom(Noting):
         return pytorch.DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(1))
 
 
-class SharingGenerator(Noting):
+class SharingGenerator(SmallTrial):
     """Both loaders draw from one generator, as torch's notes on reproducibility have it."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -221,7 +117,7 @@ class ByEpoch(torch.utils.data.Sampler[int]):
         return self.size
 
 
-class TellingTheEpoch(Noting):
+class TellingTheEpoch(SmallTrial):
     """A callback tells the sampler the next epoch while the current one is trained."""
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
@@ -239,15 +135,104 @@ class TellingTheEpoch(Noting):
         return {**super().build_callbacks(), "tell": Tell()}
 
 
-@pytest.mark.parametrize("part", [{"stop_after": 7}, {"max_length": 8}, {"max_length": 10}], ids=str)
-@pytest.mark.parametrize("trial_class", [ValidatingAtRandom, SharingGenerator, TellingTheEpoch])
-def test_resume_with_changing_samplers(trial_class: type[Noting], part: dict[str, int], tmp_path: Path) -> None:
-    straight: Any = train(tmp_path / "straight", trial_class)
-    train(tmp_path / "parts", trial_class, **part)
-    checkpoint = only_checkpoint(tmp_path / "parts")
-    resumed: Any = train(tmp_path / "parts", trial_class, latest_checkpoint=checkpoint, seed=99)
-    assert_same_state(resumed, straight)
-    assert resumed.sums == straight.sums[-len(resumed.sums) :]
+class WithWorkers(SmallTrial):
+    num_workers = 2
+
+
+class LivingOn(SmallTrial):
+    """Its workers draw their seed from the random state of the training at the first validation only."""
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        data = super().build_validation_data_loader().dataset
+        return pytorch.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+
+
+class OneLater(pytorch.DataLoader):
+    def get_data_loader(self, repeat: bool = False, skip: int = 0, **shares: Any) -> Any:
+        return super().get_data_loader(repeat, skip + 1, **shares)
+
+
+class OwnLoader(SmallTrial):
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return OneLater(super().build_training_data_loader().dataset, batch_size=8, shuffle=True)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Trials that were never stopped, by their class and aggregation frequency."""
+
+    @functools.cache
+    def train_straight(trial_class: type[SmallTrial] = SmallTrial, aggregation_frequency: int = 1) -> Any:
+        storage = tmp_path_factory.mktemp("straight")
+        return train(storage, trial_class, aggregation_frequency=aggregation_frequency)
+
+    return train_straight
+
+
+def cases(trial_class: type[SmallTrial], stops: list[int], lengths: Sequence[int] = (), every: int = 1) -> list[Any]:
+    parts = [*({"stop_after": stop} for stop in stops), *({"max_length": length} for length in lengths)]
+    return [pytest.param(trial_class, part, every, id=f"{trial_class.__name__} {part} {every}") for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("trial_class", "part", "aggregation_frequency"),
+    [
+        *cases(SmallTrial, [*range(1, LENGTH, 2)], [3, 5, 7, 16]),
+        *cases(SmallTrial, [3, 6, 13, 14], every=2),
+        *cases(SmallTrial, [3, 6, 13, 14], every=5),
+        *cases(WithWorkers, [2, 7, 13]),
+        *cases(LivingOn, [7], [3, 7]),
+        *cases(OwnLoader, [3, 16]),
+        *cases(ValidatingAtRandom, [7], [8, 10]),
+        *cases(SharingGenerator, [7], [8, 10]),
+        *cases(TellingTheEpoch, [7], [8, 10]),
+    ],
+)
+def test_resume(
+    trial_class: type[SmallTrial],
+    part: dict[str, int],
+    aggregation_frequency: int,
+    straight: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    train(tmp_path, trial_class, aggregation_frequency=aggregation_frequency, **part)
+    latest = only_checkpoint(tmp_path)
+    resumed = train(
+        tmp_path, trial_class, aggregation_frequency=aggregation_frequency, latest_checkpoint=latest, seed=99
+    )
+    expected = straight(trial_class, aggregation_frequency)
+    assert_same_state(resumed, expected)
+    assert resumed.sums == expected.sums[-len(resumed.sums) :]
+
+
+def test_several_resumes(straight: Callable[..., Any], tmp_path: Path) -> None:
+    checkpoint = None
+    for leg, stop_after in enumerate((4, 9, 10, 18, LENGTH)):
+        storage = tmp_path / f"leg{leg}"
+        resumed = train(storage, stop_after=stop_after, latest_checkpoint=checkpoint, seed=3 + leg)
+        checkpoint = storage / only_checkpoint(storage)
+    assert_same_state(resumed, straight())
+
+
+def test_resume_with_another_batch_size(tmp_path: Path) -> None:
+    """As in Determined, which skips as many batches of the new size as were trained."""
+
+    class OfBatchSize(SmallTrial):
+        batch_size = 4
+
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            data = super().build_training_data_loader().dataset
+            return pytorch.DataLoader(data, batch_size=self.batch_size, shuffle=True, drop_last=True)
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            sizes.append(len(batch[0]))
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    sizes: list[int] = []
+    train(tmp_path, OfBatchSize, stop_after=3)
+    OfBatchSize.batch_size = 7
+    train(tmp_path, OfBatchSize, latest_checkpoint=only_checkpoint(tmp_path), max_length=9)
+    assert sizes == [4] * 3 + [7] * 6
 
 
 def test_resume_with_other_validation_samplers(tmp_path: Path) -> None:
@@ -276,7 +261,7 @@ def test_the_trial_sees_where_it_resumes(tmp_path: Path) -> None:
 
     train(tmp_path, Recording, stop_after=9)
     checkpoint = only_checkpoint(tmp_path)
-    resumed: Any = train(tmp_path, Recording, latest_checkpoint=checkpoint)
+    resumed = train(tmp_path, Recording, latest_checkpoint=checkpoint)
     assert resumed.seen == [9, checkpoint, 9]
 
 
@@ -298,10 +283,15 @@ def test_best_spans_resumes(tmp_path: Path) -> None:
 
     def run(length: int, **fit: Any) -> None:
         searcher = {"metric": "quality", "smaller_is_better": True}
-        with pytorch.init(exp_conf={"searcher": searcher}, enable_tensorboard_logging=False) as context:
-            trainer = pytorch.Trainer(Falling(context), context, enable_progress_bar=False)
-            period = pytorch.Batch(2)
-            trainer.fit(max_length=pytorch.Batch(length), validation_period=period, checkpoint_storage=tmp_path, **fit)
+        periods = {"max_length": pytorch.Batch(length), "validation_period": pytorch.Batch(2)}
+        fit_trial(
+            Falling,
+            exp_conf={"searcher": searcher},
+            checkpoint_policy="best",
+            checkpoint_storage=tmp_path,
+            **periods,
+            **fit,
+        )
 
     storage = CheckpointStorage(tmp_path)
     run(4)  # 5 and 3: both are the best up to then
@@ -340,7 +330,7 @@ def test_unwrapped_parts_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "has 2 learning rate scheduler(s), and the trial wraps 0: only the first 0 are loaded" in caplog.text
 
 
-def test_a_callback_adapts_a_checkpoint(tmp_path: Path) -> None:
+def test_a_callback_adapts_a_checkpoint(straight: Callable[..., Any], tmp_path: Path) -> None:
     class Renamed(SmallTrial):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             class Renames(pytorch.PyTorchCallback):
@@ -356,10 +346,9 @@ def test_a_callback_adapts_a_checkpoint(tmp_path: Path) -> None:
             for wrapped in (context.models, context.optimizers, context.lr_schedulers):
                 wrapped.reverse()
 
-    straight: Any = train(tmp_path / "straight")
-    train(tmp_path / "parts", stop_after=5)
-    resumed: Any = train(tmp_path / "parts", Renamed, latest_checkpoint=only_checkpoint(tmp_path / "parts"))
-    assert torch.equal(resumed.head.weight, straight.head.weight)
+    train(tmp_path, stop_after=5)
+    resumed = train(tmp_path, Renamed, latest_checkpoint=only_checkpoint(tmp_path))
+    assert torch.equal(resumed.head.weight, straight().head.weight)
 
 
 def test_missing_callback_state_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

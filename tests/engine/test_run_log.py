@@ -18,26 +18,18 @@ import pytest
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage
 from tests.launching import environment
-from tests.trials import SmallTrial
+from tests.trials import SmallTrial, fit_trial
 from tests.warm_python import WarmPython
 
 
-def fit(storage: Path, trial_class: type[SmallTrial] = SmallTrial, **kwargs: Any) -> SmallTrial:
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trial = trial_class(context)
-        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
-            reporting_period=pytorch.Batch(2),
-            validation_period=pytorch.Batch(4),
-            checkpoint_policy="none",
-            checkpoint_storage=storage,
-            **kwargs,
-        )
-    return trial
+def fit(storage: Path, trial_class: type[SmallTrial] = SmallTrial, **arguments: Any) -> Any:
+    periods = {"reporting_period": pytorch.Batch(2), "validation_period": pytorch.Batch(4)}
+    return fit_trial(trial_class, checkpoint_storage=storage, **periods, **arguments)
 
 
 def test_facts_of_a_run_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="det_lightning")
-    trial = fit(tmp_path, max_length=pytorch.Batch(4))
+    trial = fit(tmp_path)
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
     number = r"[0-9.e+-]+"
     speed = rf"; (\d+) records \({number} records/s\), (\d+) batches \({number} batches/s\) in {number} s\."

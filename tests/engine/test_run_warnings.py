@@ -14,21 +14,11 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
-from tests.trials import SmallTrial
+from tests.trials import SmallTrial, fit_trial
 
 
-def fit(trial_class: type[SmallTrial] = SmallTrial, **kwargs: Any) -> SmallTrial:
-    settings = {name: kwargs.pop(name) for name in ("hparams", "aggregation_frequency") if name in kwargs}
-    with pytorch.init(enable_tensorboard_logging=False, **settings) as context:
-        trial = trial_class(context)
-        defaults: dict[str, Any] = {
-            "max_length": pytorch.Batch(6),
-            "reporting_period": pytorch.Batch(2),
-            "checkpoint_policy": "none",
-            "checkpoint_storage": "storage",
-        }
-        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(**{**defaults, **kwargs})
-    return trial
+def fit(trial_class: type[SmallTrial] = SmallTrial, **arguments: Any) -> None:
+    fit_trial(trial_class, **{"max_length": pytorch.Batch(6), "reporting_period": pytorch.Batch(2), **arguments})
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture, pattern: str = "") -> list[str]:
@@ -296,15 +286,11 @@ def test_a_loss_that_is_nan(trial_class: type[SmallTrial], found: str, caplog: p
     assert message.startswith(found)
 
 
-@pytest.mark.parametrize(
-    "period", ["checkpoint_period", "validation_period", "reporting_period"], ids=lambda name: name.split("_")[0]
-)
-@pytest.mark.parametrize("value", [0, -1])
-def test_a_period_below_one(period: str, value: int, caplog: pytest.LogCaptureFixture) -> None:
-    periods: dict[str, Any] = {period: pytorch.Batch(value)}
-    fit(**periods)
-    (message,) = warnings_in(caplog)
-    assert message.startswith(f"{period}=Batch({value}) is below 1, and so due every time")
+def test_periods_below_one(caplog: pytest.LogCaptureFixture) -> None:
+    periods = {"checkpoint_period": 0, "validation_period": -1, "reporting_period": 0}
+    fit(SmallTrial, **{name: pytorch.Batch(value) for name, value in periods.items()})
+    starts = [message.partition(" is below 1, and so due every time")[0] for message in warnings_in(caplog)]
+    assert sorted(starts) == sorted(f"{name}=Batch({value})" for name, value in periods.items())
 
 
 def test_a_resumed_finished_run(caplog: pytest.LogCaptureFixture) -> None:

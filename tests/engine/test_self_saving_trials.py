@@ -13,6 +13,7 @@ from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
+from tests.trials import fit_trial
 
 
 class Counter(SelfSavingTrial):
@@ -55,16 +56,9 @@ class Counter(SelfSavingTrial):
         return {"number": self.number}
 
 
-def fit(folder: pathlib.Path, batches: int, latest: str | None = None, async_write: bool = False) -> Counter:
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trial = Counter(context)
-        trainer = pytorch.Trainer(trial, context)
-        trainer.fit(
-            max_length=pytorch.Batch(batches),
-            checkpoints=DeterminedCheckpoint(folder / "checkpoints", policy="none", async_write=async_write),
-            latest_checkpoint=latest,
-        )
-    return trial
+def fit(folder: pathlib.Path, batches: int, latest: str | None = None, async_write: bool = False) -> Any:
+    checkpoints = DeterminedCheckpoint(folder / "checkpoints", policy="none", async_write=async_write)
+    return fit_trial(Counter, max_length=pytorch.Batch(batches), checkpoints=checkpoints, latest_checkpoint=latest)
 
 
 @pytest.mark.parametrize("async_write", [False, True])

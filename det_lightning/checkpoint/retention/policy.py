@@ -123,7 +123,7 @@ class CheckpointPolicy:
         retention: which checkpoints of the trial to keep; None keeps all.
 
     Raises:
-        ValueError: ``validations`` is unknown, or is ``"best"`` without a metric.
+        ValueError: ``validations`` is unknown.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointPolicy
@@ -142,11 +142,6 @@ class CheckpointPolicy:
         if self.validations not in _VALIDATIONS:
             known = ", ".join(_VALIDATIONS)
             raise ValueError(f"checkpoint_policy must be one of {known}; got {self.validations!r}.")
-        if self.validations == "best" and self.metric is None:
-            raise ValueError(
-                "checkpoint_policy 'best' needs a metric to compare: pass metric='validation_loss', or choose the "
-                "policy 'all'."
-            )
 
     def improves(self, value: float, best: float | None) -> bool:
         """Return whether a value of the metric is better than the ``best`` so far; any number is better than NaN."""
@@ -172,3 +167,34 @@ class CheckpointPolicy:
         best = max(self.retention.trial_best, self.retention.experiment_best)
         rule = dataclasses.replace(self.retention, trial_best=best, experiment_best=0)
         return rule.choose_to_delete(records, self.smaller_is_better)
+
+
+def find_differences(own: Mapping[str, Any], others: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the names and both values of arguments that are given twice and differently; None is not given."""
+    pairs = [(name, value, others.get(name)) for name, value in own.items()]
+    return [pair for pair in pairs if pair[1] is not None and pair[2] is not None and repr(pair[1]) != repr(pair[2])]
+
+
+def complete_policy(
+    own: Mapping[str, Any], configured: Mapping[str, Any], searcher: Mapping[str, Any]
+) -> tuple[CheckpointPolicy, list[str]]:
+    """Return the policy of a run, and warnings: the arguments of ``DeterminedCheckpoint`` come before others.
+
+    ``searcher`` is the section of the configuration. It says whether a smaller value of its own metric is better.
+    """
+    configured = {**configured, "metric": searcher.get("metric")}
+    if own["metric"] in (None, configured["metric"]):
+        configured["smaller_is_better"] = searcher.get("smaller_is_better")
+    given = {name: configured.get(name) if value is None else value for name, value in own.items()}
+    validations = given.pop("policy") or "best"
+    warnings = []
+    if validations == "best" and given["metric"] is None:
+        validations = "all"
+        warnings.append(
+            "checkpoint_policy='best' has no metric to compare, so every validation is followed by a checkpoint. Name "
+            'the metric in exp_conf={"searcher": {"metric": ...}}, or in DeterminedCheckpoint(metric=...).'
+        )
+    if differences := find_differences(own, configured):
+        pairs = ", ".join(f"{name}={value!r} in place of {other!r}" for name, value, other in differences)
+        warnings.append(f"DeterminedCheckpoint overrides the experiment configuration: {pairs}.")
+    return CheckpointPolicy(validations, **{k: v for k, v in given.items() if v is not None}), warnings
