@@ -42,29 +42,26 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "files",
-    [
-        ["metadata.json", "state_dict.pth"],
-        pytest.param(["load_data.json", "state_dict.pth"], marks=pytest.mark.slow),
-        pytest.param(["metadata.json", "checkpoint.pt"], marks=pytest.mark.slow),
-        pytest.param(["determined/state_dict.pth"], marks=pytest.mark.slow),
-        pytest.param(["events.jsonl", "config.json"], marks=pytest.mark.slow),
-    ],
-    ids="-".join,
-)
-def test_code_in_checkpoints_stays(files: list[str], project: Path) -> None:
-    record = project / "records" / "one"
-    for name in [*files, "code/model_def.py"]:
-        (record / name).parent.mkdir(parents=True, exist_ok=True)
-        (record / name).write_text(CODE)
-    before = contents(record)
+def test_code_in_checkpoints_stays(project: Path) -> None:
+    for number, files in enumerate(
+        (
+            ("metadata.json", "state_dict.pth"),
+            ("load_data.json", "state_dict.pth"),
+            ("metadata.json", "checkpoint.pt"),
+            ("determined/state_dict.pth",),
+            ("events.jsonl", "config.json"),
+        )
+    ):
+        for name in (*files, "code/model_def.py"):
+            file = project / "records" / str(number) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(CODE)
+    before = contents(project / "records")
     run(project, "--write")
-    assert contents(record) == before
+    assert contents(project / "records") == before
     # It is ported where it is named itself.
-    run(record / "code", "--write")
-    assert contents(record) != before
+    run(project / "records" / "0" / "code", "--write")
+    assert contents(project / "records") != before
 
 
 @pytest.mark.slow

@@ -70,8 +70,6 @@ def problems_of(port: FilePort) -> list[str]:
             "dependencies:\n  - pip:\n    - determined==0.17.0 # x\n    - torch\n",
             "dependencies:\n  - pip:\n    - det-lightning~=0.1 # x\n    - torch\n",
         ),
-        ("requirements.txt", "Determined==0.21\n", "det-lightning~=0.1\n"),
-        ("requirements.txt", "determined [cloud]==0.20\n", "det-lightning~=0.1\n"),
         (
             ".github.yml",
             "steps:\n- run: |\n    pip install determined\n    pytest\n",
@@ -111,29 +109,6 @@ def problems_of(port: FilePort) -> list[str]:
             "pip install --no-deps ./determined-0.38.1-py3-none-any.whl; ls determined-0.38.1-py3-none-any.whl\n",
             "pip install -U det-lightning torch # -U\n"
             "pip install --no-deps det-lightning; ls determined-0.38.1-py3-none-any.whl\n",
-        ),
-        (
-            "requirements.txt",
-            "determined == 0.19.2  # pinned\r\ndetermined-like\r\n",
-            "det-lightning~=0.1  # pinned\r\ndetermined-like\r\n",
-        ),
-        (
-            "requirements.txt",
-            "determined[x] @ https://x/determined-0.38.1.whl ; python_version > '3' # pinned\n",
-            "det-lightning ; python_version > '3' # pinned\n",
-        ),
-        ("requirements.txt", "https://x/determined-0.38.1-py3-none-any.whl\n", "det-lightning\n"),
-        ("requirements.txt", "./determined-0.38.1.tar.gz#sha256=00\n", "det-lightning\n"),
-        (
-            "requirements.txt",
-            "-e git+ssh://git@github.com/determined-ai/determined.git#egg=determined\ntorch\n",
-            "det-lightning\ntorch\n",
-        ),
-        (
-            "requirements.txt",
-            "git+https://github.com/determined-ai/determined.git@0.38.1#subdirectory=harness\n"
-            "https://github.com/determined-ai/determined-examples # not determined-ai/determined\n",
-            "det-lightning\nhttps://github.com/determined-ai/determined-examples # not determined-ai/determined\n",
         ),
         ("dev-requirements.in", 'determined;python_version>"3"', 'det-lightning;python_version>"3"'),
         (
@@ -177,6 +152,28 @@ def test_every_kind_of_file_is_ported(name: str, before: str, after: str | None,
     assert problems_of(port) == []
 
 
+#: Lines of requirements, and those that are written for them.
+REQUIREMENTS = {
+    "Determined==0.21": "det-lightning~=0.1",
+    "determined [cloud]==0.20": "det-lightning~=0.1",
+    "determined == 0.19.2  # pinned\r": "det-lightning~=0.1  # pinned\r",
+    "determined-like\r": "determined-like\r",
+    "determined[x] @ https://x/determined-0.38.1.whl ; python_version > '3'": "det-lightning ; python_version > '3'",
+    "https://x/determined-0.38.1-py3-none-any.whl": "det-lightning",
+    "./determined-0.38.1.tar.gz#sha256=00": "det-lightning",
+    "-e git+ssh://git@github.com/determined-ai/determined.git#egg=determined": "det-lightning",
+    "git+https://github.com/determined-ai/determined.git@0.38.1#subdirectory=harness": "det-lightning",
+    "https://github.com/determined-ai/determined-examples # not determined-ai/determined": None,
+}
+
+
+def test_lines_of_requirements_are_ported(tmp_path: Path) -> None:
+    port = port_text(tmp_path, "requirements.txt", "\n".join([*REQUIREMENTS, "torch\n"]))
+    expected = [after or before for before, after in REQUIREMENTS.items()]
+    assert port.after == "\n".join([*expected, "torch\n"]).replace("~=0.1", COMPATIBLE)
+    assert problems_of(port) == []
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
@@ -215,7 +212,6 @@ def test_every_kind_of_file_is_ported(name: str, before: str, after: str | None,
             "RUN true && \\\n  pip install torch model-hub==0.19\n",
             "2: model-hub: it is built on determined",
         ),
-        ("requirements.txt", "torch\nmodel_hub\n", "2: model_hub: it is built on determined"),
         ("a.yaml", "entrypoint: python -m determined.exec.prep_container\n", "1: determined.exec.prep_container: it"),
         ("a.py", "run(['-m', 'determined.exec.harness', 'x:Y'])\n", "1: determined.exec.harness: it needs"),
         ("environment.yaml", "dependencies:\n- determined=0.17\n", "2: conda has no package"),
@@ -225,34 +221,27 @@ def test_every_kind_of_file_is_ported(name: str, before: str, after: str | None,
             "2: a:B: the launchers of det_lightning run classes in experiments only",
         ),
         ("a.sh", "cd x\ndet -m host e logs -f 1\n", "2: det -m host e logs: it needs a Determined master"),
-        ("requirements.txt", "determined-cli==0.12\n", "1: determined-cli: it talks to a Determined master"),
-        ("requirements.txt", "torch\ndetermined @ git+https://x/y\n", "2: Determined is installed from a URL"),
-        ("requirements.txt", "-e git+https://x/y.git#egg=determined\n", "1: Determined is installed from a URL"),
+        (
+            "requirements.txt",
+            "model_hub\ndetermined-cli==0.12\ndetermined @ git+https://x/y\n-e git+https://x/y.git#egg=determined\n"
+            "determined==1 \\\n  --hash=sha256:00\n",
+            "1: model_hub: it is built on determined, 2: determined-cli: it talks to a Determined master, "
+            "3: Determined is installed from a URL, 4: Determined is installed from a URL, "
+            "5: Determined is required with hashes of its files",
+        ),
         (
             "pyproject.toml",
             "[project]\ndependencies = ['determined @ https://x/d.whl']\n",
             "2: Determined is installed",
         ),
-        ("requirements.txt", "determined==1 \\\n  --hash=sha256:00\n", "1: Determined is required with hashes"),
         (
             "pyproject.toml",
-            "[tool.poetry.dependencies]\ndetermined = {version = '1'}\n",
-            "2: Determined is required by a table",
-        ),
-        (
-            "pyproject.toml",
-            "[tool.uv.sources]\ndetermined = [\n  {git = 'x'}\n]\n",
-            "2: uv has a source for Determined",
-        ),
-        (
-            "pyproject.toml",
-            "[tool.uv.sources.determined]\nurl = 'https://x/determined-0.38.1.whl'\n",
-            "1: uv has a source for Determined",
-        ),
-        (
-            "pyproject.toml",
+            "[tool.poetry.dependencies]\ndetermined = {version = '1'}\n"
+            "[tool.uv.sources]\ndetermined = [\n  {git = 'x'}\n]\n"
+            "[tool.uv.sources.determined]\nurl = 'https://x/determined-0.38.1.whl'\n"
             "[tool.poetry.group.dev.dependencies.torch]\n[tool.poetry.dependencies.determined]\nversion = '^0.20'\n",
-            "2: Determined is required by a table",
+            "2: Determined is required by a table, 4: uv has a source for Determined, "
+            "7: uv has a source for Determined, 10: Determined is required by a table",
         ),
         ("a.py", "import determined\nprint 'x'\n", "0: not ported: it is not Python 3: line 2"),
         ("a.py", "x = 1\n\\\nimport determined\n", "0: not ported: it is not Python 3: line 2: a statement begins"),
@@ -261,7 +250,7 @@ def test_every_kind_of_file_is_ported(name: str, before: str, after: str | None,
     ],
 )
 def test_findings_name_line_and_advice(name: str, text: str, reason: str, tmp_path: Path) -> None:
-    assert any(found.startswith(reason) for found in problems_of(port_text(tmp_path, name, text)))
+    assert reason in ", ".join(problems_of(port_text(tmp_path, name, text)))
 
 
 @pytest.mark.parametrize(
@@ -338,35 +327,17 @@ def notebook(*cells: str) -> str:
     return json.dumps({"cells": [text, *made], "nbformat": 4}, indent=1, ensure_ascii=False) + "\n"
 
 
-def test_cells_are_one_program(tmp_path: Path) -> None:
-    before = notebook(
-        "%matplotlib inline\n!pip install determined\nimport determined",
-        "%%bash\necho determined",
-        "for x in y:\n    !ls\n    determined.pytorch.DataLoader",
-        "",
-    )
-    port = port_text(tmp_path, "a.ipynb", before)
-    assert port.after == notebook(
-        "%matplotlib inline\n!pip install det-lightning\nimport det_lightning",
-        "%%bash\necho determined",
-        "for x in y:\n    !ls\n    det_lightning.pytorch.DataLoader",
-        "",
-    )
-
-
-@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
 @pytest.mark.parametrize("escapes", [True, False])
 @pytest.mark.parametrize(
-    "written",
-    [{"indent": 2}, {"indent": 4}, {"indent": "\t"}, {"indent": 0}, {"separators": (",", ":")}, {}],
-    ids=str,
+    "written", [{"indent": 2}, {"indent": 4}, {"indent": "\t"}, {"indent": 0}, {"separators": (",", ":")}, {}], ids=str
 )
-def test_notebooks_keep_their_layout(written: dict[str, Any], escapes: bool, line_break: str, tmp_path: Path) -> None:
+def test_notebooks_keep_their_layout(written: dict[str, Any], escapes: bool, tmp_path: Path) -> None:
     cell = {"cell_type": "code", "source": "import determined\nprint('é')"}
-    before = json.dumps({"cells": [cell], "nbformat": 4}, ensure_ascii=escapes, **written).replace("\n", line_break)
-    port = port_text(tmp_path, "a.ipynb", before)
-    assert not port.findings
-    assert port.after == before.replace("determined", "det_lightning")
+    text = json.dumps({"cells": [cell], "nbformat": 4}, ensure_ascii=escapes, **written)
+    for before in (text, text.replace("\n", "\r\n")):
+        port = port_text(tmp_path, "a.ipynb", before)
+        assert port.findings == []
+        assert port.after == before.replace("determined", "det_lightning")
 
 
 def test_unusual_layouts_stay(tmp_path: Path) -> None:
@@ -385,48 +356,19 @@ def test_a_comment_resolves_a_finding(tmp_path: Path) -> None:
     assert [found.line for found in port_text(tmp_path, "a.py", text).findings] == [2]
 
 
-@pytest.fixture(scope="module")
-def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fuzz")
+WORDS = [
+    "determined", "python -m determined.launch.horovod", "pip install determined==1", "- ", "a: ", "\n", "  ", "#", "'",
+    '"', "[options]", "dependencies = [", "]", "\r\n", "\\\n", "{", ",", "é", "det e create",
+    "import determined as d", "\t",
+]  # fmt: skip
+NAMES = ["a.py", "a.yaml", "a.sh", "Dockerfile", "requirements.txt", "pyproject.toml", "setup.cfg", "a.ipynb"]
 
 
-WORDS = st.sampled_from(
-    [
-        "determined",
-        "python -m determined.launch.horovod",
-        "pip install determined==1",
-        "- ",
-        "a: ",
-        "\n",
-        "  ",
-        "#",
-        "'",
-        '"',
-        "[options]",
-        "dependencies = [",
-        "]",
-        "\r\n",
-        "\\\n",
-        "{",
-        ",",
-        "é",
-        "det e create",
-        "import determined as d",
-        "\t",
-    ]
-)
-
-
-@hypothesis.given(
-    words=st.lists(WORDS, max_size=12),
-    name=st.sampled_from(
-        ["a.py", "a.yaml", "a.sh", "Dockerfile", "requirements.txt", "pyproject.toml", "setup.cfg", "a.ipynb"]
-    ),
-)
-@hypothesis.settings(max_examples=150)
-def test_any_text_is_ported_once(words: list[str], name: str, shared_path: Path) -> None:
+@hypothesis.given(words=st.lists(st.sampled_from(WORDS), max_size=12), name=st.sampled_from(NAMES))
+@hypothesis.settings(max_examples=80)
+def test_any_text_is_ported_once(words: list[str], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     before = "".join(words)
-    port = port_text(shared_path, name, before)
+    port = port_text(tmp_path_factory.getbasetemp(), name, before)
     if "determined" not in before:
         assert not port.changed
 
@@ -553,28 +495,39 @@ def test_hooks_with_installations_are_findings(
     assert [(found.line, found.reason.split()[0]) for found in ported.findings] == expected
 
 
+COMMANDS = {
+    "cd x && det e create c.yaml . -f": "cd x && det-lightning run c.yaml .",
+    'det -m host experiment create \\\n  "my c.yaml" $(pwd) \\\n  --config searcher.max_trials=2; ls': (
+        'det-lightning run "my c.yaml" $(pwd) --config searcher.max_trials=2; ls'
+    ),
+    "det e create c.yaml --project_id 3 . --config=a=1": "det-lightning run c.yaml . --config=a=1",
+    "/opt/conda/bin/det e create c.yaml .": "det-lightning run c.yaml .",
+    "det preview-search c; det e list | head": "det-lightning run c --dry-run; det-lightning experiment ls | head",
+    "nohup det e create c.yaml . >log 2>&1 &": "nohup det-lightning run c.yaml . >log 2>&1 &",
+    "det e list 2> /dev/null": "det-lightning experiment ls 2> /dev/null",
+    "ssh host 'det e create c.yaml .'": "ssh host 'det-lightning run c.yaml .'",
+    "# det e create x .": "# det e create x .",
+    **dict.fromkeys(["echo the det is 3", "x=det", "detect e create", "echo training det model"]),
+    "train --name 'det task a'": None,
+}
+
+
+def test_commands_of_det_are_translated(tmp_path: Path) -> None:
+    port = port_text(tmp_path, "a.sh", "\n".join(COMMANDS))
+    assert port.after == "\n".join(after or before for before, after in COMMANDS.items())
+    assert port.findings == []
+
+
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
-        ("a.sh", "cd x && det e create c.yaml . -f\n", "cd x && det-lightning run c.yaml .\n"),
-        (
-            "a.sh",
-            'det -m host experiment create \\\n  "my c.yaml" $(pwd) \\\n  --config searcher.max_trials=2; ls\n',
-            'det-lightning run "my c.yaml" $(pwd) --config searcher.max_trials=2; ls\n',
-        ),
-        ("a.sh", "det e create c.yaml --project_id 3 . --config=a=1\n", "det-lightning run c.yaml . --config=a=1\n"),
-        ("a.sh", "/opt/conda/bin/det e create c.yaml .\n", "det-lightning run c.yaml .\n"),
         ("a.py", "call(['/usr/bin/det', 'e', 'create', c, d])\n", "call(['det-lightning', 'run', c, d])\n"),
-        ("a.sh", "det e list | head; det preview-search c.yaml\n", None),
         ("Makefile", "train:\n\t@det e create c.yaml .\n", "train:\n\t@det-lightning run c.yaml .\n"),
-        ("a.sh", "nohup det e create c.yaml . >log 2>&1 &\n", "nohup det-lightning run c.yaml . >log 2>&1 &\n"),
-        ("a.sh", "det e list 2> /dev/null\n", "det-lightning experiment ls 2> /dev/null\n"),
         (
             "Makefile",
             "t: # det e list\n\t-det e list  # det e list\n",
             "t: # det e list\n\t-det-lightning experiment ls  # det e list\n",
         ),
-        ("a.sh", "ssh host 'det e create c.yaml .'\n", "ssh host 'det-lightning run c.yaml .'\n"),
         ("ci.yml", '- run: "det -m ${{ env.MASTER }} e create c.yaml ."\n', '- run: "det-lightning run c.yaml ."\n'),
         ("ci.yaml", "- run: det e create c.yaml .\n", "- run: det-lightning run c.yaml .\n"),
         ("a.py", "os.system(f'det e create {c} .')\n", "os.system(f'det-lightning run {c} .')\n"),
@@ -589,9 +542,9 @@ def test_hooks_with_installations_are_findings(
         ("a.py", 'cmd = ("det", "e", "list")\n', 'cmd = ("det-lightning", "experiment", "ls")\n'),
     ],
 )
-def test_commands_of_det_are_translated(name: str, before: str, after: str | None, tmp_path: Path) -> None:
+def test_commands_in_other_files_are_translated(name: str, before: str, after: str, tmp_path: Path) -> None:
     port = port_text(tmp_path, name, before)
-    assert port.after == (after or "det-lightning experiment ls | head; det-lightning run c.yaml --dry-run\n")
+    assert port.after == after
     assert port.findings == []
 
 
@@ -599,7 +552,6 @@ def test_commands_of_det_are_translated(name: str, before: str, after: str | Non
     ("name", "text"),
     [
         ("a.py", "MODES = ('det', 'model', 'rec')\nrun(['det', 'task', name])\n"),
-        ("a.sh", "echo training det model; train --name 'det task a'\n"),
         ("const.yaml", "description: train the det model on coco\nentrypoint: python3 train.py\n"),
     ],
 )
@@ -656,7 +608,7 @@ def test_readers_of_output_are_found(name: str, text: str, tmp_path: Path) -> No
 
 def test_magic_cells_are_ported(tmp_path: Path) -> None:
     before = notebook(
-        "%%time\nimport determined\ndetermined?",
+        "%%time\n!pip install determined\nimport determined\ndetermined?",
         "files = !ls\nif files:\n    !det e create \\\n      c.yaml \\\n      .\n    x, y = %who",
         "%%bash\ncd x\n\n  det e create c.yaml \\\n  .\npython <<E\nif 1:\n  import determined\nE\n",
         "%%writefile train.py\nimport determined\n",
@@ -665,7 +617,7 @@ def test_magic_cells_are_ported(tmp_path: Path) -> None:
     )
     port = port_text(tmp_path, "a.ipynb", before)
     assert port.after == notebook(
-        "%%time\nimport det_lightning\ndetermined?",
+        "%%time\n!pip install det-lightning\nimport det_lightning\ndetermined?",
         "files = !ls\nif files:\n    !det-lightning run c.yaml .\n    x, y = %who",
         "%%bash\ncd x\n\n  det-lightning run c.yaml .\npython <<E\nif 1:\n  import det_lightning\nE\n",
         "%%writefile train.py\nimport determined\n",
@@ -685,13 +637,6 @@ def test_commands_keep_their_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["", "\n", "\n\n"])
 def test_a_final_backslash_stays(end: str, tmp_path: Path) -> None:
     assert not port_text(tmp_path, "a.ipynb", notebook(f"import torch\n!ls \\{end}")).changed
-
-
-@pytest.mark.parametrize("text", ["echo the det is 3\n", "x=det\n", "detect e create\n", "# det e create x .\n"])
-def test_other_words_are_no_commands(text: str, tmp_path: Path) -> None:
-    port = port_text(tmp_path, "a.sh", text)
-    assert not port.changed
-    assert port.findings == []
 
 
 def test_commands_in_cells_are_translated(tmp_path: Path) -> None:
