@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator
 
 import libcst as cst
 
+from det_lightning.parts_of_determined import find_topic
 from det_lightning.porting.bindings import Binding, Bindings, Reference
-from det_lightning.porting.counterparts import counterpart, has_own_advice, missing, missing_prefix
+from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Need, Premise, Severity
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, last_name
 
@@ -274,7 +275,7 @@ class ImportRewriter:
             reason = f"{binding.path} is imported and not used; the import is removed"
             self.file.note(binding.alias, Severity.note, reason, "nothing to do", Premise.changed)
             return
-        advised = [use for use in uses if has_own_advice(binding.imported, use.path)]
+        advised = [use for use in uses if find_topic(use.path) != find_topic(binding.imported)]
         for use in advised:
             self._note_missing(use.path, use.node)
         if not advised or len(advised) < len(uses):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -117,7 +118,9 @@ class _YamlPort:
         if "searcher" in entries and entries.keys() & {"entrypoint", "hyperparameters"}:
             self.findings += _findings_of_run(self.edits.text)
             # In the ported text, because the new launcher may have other options.
-            trial = _class_that_run_trains(self.edits.result())
+            trial = None
+            with contextlib.suppress(ConfigError):
+                trial = read_config(f"{self.edits.result()}\n", partial=True).trial_class
             if trial is not None and entrypoint is not None:
                 # In an entrypoint, a launcher may run a class.
                 lines = range(_line(entrypoint), entrypoint.end_mark.line + 2)
@@ -172,14 +175,6 @@ def _findings_of_run(text: str) -> list[Finding]:
             reason = f"{field.path} has no effect under det-lightning run"
             findings.append(Finding(field.line or 0, severity, reason, advice))
     return findings
-
-
-def _class_that_run_trains(text: str) -> str | None:
-    """Return the trial class named or launched by the entrypoint of a configuration, or None."""
-    try:
-        return read_config(f"{text}\n", partial=True).trial_class
-    except ConfigError:
-        return None
 
 
 # Nodes
