@@ -335,58 +335,53 @@ def trial(in_init: str = "pass", in_train: str = "pass", in_eval: str = "pass", 
     return TRIAL.format(in_init=in_init, in_train=in_train, in_eval=in_eval, hook=hook)
 
 
+#: Statements of a trial's ``__init__``, and what they become.
+OLD_CALLS = {
+    "self.m = self.context.experimental.wrap_reducer(f)": "self.m = self.context.wrap_reducer(f)",
+    "context._Model(m)": "context.wrap_model(m)",
+    "context._LRScheduler(s, m)": "context.wrap_lr_scheduler(s, m)",
+    "self.context.Model(m)": "self.context.wrap_model(m)",
+    "context.LRScheduler(context.Optimizer(o))": "context.wrap_lr_scheduler(context.wrap_optimizer(o))",
+    "f(context.get_rank())": "f(context.distributed.get_rank())",
+    "self.many = self.context._hvd_config.use": "self.many = (self.context.distributed.get_size() > 1)",
+    "if not context.distributed._hvd_config.use: f()": "if not (context.distributed.get_size() > 1): f()",
+    "r = context.env.experiment_config.get('resources')": "r = context.get_experiment_config().get('resources')",
+    "lr = self.context.env.hparams['lr']": "lr = self.context.get_hparams()['lr']",
+    "f(self.context._epoch_len)": "f(self.context.position.epoch_len)",
+    "f(self.context._should_communicate_and_update())": "f(self.context.is_update_batch())",
+    "context._scaler = scaler": "context._scaler = scaler",
+}
+
+
+def test_old_names_of_the_context_are_rewritten() -> None:
+    before, after = ("\n        ".join(calls) for calls in (OLD_CALLS, OLD_CALLS.values()))
+    assert ported(trial(before)) == trial(after).replace("determined", "det_lightning")
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (trial("self.m = self.context.experimental.wrap_reducer(f)"), trial("self.m = self.context.wrap_reducer(f)")),
-        (
-            trial(hook="def on_validation_step_end(self, metrics): ..."),
-            trial(hook="def on_validation_end(self, metrics): ..."),
-        ),
-        (trial(hook="def on_checkpoint_end(self, d): ..."), trial(hook="def on_checkpoint_write_end(self, d): ...")),
-        (
-            trial(hook="def on_training_epoch_start(self): ..."),
-            trial(hook="def on_training_epoch_start(self, epoch_idx: int): ..."),
-        ),
-        (trial(hook="def on_training_epoch_end(self, e): ..."), None),
-        (trial(hook="def on_checkpoint_end(self, d): super().on_checkpoint_end(d)"), None),
-        (trial(in_train="self.model.head.train()"), None),
-        (trial("self.model.train()", in_train="self.model.train()"), None),
-        (trial("context._Model(m)"), trial("context.wrap_model(m)")),
-        (trial("context._LRScheduler(s, m)"), trial("context.wrap_lr_scheduler(s, m)")),
-        (trial("self.context.Model(m)"), trial("self.context.wrap_model(m)")),
-        (
-            trial("context.LRScheduler(context.Optimizer(o))"),
-            trial("context.wrap_lr_scheduler(context.wrap_optimizer(o))"),
-        ),
-        (trial("f(context.get_rank())"), trial("f(context.distributed.get_rank())")),
-        (
-            trial("self.many = self.context._hvd_config.use"),
-            trial("self.many = (self.context.distributed.get_size() > 1)"),
-        ),
-        (
-            trial(in_train="if not context.distributed._hvd_config.use: f()"),
-            trial(in_train="if not (context.distributed.get_size() > 1): f()"),
-        ),
-        (
-            trial("r = context.env.experiment_config.get('resources')"),
-            trial("r = context.get_experiment_config().get('resources')"),
-        ),
-        (trial("lr = self.context.env.hparams['lr']"), trial("lr = self.context.get_hparams()['lr']")),
-        (trial(in_train="f(self.context._epoch_len)"), trial(in_train="f(self.context.position.epoch_len)")),
-        (
-            trial(in_train="f(self.context._should_communicate_and_update())"),
-            trial(in_train="f(self.context.is_update_batch())"),
-        ),
-        (trial("context._scaler = scaler"), trial("context._scaler = scaler")),
-        (
-            trial().replace("self, batch", "self, batch: Batch, model: nn.Module"),
-            trial().replace("self, batch", "self, batch: Batch"),
-        ),
+        ("def on_validation_step_end(self, metrics): ...", "def on_validation_end(self, metrics): ..."),
+        ("def on_checkpoint_end(self, d): ...", "def on_checkpoint_write_end(self, d): ..."),
+        ("def on_training_epoch_start(self): ...", "def on_training_epoch_start(self, epoch_idx: int): ..."),
+        ("def on_training_epoch_end(self, e): ...", None),
+        ("def on_checkpoint_end(self, d): super().on_checkpoint_end(d)", None),
     ],
 )
-def test_deprecated_names_are_rewritten(before: str, after: str | None) -> None:
-    assert ported(before) == (after or before).replace("determined", "det_lightning")
+def test_old_hooks_are_rewritten(before: str, after: str | None) -> None:
+    assert ported(trial(hook=before)) == trial(hook=after or before).replace("determined", "det_lightning")
+
+
+def test_unused_models_are_no_parameters() -> None:
+    before = trial().replace("self, batch", "self, batch: Batch, model: nn.Module")
+    assert ported(before) == trial().replace("self, batch", "self, batch: Batch").replace("determined", "det_lightning")
+
+
+@pytest.mark.parametrize(
+    "text", [trial(in_train="self.model.head.train()"), trial("self.model.train()", in_train="self.model.train()")]
+)
+def test_other_mode_calls_stay(text: str) -> None:
+    assert ported(text) == text.replace("determined", "det_lightning")
 
 
 def test_needless_mode_calls_go() -> None:
