@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -153,13 +154,9 @@ class _GoneNames:
 
     def _find_calls(self, paths: dict[cst.CSTNode, str]) -> Iterator[tuple[cst.Call, str, list[str]]]:
         """Yield the calls of the named functions and classes, and of derived classes with parameters of their own."""
-        bases: dict[cst.CSTNode, str] = {
-            definition: paths[base.value]
-            for definition in self._file.find(cst.ClassDef)
-            for base in definition.bases
-            if base.value in paths
-        }
-        derived = {node.name.value: node for node in bases if isinstance(node, cst.ClassDef)}
+        pairs = [(node, base.value) for node in self._file.find(cst.ClassDef) for base in node.bases]
+        bases: dict[cst.CSTNode, str] = {node: paths[base] for node, base in pairs if base in paths}
+        derived = {node.name.value: node for node, base in pairs if base in paths}
         for call in self._file.find(cst.Call):
             name = dotted_name(call.func)
             path = paths.get(call.func)
@@ -264,10 +261,7 @@ def _find_gone(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.M
     parts = path.split(".")
     prefixes = [".".join(parts[: end + 1]) for end in range(len(parts))]
     pairs = ((row, row.path.fullmatch(prefix)) for prefix in prefixes for row in rows if not row.given)
-    for row, found in pairs:
-        if found is not None:
-            yield row, found
-            return
+    yield from itertools.islice(((row, found) for row, found in pairs if found is not None), 1)
 
 
 def port_json(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:

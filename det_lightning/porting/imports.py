@@ -84,11 +84,8 @@ class ImportRewriter:
     def _rewrite_from(self, statement: cst.ImportFrom) -> None:
         bindings = self.bindings.of(statement)
         moved = {binding for binding in bindings if self._is_movable(binding) and self._move(binding)}
-        counterparts = {
-            binding: None if binding.name in self._left else counterpart(binding.path)
-            for binding in bindings
-            if binding not in moved
-        }
+        kept = [binding for binding in bindings if binding not in moved]
+        counterparts = {one: None if one.name in self._left else counterpart(one.path) for one in kept}
         for binding in bindings:
             if counterpart(binding.path) is None:
                 self._note_missing_binding(binding)
@@ -265,8 +262,7 @@ class ImportRewriter:
 
     def _note_missing_binding(self, binding: Binding) -> None:
         """Note an imported name without counterpart; if every use has advice of its own, note the uses."""
-        uses = self._uses(binding)
-        is_movable = self._is_movable(binding)
+        uses, is_movable = self._uses(binding), self._is_movable(binding)
         if self._is_for_types(binding):
             reason = f"{binding.path} is imported for type checkers only, and nothing replaces it"
             self.file.note(binding.alias, Severity.note, reason, "remove the import, together with the annotations")

@@ -187,11 +187,8 @@ def _remove_mode_calls(file: PythonFile, trial: cst.ClassDef) -> None:
 
 def _find_needless_lines(file: PythonFile, method: cst.FunctionDef, wrapped: set[str]) -> list[cst.SimpleStatementLine]:
     needless = {f"{model}.{call}" for model in wrapped for call in _MODE_CALLS.get(method.name.value, ())}
-    lines = [
-        line
-        for line in method.body.body
-        if isinstance(line, cst.SimpleStatementLine) and file.source(line).strip() in needless
-    ]
+    simple = [line for line in method.body.body if isinstance(line, cst.SimpleStatementLine)]
+    lines = [line for line in simple if file.source(line).strip() in needless]
     return lines if len(lines) < len(method.body.body) else []
 
 

@@ -152,15 +152,8 @@ def _findings_of_run(text: str) -> list[Finding]:
         advice = "change it: det-lightning run refuses the file"
         mistakes = [(m.line or 0, ": ".join(part for part in (m.path, m.message) if part)) for m in e.mistakes]
         return [Finding(line, Severity.problem, reason, advice) for line, reason in mistakes]
-    findings = [
-        Finding(
-            note.line or 0,
-            Severity.note,
-            f"{note.path}: {note.message}",
-            "leave the field; det-lightning run prints this note",
-        )
-        for note in config.notes
-    ]
+    advice = "leave the field; det-lightning run prints this note"
+    findings = [Finding(n.line or 0, Severity.note, f"{n.path}: {n.message}", advice) for n in config.notes]
     images = config.environment.image
     # A trial needs only torch of Determined's environments.
     is_of_determined = all("determinedai/" in name for name in (images.cpu, images.cuda, images.rocm) if name)

@@ -113,14 +113,11 @@ class Trial:
 
     def find_reached(self, name: str) -> set[cst.FunctionDef]:
         """Return a method, and all methods named by it, directly or indirectly."""
-        found: set[cst.FunctionDef] = set()
-        waiting = [name]
-        while waiting:
-            method = self.methods.get(waiting.pop())
-            if method is not None and method not in found:
-                found.add(method)
-                waiting += [attribute_of_self(node) for node in self.file.find(cst.Attribute, within=method)]
-        return found
+        found = [self.methods[name]] if name in self.methods else []
+        for method in found:  # grows
+            names = map(attribute_of_self, self.file.find(cst.Attribute, within=method))
+            found += [self.methods[one] for one in {*names} & self.methods.keys() if self.methods[one] not in found]
+        return set(found)
 
     def _find_wrapped(self, method: str, advice: str) -> Iterator[tuple[cst.Call, list[str]]]:
         """Yield the calls of a method with the holders of the results; note the advice for calls without holders."""
