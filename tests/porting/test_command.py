@@ -42,6 +42,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_code_in_checkpoints_stays(project: Path) -> None:
     for number, files in enumerate(
         (
