@@ -197,14 +197,13 @@ def _convert(path: pathlib.Path) -> WrittenModule:
         written = write_module(
             path.read_text(encoding="utf-8-sig"), _aggregating_configuration(path), _package_of_lightning(path)
         )
-    except (PortingFailed, RecursionError) as e:
-        raise ValueError(f"{path} cannot be read: {e}.") from e
     except libcst.ParserSyntaxError as e:
         raise ValueError(f"{path} is not Python 3: line {e.raw_line}: {e.message}.") from e
-    except NoTrialError as e:
-        raise ValueError(f"{path} cannot be written as a LightningModule: {e}.") from e
     except UnicodeDecodeError as e:
         raise ValueError(f"{path} is not encoded as UTF-8.") from e
+    except (PortingFailed, RecursionError, NoTrialError) as e:
+        problem = "written as a LightningModule" if isinstance(e, NoTrialError) else "read"
+        raise ValueError(f"{path} cannot be {problem}: {e}.") from e
     print_findings([dataclasses.replace(port, findings=[f for f in port.findings if f.severity is not Severity.note])])
     return written
 

@@ -7,14 +7,11 @@ import pathlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from det_lightning.cli.output import warn
 from det_lightning.escaping import escape
-from det_lightning.porting import Severity
-
-if TYPE_CHECKING:
-    from det_lightning.porting import EntryPoint, FilePort, ProjectPort
+from det_lightning.porting import EntryPoint, FilePort, ProjectPort, Severity
 
 _COLORS = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
@@ -28,18 +25,9 @@ def project_as_json(project: ProjectPort, with_diff: bool) -> dict[str, Any]:
 
 
 def _entry_as_json(entry: EntryPoint) -> dict[str, Any]:
-    reasons = [
-        {"path": str(reason.path), "line": reason.finding.line, "reason": reason.finding.reason}
-        for reason in entry.reasons
-    ]
-    return {
-        "path": str(entry.port.path),
-        "outcome": entry.outcome.value,
-        "command": entry.command,
-        "reasons": reasons,
-        "sentence": entry.sentence,
-        "state": entry.state,
-    }
+    reasons = [{"path": str(one.path), "line": one.finding.line, "reason": one.finding.reason} for one in entry.reasons]
+    content = {"path": str(entry.port.path), "outcome": entry.outcome.value, "command": entry.command}
+    return {**content, "reasons": reasons, "sentence": entry.sentence, "state": entry.state}
 
 
 def _as_json(port: FilePort, with_diff: bool) -> dict[str, Any]:

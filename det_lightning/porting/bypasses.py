@@ -9,7 +9,7 @@ import libcst as cst
 from det_lightning.bypass_rules import find_bypasses, find_torch_names, parse
 from det_lightning.porting.counterparts import package_finding, read_methods
 from det_lightning.porting.findings import Finding, Premise, Severity
-from det_lightning.porting.older_releases import spellings
+from det_lightning.porting.older_releases import find_wrapped
 from det_lightning.porting.python_syntax import (
     PythonFile,
     called_method,
@@ -44,7 +44,7 @@ def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
         for module in _list_imports(statement):
             _check_module(file, statement, module)
     for trial in trials:
-        optimizers = _find_wrapped_optimizers(file, trial)
+        optimizers = find_wrapped(file, trial, "wrap_optimizer")
         for method in _find_training_methods(file, trial):
             _check_steps(file, method, optimizers)
         if "disable_dataset_reproducibility_checks" not in file.edits.text:
@@ -133,16 +133,6 @@ def _is_passed(file: PythonFile, node: cst.CSTNode, method: cst.FunctionDef) -> 
     """Return whether a node is in a function within a method, for example a function passed as ``clip_grads``."""
     around = next(outer for outer in file.ancestors(node) if isinstance(outer, cst.Lambda | cst.FunctionDef))
     return around is not method
-
-
-def _find_wrapped_optimizers(file: PythonFile, trial: cst.ClassDef) -> set[str]:
-    names = spellings("wrap_optimizer")
-    return {
-        dotted_name(target.target)
-        for assign in file.find(cst.Assign, within=trial)
-        for target in assign.targets
-        if isinstance(assign.value, cst.Call) and last_name(assign.value.func) in names
-    } - {""}
 
 
 # In a script

@@ -36,13 +36,12 @@ def note_variables(text: str, first_line: int) -> list[Finding]:
     """Return a finding for each of Determined's variables in a text, except those set by ``det-lightning run``."""
     findings = []
     for found in _VARIABLE.finditer(text):
-        name = found.group()
-        if name not in _SET_HERE:
-            is_theirs = name in _READ_BY_DETERMINED
-            premise = Premise.unneeded if is_theirs else Premise.variable_unset
-            reason = f"{name}: det-lightning run does not set it"
-            advice = "remove it" if is_theirs else "set it yourself, as in environment.environment_variables"
+        if (name := found.group()) not in _SET_HERE:
+            premise, advice = Premise.variable_unset, "set it yourself, as in environment.environment_variables"
+            if name in _READ_BY_DETERMINED:
+                premise, advice = Premise.unneeded, "remove it"
             line = line_at(text, found.start(), first_line)
+            reason = f"{name}: det-lightning run does not set it"
             findings.append(Finding(line, Severity.check, reason, advice, premise=premise))
     return findings
 

@@ -120,11 +120,6 @@ def missing(path: str, line: int, need: Need = Need.file) -> Finding:
     return Finding(line, Severity.problem, f"{part.path}: {part.reason}", part.advice, need)
 
 
-def has_own_advice(path: str, use: str) -> bool:
-    """Return whether the advice for ``use``, which begins with ``path``, differs from that for all of ``path``."""
-    return parts_of_determined.find_topic(path) != parts_of_determined.find_topic(use)
-
-
 def package_finding(module: str, line: int) -> Finding | None:
     """Return the finding for an imported or started module, or None if the package needs no advice."""
     package = next((name for name in _PACKAGES if _is_below(module, name)), None)

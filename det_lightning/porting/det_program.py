@@ -78,13 +78,10 @@ class NoCounterpart(ValueError):
     """A command of ``det`` has no translation; the message says how to go on."""
 
 
-def is_det(word: str) -> bool:
-    """Return whether a word is ``det``, with or without a directory."""
-    return re.fullmatch(_PROGRAM, word) is not None
-
-
 def is_det_command(words: list[str]) -> bool:
-    """Return whether words, beginning with ``det``, name a command of Determined."""
+    """Return whether words begin with ``det``, with or without a directory, and name a command of Determined."""
+    if not words or not re.fullmatch(_PROGRAM, words[0]):
+        return False
     group, command = [*_without_global_options(words), "", ""][:2]
     # A variable may stand for any command, at least after a group that is no ordinary word.
     is_put_in = command.startswith(("{", "$")) and bool(_GROUPS.get(group))

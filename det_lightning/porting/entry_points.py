@@ -58,12 +58,7 @@ class EntryPoint:
         """The state of the entry point in one or two words."""
         if self.tried:
             return "failed" if self.error else "ran"
-        return {"moves": "should run", "waits": "waits", "stays": "stays"}[self.outcome.value]
-
-    @property
-    def needs_configuration(self) -> bool:
-        """Whether a script is to be started by a configuration."""
-        return not self.port.is_configuration and self.command.endswith(" CONFIG")
+        return "should run" if self.outcome is Outcome.moves else self.outcome.value
 
     @property
     def sentence(self) -> str:
@@ -75,8 +70,7 @@ class EntryPoint:
             found = f"; {self.to_check} finding{'s' if self.to_check > 1 else ''} to look at"
             return f"{self.state} {how}{found if self.to_check else ''}"
         listed = ", ".join(str(reason) for reason in self.reasons[:_MOST_REASONS])
-        rest = len(self.reasons) - _MOST_REASONS
-        if rest > 0:
+        if (rest := len(self.reasons) - _MOST_REASONS) > 0:
             listed += f", and {rest} more line{'s' if rest > 1 else ''}"
         if self.outcome is Outcome.stays:
             return f"still needs Determined because of {listed}"
@@ -123,8 +117,7 @@ def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
     ]
     directory = graph.find_code_directory(port) if port.is_configuration else None
     if port.is_configuration:
-        found = _explain_missing_code(port) if directory is None else _find_obstacles(graph, port)
-        others += [Reason(path, Finding(0, Severity.problem, why, advice)) for path, why, advice in found]
+        others += [Reason(path, Finding(0, Severity.problem, why, "")) for path, why in _find_obstacles(graph, port)]
     outcome = Outcome.stays if needs else Outcome.waits if others else Outcome.moves
     reasons: dict[tuple[pathlib.Path, int], Reason] = {}  # one per line
     for reason in needs or others:
@@ -135,31 +128,25 @@ def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
     return EntryPoint(port, project, outcome, command, list(reasons.values()), checks, files)
 
 
-def _find_obstacles(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
+def _find_obstacles(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.Path, str]]:
+    """Yield the files that keep a configuration from running, each with the reason."""
+    missing = [*(f"module {name}" for name in port.facts.imports), *(f"file {name}" for name in port.facts.starts)]
+    if graph.find_code_directory(port) is None:
+        if missing:
+            yield port.path, f"there is no {missing[0]} in the directories that were given"
+        elif not port.facts.has_entrypoint:
+            yield port.path, "it has no entrypoint"
+        return
     for name, module in graph.find_missing_classes(port):
-        yield port.path, f"there is no class {name} in {_shorten(module.path)}", "correct its entrypoint"
+        yield port.path, f"there is no class {name} in {_shorten(module.path)}"
     script = graph.find_executed(port)
     if script is not None and not os.access(script.path, os.X_OK):
-        advice = f"make it executable, as with chmod +x {script.path.name}, or name the program to run it with"
-        yield script.path, "it is not executable", advice
+        yield script.path, "it is not executable"
     for hook in [file for file in graph.find_started(port) if file.path.name == STARTUP_HOOK]:
-        for script in graph.find_reached(hook)[1:]:
-            if script.facts.kind is Kind.commands and (installs := find_installs(script.before)):
-                yield (
-                    script.path,
-                    f"{installs[0].tool} may install something, so det-lightning run stops before the hook",
-                    "",
-                )
-
-
-def _explain_missing_code(port: FilePort) -> Iterator[tuple[pathlib.Path, str, str]]:
-    """Yield why the code of a configuration is unknown."""
-    names = [*(f"module {name}" for name in port.facts.imports), *(f"file {name}" for name in port.facts.starts)]
-    if names:
-        reason = f"there is no {names[0]} in the directories that were given"
-        yield port.path, reason, "name the directory of the code, too"
-    elif not port.facts.has_entrypoint:
-        yield port.path, "it has no entrypoint", "name the class of the trial, as entrypoint: module:Class"
+        for file in graph.find_reached(hook)[1:]:
+            if file.facts.kind is Kind.commands and (installs := find_installs(file.before)):
+                tool = installs[0].tool
+                yield file.path, f"{tool} may install something, so det-lightning run stops before the hook"
 
 
 def _shorten(directory: pathlib.Path) -> pathlib.Path:

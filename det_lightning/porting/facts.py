@@ -120,10 +120,9 @@ def _find_bound_names(statements: Iterable[ast.stmt]) -> Iterator[str]:
             stored = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
             yield from (node.id for node in stored if isinstance(node.ctx, ast.Store))
             yield from ("*" for node in stored if node.id in ("exec", "globals", "setattr"))
-            yield from _find_bound_names(
-                child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.stmt)
-            )
-            handlers = [child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.ExceptHandler)]
+            inner = [*ast.iter_child_nodes(statement)]
+            yield from _find_bound_names(child for child in inner if isinstance(child, ast.stmt))
+            handlers = [child for child in inner if isinstance(child, ast.ExceptHandler)]
             yield from (name for handler in handlers for name in _find_bound_names(handler.body))
 
 

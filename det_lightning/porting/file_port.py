@@ -88,8 +88,7 @@ class FilePort:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
-            old = self.path.lstat()
-            new = temporary.lstat()
+            old, new = self.path.lstat(), temporary.lstat()
             if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
                 shutil.chown(temporary, old.st_uid, old.st_gid)
             shutil.copymode(self.path, temporary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -67,10 +68,8 @@ class _GoneNames:
         self._known: set[int] = set()  # the positions of names in the table, to skip ruff's findings there
 
     def _holds(self, row: GoneName, node: cst.CSTNode) -> bool:
-        needs_gpu = ".cuda." in row.name
-        if not row.holds(self._libraries.lack):
-            return False
-        return not self._guards.hold(self._file.line(node), self._guards.find_use(node), needs_gpu)
+        line, use = self._file.line(node), self._guards.find_use(node)
+        return row.holds(self._libraries.lack) and not self._guards.hold(line, use, needs_gpu=".cuda." in row.name)
 
     def _note(self, row: GoneName, node: cst.CSTNode, shown: str, found: re.Match[str]) -> None:
         if self._holds(row, node):
@@ -155,13 +154,9 @@ class _GoneNames:
 
     def _find_calls(self, paths: dict[cst.CSTNode, str]) -> Iterator[tuple[cst.Call, str, list[str]]]:
         """Yield the calls of the named functions and classes, and of derived classes with parameters of their own."""
-        bases: dict[cst.CSTNode, str] = {
-            definition: paths[base.value]
-            for definition in self._file.find(cst.ClassDef)
-            for base in definition.bases
-            if base.value in paths
-        }
-        derived = {node.name.value: node for node in bases if isinstance(node, cst.ClassDef)}
+        pairs = [(node, base.value) for node in self._file.find(cst.ClassDef) for base in node.bases]
+        bases: dict[cst.CSTNode, str] = {node: paths[base] for node, base in pairs if base in paths}
+        derived = {node.name.value: node for node, base in pairs if base in paths}
         for call in self._file.find(cst.Call):
             name = dotted_name(call.func)
             path = paths.get(call.func)
@@ -204,7 +199,10 @@ class _GoneNames:
         if not row.replacement:
             self._note(row, text, f"'{found.group()}'", found)
         elif self._holds(row, text):
-            self._file.replace(text, self._file.source(text).replace(found.group(), found.expand(row.replacement)))
+            self._replace_within(text, row, found)
+
+    def _replace_within(self, node: cst.CSTNode, row: GoneName, found: re.Match[str]) -> None:
+        self._file.replace(node, self._file.source(node).replace(found.group(), found.expand(row.replacement)))
 
     def port_options(self) -> None:
         """Port the names, attributes and strings of options, except for options read by the project itself."""
@@ -212,10 +210,10 @@ class _GoneNames:
             value = node.value if isinstance(node, cst.Name) else read_string(node) or ""
             for row in option_rows():
                 found = row.word.fullmatch(value.removeprefix("--"))
-                if found is None or found.group() in self._libraries.own:
+                if found is None or found.group() in self._libraries.own or not row.holds(self._libraries.lack):
                     continue
                 if row.replacement:
-                    self._rename_option(row, node, found)
+                    self._replace_within(node, row, found)
                 elif self._stands_for_option(node, value):
                     self._note(row, node, f"{value} of TrainingArguments", found)
 
@@ -225,11 +223,6 @@ class _GoneNames:
         if isinstance(parent, cst.DictElement):
             return parent.key is node and "TrainingArguments" in self._file.edits.text
         return isinstance(parent, cst.Attribute) and parent.attr is node
-
-    def _rename_option(self, row: GoneName, node: cst.CSTNode, found: re.Match[str]) -> None:
-        if row.holds(self._libraries.lack):
-            new = found.expand(row.replacement)
-            self._file.replace(node, self._file.source(node).replace(found.group(), new))
 
     def ask_ruff(self) -> None:
         """Apply ruff's safe fixes, and note the other violations."""
@@ -268,10 +261,7 @@ def _find_gone(path: str, rows: list[GoneName]) -> Iterator[tuple[GoneName, re.M
     parts = path.split(".")
     prefixes = [".".join(parts[: end + 1]) for end in range(len(parts))]
     pairs = ((row, row.path.fullmatch(prefix)) for prefix in prefixes for row in rows if not row.given)
-    for row, found in pairs:
-        if found is not None:
-            yield row, found
-            return
+    yield from itertools.islice(((row, found) for row, found in pairs if found is not None), 1)
 
 
 def port_json(text: str, libraries: Libraries) -> tuple[str, list[Finding]]:

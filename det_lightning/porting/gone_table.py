@@ -40,11 +40,6 @@ class GoneName:
         return self.given.startswith((".", "=."))
 
     @property
-    def is_option(self) -> bool:
-        """Whether the keyword is also an attribute, an option of programs and a hyperparameter."""
-        return self.given.startswith("--")
-
-    @property
     def still_exists(self) -> bool:
         """Whether the name still exists and only the described use of the name fails."""
         return _RELEASE.fullmatch(self.gone) is None
@@ -70,23 +65,12 @@ def _row(name: str, gone: str, replacement: str, advice: str, level: str) -> Gon
     assert found is not None, f"{name} is written as the first lines of the table say"
     given = found["argument"] or ""
     attribute, _, keyword = given.partition(", ") if "." in given[:2] else (given, "", "")
-    given = attribute
-    is_word = given.startswith(("=.", ".", "'")) or (given.endswith("=") and not given.startswith("!"))
-    word = given.strip("'-.=") if is_word else found["path"].rpartition(".")[2]
+    is_word = attribute.startswith(("=.", ".", "'")) or (attribute.endswith("=") and not attribute.startswith("!"))
+    word = attribute.strip("'-.=") if is_word else found["path"].rpartition(".")[2]
+    patterns = _pattern(found["path"]), _pattern(word)
     before = (found["before"] or "").count(",")
     severity = Severity(level or "problem")
-    return GoneName(
-        name,
-        gone,
-        replacement,
-        advice,
-        severity,
-        _pattern(found["path"]),
-        _pattern(word),
-        given,
-        keyword.removesuffix("="),
-        before,
-    )
+    return GoneName(name, gone, replacement, advice, severity, *patterns, attribute, keyword.removesuffix("="), before)
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -101,23 +85,18 @@ def find_rows(package: str) -> list[GoneName]:
 
 
 def option_rows() -> list[GoneName]:
-    """Return the rows about options."""
-    return [row for row in read_table() if row.is_option]
+    """Return the rows about options: keywords that are also attributes, options of programs and hyperparameters."""
+    return [row for row in read_table() if row.given.startswith("--")]
 
 
 def find_packages(text: str) -> list[str]:
     """Return the packages of the table mentioned in a text."""
-    return sorted(set(_packages().findall(text)))
+    return sorted({row.package for row in read_table()}.intersection(re.findall(r"\w+", text)))
 
 
 def mentions_gone_name(text: str, packages: list[str]) -> bool:
     """Return whether a text has a word from a removed name of ``packages``."""
     return any(_words(package).search(text) for package in packages)
-
-
-@functools.cache
-def _packages() -> re.Pattern[str]:
-    return re.compile(rf"\b(?:{'|'.join({row.package for row in read_table()})})\b")
 
 
 @functools.cache

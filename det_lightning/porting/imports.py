@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator
 
 import libcst as cst
 
+from det_lightning.parts_of_determined import find_topic
 from det_lightning.porting.bindings import Binding, Bindings, Reference
-from det_lightning.porting.counterparts import counterpart, has_own_advice, missing, missing_prefix
+from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Need, Premise, Severity
 from det_lightning.porting.python_syntax import PythonFile, dotted_name, last_name
 
@@ -83,11 +84,8 @@ class ImportRewriter:
     def _rewrite_from(self, statement: cst.ImportFrom) -> None:
         bindings = self.bindings.of(statement)
         moved = {binding for binding in bindings if self._is_movable(binding) and self._move(binding)}
-        counterparts = {
-            binding: None if binding.name in self._left else counterpart(binding.path)
-            for binding in bindings
-            if binding not in moved
-        }
+        kept = [binding for binding in bindings if binding not in moved]
+        counterparts = {one: None if one.name in self._left else counterpart(one.path) for one in kept}
         for binding in bindings:
             if counterpart(binding.path) is None:
                 self._note_missing_binding(binding)
@@ -264,8 +262,7 @@ class ImportRewriter:
 
     def _note_missing_binding(self, binding: Binding) -> None:
         """Note an imported name without counterpart; if every use has advice of its own, note the uses."""
-        uses = self._uses(binding)
-        is_movable = self._is_movable(binding)
+        uses, is_movable = self._uses(binding), self._is_movable(binding)
         if self._is_for_types(binding):
             reason = f"{binding.path} is imported for type checkers only, and nothing replaces it"
             self.file.note(binding.alias, Severity.note, reason, "remove the import, together with the annotations")
@@ -274,7 +271,7 @@ class ImportRewriter:
             reason = f"{binding.path} is imported and not used; the import is removed"
             self.file.note(binding.alias, Severity.note, reason, "nothing to do", Premise.changed)
             return
-        advised = [use for use in uses if has_own_advice(binding.imported, use.path)]
+        advised = [use for use in uses if find_topic(use.path) != find_topic(binding.imported)]
         for use in advised:
             self._note_missing(use.path, use.node)
         if not advised or len(advised) < len(uses):

@@ -70,9 +70,11 @@ _EPOCH_HOOKS = ("on_training_epoch_start", "on_training_epoch_end")
 _MODE_CALLS = {"train_batch": ("train()", "train(True)"), "evaluate_batch": ("eval()", "train(False)")}
 
 
-def spellings(method: str) -> list[str]:
-    """Return all names a method of the context has had."""
-    return [method, *(old for old, new in _RENAMED.items() if new == method)]
+def find_wrapped(file: PythonFile, trial: cst.ClassDef, method: str) -> set[str]:
+    """Return the variables and attributes with results of a method of the context, by any name of the method."""
+    names = [method, *(old for old, new in _RENAMED.items() if new == method)]
+    found = [one for one in file.find(cst.Assign, within=trial) if called_method(one.value) in names]
+    return {dotted_name(target.target) for assign in found for target in assign.targets} - {""}
 
 
 def rewrite_older_releases(file: PythonFile, trials: list[cst.ClassDef], callbacks: list[cst.ClassDef]) -> None:
@@ -175,12 +177,7 @@ def _add_epoch(file: PythonFile, method: cst.FunctionDef) -> None:
 
 def _remove_mode_calls(file: PythonFile, trial: cst.ClassDef) -> None:
     """Remove ``self.model.train()`` where the model is in training mode anyway and the class keeps the mode."""
-    wrapped = {
-        dotted_name(target.target)
-        for assign in file.find(cst.Assign, within=trial)
-        for target in assign.targets
-        if called_method(assign.value) in spellings("wrap_model")
-    } - {""}
+    wrapped = find_wrapped(file, trial, "wrap_model")
     mode_calls = [call for call in file.find(cst.Call, within=trial) if called_method(call) in ("train", "eval")]
     removable = [line for method in list_methods(trial) for line in _find_needless_lines(file, method, wrapped)]
     if removable and len(removable) == len(mode_calls):
@@ -190,11 +187,8 @@ def _remove_mode_calls(file: PythonFile, trial: cst.ClassDef) -> None:
 
 def _find_needless_lines(file: PythonFile, method: cst.FunctionDef, wrapped: set[str]) -> list[cst.SimpleStatementLine]:
     needless = {f"{model}.{call}" for model in wrapped for call in _MODE_CALLS.get(method.name.value, ())}
-    lines = [
-        line
-        for line in method.body.body
-        if isinstance(line, cst.SimpleStatementLine) and file.source(line).strip() in needless
-    ]
+    simple = [line for line in method.body.body if isinstance(line, cst.SimpleStatementLine)]
+    lines = [line for line in simple if file.source(line).strip() in needless]
     return lines if len(lines) < len(method.body.body) else []
 
 

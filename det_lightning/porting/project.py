@@ -79,9 +79,8 @@ def _is_skipped(directory: pathlib.Path) -> bool:
     hidden = name.startswith(".") and name not in OF_CI
     if hidden or name in _SKIPPED or name.endswith(".egg-info"):
         return True
-    if any((directory / name).exists() for name in _OF_ENVIRONMENTS):
-        return True
-    return any(all((directory / name).is_file() for name in names) for names in _RECORDS)
+    is_environment = any((directory / name).exists() for name in _OF_ENVIRONMENTS)
+    return is_environment or any(all((directory / name).is_file() for name in names) for names in _RECORDS)
 
 
 @dataclasses.dataclass(frozen=True)

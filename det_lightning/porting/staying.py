@@ -74,21 +74,17 @@ def _keep(
         return _drop_checks(port) if port.path in why else port
     staying = {name: file for name, file in graph.find_named(port).items() if file.path in why}
     is_notebook = port.facts.kind is Kind.notebook
-    is_python = port.path.suffix == ".py"
-    before = _lines(port.before, port.facts.kind)
-    after = _lines(port.after, port.facts.kind)
+    before, after = (_lines(text, port.facts.kind) for text in (port.before, port.after))
     # A staying notebook is restored as a whole, and so is a notebook with both packages in one program.
     own = find_needs(port, Need.file, Need.script) if is_notebook else []
     is_mixed = is_notebook and (own or port.facts.apis or len(before) != len(after))
     reasons = [*own, *(why[file.path] for file in (port, *staying.values()) if file.path in why)]
-    is_whole = is_python or port.is_configuration or is_mixed
-    reason = next(iter(reasons), None)
-    if is_whole and reason is not None:
-        staying_for = f"stays as it is, for Determined: {reason}"
+    if reasons and (port.path.suffix == ".py" or port.is_configuration or is_mixed):
+        staying_for = f"stays as it is, for Determined: {reasons[0]}"
         finding = Finding(0, Severity.note, staying_for, "port again after a change there")
         facts = dataclasses.replace(port.facts, imports_determined=True)
-        others = _drop_checks(port).findings
-        return dataclasses.replace(port, after=port.before, findings=[finding, *others], facts=facts)
+        findings = [finding, *_drop_checks(port).findings]
+        return dataclasses.replace(port, after=port.before, findings=findings, facts=facts)
     directory = project_directory(port.path)
     needed = next((reason for reason in needs if reason.path.is_relative_to(directory)), None)
     needs_ours = any(path.is_relative_to(directory) for path in ours)

@@ -202,8 +202,6 @@ def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
     for option, code in itertools.pairwise(nodes):
         if read_string(option) == "-c" and _IMPORTED.search(file.source(code)):
             file.note(code, Severity.problem, *_PROGRAM, Premise.changed)
-    if not values or not det_program.is_det(values[0] or ""):
-        return
     sources = [file.source(node) for node in nodes]
     words = [f"{{{source}}}" if value is None else value for value, source in zip(values, sources, strict=True)]
     if not det_program.is_det_command(words):

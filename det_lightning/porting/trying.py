@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -89,7 +88,7 @@ def _command(entry: EntryPoint, copy: _Copy) -> list[str] | None:
     if entry.port.is_configuration:
         options = ["--try", "--slots", "1", "--experiments", str(copy.experiments)]
         return [sys.executable, "-c", _CLI, "run", path, str(copy.locate(entry.project)), *options]
-    if entry.port.facts.kind is not Kind.script or entry.needs_configuration:
+    if entry.port.facts.kind is not Kind.script or entry.command.endswith(" CONFIG"):
         return None
     return [sys.executable, *(["-m", "det_lightning"] if "-m det_lightning" in entry.command else []), path]
 
@@ -104,17 +103,15 @@ def _run(command: list[str], directory: pathlib.Path) -> str | None:
         try:
             status = process.wait(_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            _end(process)
             return None
-        except BaseException:
+        finally:
             _end(process)
-            raise
         output.seek(0)
         return None if status == 0 else _last_line(output.read()) or f"it ended with status {status}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGTERM)
+    process.terminate()
     try:
         process.wait(_GRACE_S)
     except subprocess.TimeoutExpired:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -117,7 +118,9 @@ class _YamlPort:
         if "searcher" in entries and entries.keys() & {"entrypoint", "hyperparameters"}:
             self.findings += _findings_of_run(self.edits.text)
             # In the ported text, because the new launcher may have other options.
-            trial = _class_that_run_trains(self.edits.result())
+            trial = None
+            with contextlib.suppress(ConfigError):
+                trial = read_config(f"{self.edits.result()}\n", partial=True).trial_class
             if trial is not None and entrypoint is not None:
                 # In an entrypoint, a launcher may run a class.
                 lines = range(_line(entrypoint), entrypoint.end_mark.line + 2)
@@ -149,15 +152,8 @@ def _findings_of_run(text: str) -> list[Finding]:
         advice = "change it: det-lightning run refuses the file"
         mistakes = [(m.line or 0, ": ".join(part for part in (m.path, m.message) if part)) for m in e.mistakes]
         return [Finding(line, Severity.problem, reason, advice) for line, reason in mistakes]
-    findings = [
-        Finding(
-            note.line or 0,
-            Severity.note,
-            f"{note.path}: {note.message}",
-            "leave the field; det-lightning run prints this note",
-        )
-        for note in config.notes
-    ]
+    advice = "leave the field; det-lightning run prints this note"
+    findings = [Finding(n.line or 0, Severity.note, f"{n.path}: {n.message}", advice) for n in config.notes]
     images = config.environment.image
     # A trial needs only torch of Determined's environments.
     is_of_determined = all("determinedai/" in name for name in (images.cpu, images.cuda, images.rocm) if name)
@@ -172,14 +168,6 @@ def _findings_of_run(text: str) -> list[Finding]:
             reason = f"{field.path} has no effect under det-lightning run"
             findings.append(Finding(field.line or 0, severity, reason, advice))
     return findings
-
-
-def _class_that_run_trains(text: str) -> str | None:
-    """Return the trial class named or launched by the entrypoint of a configuration, or None."""
-    try:
-        return read_config(f"{text}\n", partial=True).trial_class
-    except ConfigError:
-        return None
 
 
 # Nodes

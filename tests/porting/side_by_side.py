@@ -14,7 +14,7 @@ import torch
 import det_lightning as det
 from det_lightning.adapters import TrialModule
 
-EPOCHS = 3
+EPOCHS = 2
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
     "logger": False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import io
-import itertools
 import textwrap
 import tokenize
 
@@ -124,36 +123,34 @@ def contexts_without_comment(text: str) -> list[str]:
     return found
 
 
-def source_with(call: str, form: str, place: str) -> str:
-    base = {"kept": "self.kept", "outside": "context", "own": "context"}.get(place, "self.context")
-    code = form.replace("{}", f"{base}.{call}").replace("{{", "{").replace("}}", "}")
-    parts = dict.fromkeys(PLACES, "pass") | {place: textwrap.indent(code, " " * 8).strip()}
-    if place == "called":
-        parts["init"] = "self.called_by_init()"
-    if place in ("kept", "own"):
-        parts["init"] = "self.watching = Watching(context); self.own(context)"
-    if place == "outside":
-        parts["outside"] = textwrap.indent(code, " " * 4).strip()
-    return SOURCE.format(**parts)
-
-
-CASES = list(itertools.product(PLACES, FORMS))
+def source_with(**parts: str) -> str:
+    """Return a source with code at some places of a context, and ``pass`` at the others."""
+    init = parts.pop("init", "pass")
+    indented = {
+        place: textwrap.indent(code, " " * (4 if place == "outside" else 8)).strip() for place, code in parts.items()
+    }
+    called = "self.called_by_init(); self.watching = Watching(context); self.own(context)"
+    init = f"{textwrap.indent(init, ' ' * 8).strip()}\n        {called}"
+    return SOURCE.format(**dict.fromkeys(PLACES, "pass") | indented | {"init": init})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(CASES)))
+@pytest.mark.parametrize("number", range(len(FORMS)))
 def test_every_use_of_a_context_is_marked(number: int) -> None:
-    place, form = CASES[number]
-    source = source_with(MEMBERS[number % len(MEMBERS)], form, place)
-    written = write_module(source).text
+    parts = {}
+    for index, place in enumerate(PLACES):
+        base = {"kept": "self.kept", "outside": "context", "own": "context"}.get(place, "self.context")
+        call = MEMBERS[(number + index * len(FORMS)) % len(MEMBERS)]
+        code = FORMS[number].replace("self.x", f"self.{place}_x").replace("{}", f"{base}.{call}")
+        parts[place] = code.replace("{{", "{").replace("}}", "}")
+    written = write_module(source_with(**parts)).text
     assert contexts_without_comment(written) == []
     assert port_python(written)[0] == written
 
 
 @pytest.mark.parametrize("use", ["get_hparam(1)", "distributed.rank", "to_device(1)", "wrap_model(1)"])
 def test_parameters_used_as_contexts_count(use: str) -> None:
-    source = source_with("device", "pass", "train")
-    source = source.replace(
+    source = source_with().replace(
         "own(self, context: PyTorchTrialContext):\n        pass", f"own(self, context):\n        context.{use}"
     )
     written = write_module(source).text

@@ -9,23 +9,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from det_lightning.porting import FilePort, port_file
-from det_lightning.porting.project import port_project
-
-
-def port_text(directory: Path, name: str, text: str) -> FilePort:
-    """Port a file; once more changes nothing."""
-    file = directory / name
-    file.write_bytes(text.encode())
-    port = port_file(file)
-    port.write()
-    assert not port_file(file).changed
-    return port
-
-
-@pytest.fixture(scope="module")
-def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("scripts")
+from det_lightning.porting import port_project
+from tests.porting.test_files import port_text
 
 
 @pytest.mark.parametrize(
@@ -149,9 +134,9 @@ OF_DETERMINED = ["determined", "import determined as d", "from determined.pytorc
 @hypothesis.given(
     parts=st.lists(st.sampled_from(PARTS), max_size=15), name=st.sampled_from(["a.sh", "a.yaml", "Makefile"])
 )
-@hypothesis.settings(max_examples=100, deadline=None)
-def test_other_scripts_stay(parts: list[str], name: str, shared_path: Path) -> None:
-    assert not port_text(shared_path, name, "".join(parts)).changed
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_other_scripts_stay(parts: list[str], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert not port_text(tmp_path_factory.getbasetemp(), name, "".join(parts)).changed
 
 
 @pytest.mark.slow
@@ -159,9 +144,9 @@ def test_other_scripts_stay(parts: list[str], name: str, shared_path: Path) -> N
     parts=st.lists(st.sampled_from(PARTS + OF_DETERMINED), max_size=15),
     name=st.sampled_from(["a.sh", "a.yaml", "Makefile"]),
 )
-@hypothesis.settings(max_examples=500, deadline=None)
-def test_a_script_is_ported_once(parts: list[str], name: str, shared_path: Path) -> None:
+@hypothesis.settings(max_examples=300, deadline=None)
+def test_a_script_is_ported_once(parts: list[str], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     text = "".join(parts)
-    port = port_text(shared_path, name, text)
+    port = port_text(tmp_path_factory.getbasetemp(), name, text)
     if "det" not in text:
         assert not port.changed

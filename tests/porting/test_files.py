@@ -33,148 +33,139 @@ def problems_of(port: FilePort) -> list[str]:
     return [f"{found.line}: {found.reason}" for found in port.findings if found.severity is Severity.problem]
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "after"),
-    [
-        ("const.yaml", "entrypoint: python3 -m determined.launch.torch_distributed -- python3 t.py  # go\n", None),
-        (
-            "const.yaml",
-            "# of determined.launch.horovod\nentrypoint: >-\n  python -m determined.launch.horovod\n   train.py\n",
-            "# of determined.launch.horovod\nentrypoint: >-\n  python -m det_lightning.launch.horovod\n   train.py\n",
+#: By the name of a file, parts of its text and what they become. None stands for the same with det_lightning.
+PARTS: dict[str, dict[str, str | None]] = {
+    "const.yaml": {
+        "a: python3 -m determined.launch.torch_distributed -- python3 t.py  # go": None,
+        "# of determined.launch.horovod": "# of determined.launch.horovod",
+        "b: >-\n  python -m determined.launch.horovod\n   train.py": None,
+        "c: python -m determined.launch.autohorovod t": "c: python -m det_lightning.launch.horovod --autohorovod t",
+        "d: [python, '-m', 'determined.launch.autohorovod', t.py]": (
+            "d: [python, '-m', 'det_lightning.launch.horovod', '--autohorovod', t.py]"
         ),
-        (
-            "const.yaml",
-            "entrypoint: python -m determined.launch.autohorovod t.py\n",
-            "entrypoint: python -m det_lightning.launch.horovod --autohorovod t.py\n",
+        "e:\n    - -m\n    - determined.launch.autohorovod # x": (
+            "e:\n    - -m\n    - det_lightning.launch.horovod\n    - --autohorovod # x"
         ),
-        (
-            "const.yml",
-            "entrypoint: [python, '-m', 'determined.launch.autohorovod', t.py]\n",
-            "entrypoint: [python, '-m', 'det_lightning.launch.horovod', '--autohorovod', t.py]\n",
+        "f: &a {x: determined.launch, y: determined}\ng: *a": "f: &a {x: determined.launch, y: determined}\ng: *a",
+        "h:\n- run: |\n    pip install determined\n    ls": "h:\n- run: |\n    pip install det-lightning\n    ls",
+        "i: det e create c.yaml .": "i: det-lightning run c.yaml .",
+        'j: "det -m ${{ env.MASTER }} e create c.yaml ."': 'j: "det-lightning run c.yaml ."',
+        "dependencies:\n  - pip:\n    - determined==0.17.0 # x\n    - torch": (
+            "dependencies:\n  - pip:\n    - det-lightning~=0.1 # x\n    - torch"
         ),
-        (
-            "const.yaml",
-            "entrypoint:\n    - -m\n    - determined.launch.autohorovod # x\n",
-            "entrypoint:\n    - -m\n    - det_lightning.launch.horovod\n    - --autohorovod # x\n",
+    },
+    "run.sh": {
+        "python -m \\\n  determined.launch.torch_distributed t.py": None,
+        "python -mdetermined.launch.torch_distributed t.py": None,
+        "# python -m determined.launch.horovod": "# python -m determined.launch.horovod",
+        "python -m determined.launch.horovod -np 2 -- a.py": None,
+        "pip install 'determined @ https://x/d.whl'": "pip install 'determined @ https://x/d.whl'",
+        "pip install -U git+https://github.com/determined-ai/determined#subdirectory=harness torch # -U": (
+            "pip install -U det-lightning torch # -U"
         ),
-        ("run.sh", "python -m \\\n  determined.launch.torch_distributed t.py\n", None),
-        ("run.sh", "python -mdetermined.launch.torch_distributed t.py\n", None),
-        ("start.py", "os.system(f'{python} -m determined.launch.torch_distributed {script}')\n", None),
-        (
-            "const.yaml",
-            "a: &a {description: determined.launch, name: determined}\nb: *a\n",
-            "a: &a {description: determined.launch, name: determined}\nb: *a\n",
+        "pip install --no-deps ./determined-0.38.1-py3-none-any.whl": "pip install --no-deps det-lightning",
+        "ls determined-0.38.1-py3-none-any.whl": "ls determined-0.38.1-py3-none-any.whl",
+        "cd x && det e create c.yaml . -f": "cd x && det-lightning run c.yaml .",
+        'det -m host experiment create \\\n  "my c.yaml" $(pwd) \\\n  --config searcher.max_trials=2; ls': (
+            'det-lightning run "my c.yaml" $(pwd) --config searcher.max_trials=2; ls'
         ),
-        (
-            "environment.yml",
-            "dependencies:\n  - pip:\n    - determined==0.17.0 # x\n    - torch\n",
-            "dependencies:\n  - pip:\n    - det-lightning~=0.1 # x\n    - torch\n",
+        "det e create c.yaml --project_id 3 . --config=a=1": "det-lightning run c.yaml . --config=a=1",
+        "/opt/conda/bin/det e create c.yaml .": "det-lightning run c.yaml .",
+        "det preview-search c; det e list | head": "det-lightning run c --dry-run; det-lightning experiment ls | head",
+        "nohup det e create c.yaml . >log 2>&1 &": "nohup det-lightning run c.yaml . >log 2>&1 &",
+        "det e list 2> /dev/null": "det-lightning experiment ls 2> /dev/null",
+        "ssh host 'det e create c.yaml .'": "ssh host 'det-lightning run c.yaml .'",
+        "# det e create x .": "# det e create x .",
+        **dict.fromkeys(["echo the det is 3", "x=det", "detect e create", "echo training det model"]),
+        "train --name 'det task a'": None,
+    },
+    "Makefile": {
+        "train:\n\tpython -m determined.launch.torch_distributed train.py": None,
+        "train:\n\t@det e create c.yaml .": "train:\n\t@det-lightning run c.yaml .",
+        "t: # det e list\n\t-det e list  # det e list": "t: # det e list\n\t-det-lightning experiment ls  # det e list",
+    },
+    "Dockerfile": {
+        'RUN pip3 install -U \\\n  "determined[x]>=0.17,<1" torch && echo determined': (
+            'RUN pip3 install -U \\\n  "det-lightning~=0.1" torch && echo determined'
         ),
-        ("requirements.txt", "Determined==0.21\n", "det-lightning~=0.1\n"),
-        ("requirements.txt", "determined [cloud]==0.20\n", "det-lightning~=0.1\n"),
-        (
-            ".github.yml",
-            "steps:\n- run: |\n    pip install determined\n    pytest\n",
-            "steps:\n- run: |\n    pip install det-lightning\n    pytest\n",
+        'CMD ["python", "-m", "determined.launch.torch_distributed", "t.py"]': None,
+        "RUN pip install torch \\\n  'determined @ https://x/determined-0.1.whl' && cp determined-0.1.whl /x": (
+            "RUN pip install torch \\\n  'det-lightning' && cp determined-0.1.whl /x"
         ),
-        (
-            "run.sh",
-            "# python -m determined.launch.horovod\npython -m determined.launch.horovod -np 2 -- a.py\n",
-            "# python -m determined.launch.horovod\npython -m det_lightning.launch.horovod -np 2 -- a.py\n",
+    },
+    "a.py": {
+        "os.system(f'{python} -m determined.launch.torch_distributed {script}')": None,
+        "os.system('pip install determined==0.2 && ls')": "os.system('pip install det-lightning~=0.1 && ls')",
+        "call([sys.executable, '-m', 'pip', 'install', 'determined', name])": (
+            "call([sys.executable, '-m', 'pip', 'install', 'det-lightning', name])"
         ),
-        ("Makefile", "train:\n\tpython -m determined.launch.torch_distributed train.py\n", None),
-        (
-            "Dockerfile",
-            'RUN pip3 install -U \\\n  "determined[x]>=0.17,<1" torch && echo determined\n',
-            'RUN pip3 install -U \\\n  "det-lightning~=0.1" torch && echo determined\n',
+        "models = ['add', 'determined']": "models = ['add', 'determined']",
+        "call(['/usr/bin/det', 'e', 'create', c, d])": "call(['det-lightning', 'run', c, d])",
+        "os.system(f'det e create {c} .')": "os.system(f'det-lightning run {c} .')",
+        "line = f'det e create {c} .'\nos.system(line)": "line = f'det-lightning run {c} .'\nos.system(line)",
+        "call('det e create c.yaml .'.split())": "call('det-lightning run c.yaml .'.split())",
+        "sp.run(['det', 'e', 'create', str(c), '.', '-f'])": "sp.run(['det-lightning', 'run', str(c), '.'])",
+        'run("det", "e", "create", c, d)': 'run("det-lightning", "run", c, d)',
+        'cmd = ("det", "e", "list")': 'cmd = ("det-lightning", "experiment", "ls")',
+        "MODES = ('det', 'model', 'rec')\nrun(['det', 'task', name])": None,
+    },
+    "requirements.txt": {
+        "Determined==0.21": "det-lightning~=0.1",
+        "determined [cloud]==0.20": "det-lightning~=0.1",
+        "determined == 0.19.2  # pinned\r": "det-lightning~=0.1  # pinned\r",
+        "determined-like\r": "determined-like\r",
+        "determined[x] @ https://x/determined-0.38.1.whl ; os_name > '3'": "det-lightning ; os_name > '3'",
+        "https://x/determined-0.38.1-py3-none-any.whl": "det-lightning",
+        "./determined-0.38.1.tar.gz#sha256=00": "det-lightning",
+        "-e git+ssh://git@github.com/determined-ai/determined.git#egg=determined": "det-lightning",
+        "git+https://github.com/determined-ai/determined.git@0.38.1#subdirectory=harness": "det-lightning",
+        "https://x/determined-ai/determined-examples # not it": "https://x/determined-ai/determined-examples # not it",
+    },
+    "dev-requirements.in": {'determined;python_version>"3"': 'det-lightning;python_version>"3"'},
+    "pyproject.toml": {
+        '[project]\nname = "determined"': '[project]\nname = "determined"',
+        'dependencies = [\n  "torch",\n  "determined>=0.17",\n]': (
+            'dependencies = [\n  "torch",\n  "det-lightning~=0.1",\n]'
         ),
-        ("Dockerfile", 'CMD ["python", "-m", "determined.launch.torch_distributed", "t.py"]\n', None),
-        (
-            "Dockerfile",
-            "RUN pip install torch \\\n  'determined @ https://x/determined-0.1.whl' && cp determined-0.1.whl /x\n",
-            "RUN pip install torch \\\n  'det-lightning' && cp determined-0.1.whl /x\n",
+        "requires = [\"determined[x]>=0.2; python_version < '3.11'\", 'torch']": (
+            "requires = [\"det-lightning~=0.1; python_version < '3.11'\", 'torch']"
         ),
-        (
-            "a.py",
-            "os.system('pip install determined==0.2 && ls')\n",
-            "os.system('pip install det-lightning~=0.1 && ls')\n",
+        '[tool.poetry.dependencies]\ndetermined = "^0.17"  # x': (
+            '[tool.poetry.dependencies]\ndet-lightning = "~=0.1"  # x'
         ),
-        (
-            "a.py",
-            "call([sys.executable, '-m', 'pip', 'install', 'determined', name])\nmodels = ['add', 'determined']\n",
-            "call([sys.executable, '-m', 'pip', 'install', 'det-lightning', name])\nmodels = ['add', 'determined']\n",
+        '[tool.ruff]\nk = ["determined"]': '[tool.ruff]\nk = ["determined"]',
+        "[tool.uv.sources]\ndetermined = { url = 'https://x/determined-0.38.1.whl' }\ntorch = { index = 'cpu' }": (
+            "[tool.uv.sources]\ntorch = { index = 'cpu' }"
         ),
-        ("install.sh", "pip install 'determined @ https://x/d.whl'\n", "pip install 'determined @ https://x/d.whl'\n"),
-        (
-            "install.sh",
-            "pip install -U git+https://github.com/determined-ai/determined#subdirectory=harness torch # -U\n"
-            "pip install --no-deps ./determined-0.38.1-py3-none-any.whl; ls determined-0.38.1-py3-none-any.whl\n",
-            "pip install -U det-lightning torch # -U\n"
-            "pip install --no-deps det-lightning; ls determined-0.38.1-py3-none-any.whl\n",
+        '[dependency-groups]\nx = ["determined @ https://x/determined-0.38.1.whl"]': (
+            '[dependency-groups]\nx = ["det-lightning"]'
         ),
-        (
-            "requirements.txt",
-            "determined == 0.19.2  # pinned\r\ndetermined-like\r\n",
-            "det-lightning~=0.1  # pinned\r\ndetermined-like\r\n",
+        '[project.optional-dependencies]\ndetermined = ["determined", "x"]': (
+            '[project.optional-dependencies]\ndetermined = ["det-lightning", "x"]'
         ),
-        (
-            "requirements.txt",
-            "determined[x] @ https://x/determined-0.38.1.whl ; python_version > '3' # pinned\n",
-            "det-lightning ; python_version > '3' # pinned\n",
+    },
+    "setup.cfg": {
+        "[options]\ninstall_requires =\n    torch\n    determined==0.17": (
+            "[options]\ninstall_requires =\n    torch\n    det-lightning~=0.1"
         ),
-        ("requirements.txt", "https://x/determined-0.38.1-py3-none-any.whl\n", "det-lightning\n"),
-        ("requirements.txt", "./determined-0.38.1.tar.gz#sha256=00\n", "det-lightning\n"),
-        (
-            "requirements.txt",
-            "-e git+ssh://git@github.com/determined-ai/determined.git#egg=determined\ntorch\n",
-            "det-lightning\ntorch\n",
-        ),
-        (
-            "requirements.txt",
-            "git+https://github.com/determined-ai/determined.git@0.38.1#subdirectory=harness\n"
-            "https://github.com/determined-ai/determined-examples # not determined-ai/determined\n",
-            "det-lightning\nhttps://github.com/determined-ai/determined-examples # not determined-ai/determined\n",
-        ),
-        ("dev-requirements.in", 'determined;python_version>"3"', 'det-lightning;python_version>"3"'),
-        (
-            "pyproject.toml",
-            '[project]\nname = "determined"\ndependencies = [\n  "torch",\n  "determined>=0.17",\n]\n',
-            '[project]\nname = "determined"\ndependencies = [\n  "torch",\n  "det-lightning~=0.1",\n]\n',
-        ),
-        (
-            "pyproject.toml",
-            "[project]\ndependencies = [\"determined[x]>=0.2; python_version < '3.11'\", 'torch']\n",
-            "[project]\ndependencies = [\"det-lightning~=0.1; python_version < '3.11'\", 'torch']\n",
-        ),
-        (
-            "pyproject.toml",
-            '[tool.poetry.dependencies]\ndetermined = "^0.17"  # x\n[tool.ruff]\nk = ["determined"]\n',
-            '[tool.poetry.dependencies]\ndet-lightning = "~=0.1"  # x\n[tool.ruff]\nk = ["determined"]\n',
-        ),
-        (
-            "pyproject.toml",
-            '[project]\ndependencies = ["determined @ https://x/determined-0.38.1.whl"]\n'
-            "[tool.uv.sources]\ndetermined = { url = 'https://x/determined-0.38.1.whl' }\ntorch = { index = 'cpu' }\n",
-            "[project]\ndependencies = [\"det-lightning\"]\n[tool.uv.sources]\ntorch = { index = 'cpu' }\n",
-        ),
-        (
-            "pyproject.toml",
-            '[project.optional-dependencies]\ndetermined = ["determined", "x"]\n',
-            '[project.optional-dependencies]\ndetermined = ["det-lightning", "x"]\n',
-        ),
-        (
-            "setup.cfg",
-            "[options]\ninstall_requires =\n    torch\n    determined==0.17\n[isort]\nknown = determined\n",
-            "[options]\ninstall_requires =\n    torch\n    det-lightning~=0.1\n[isort]\nknown = determined\n",
-        ),
-        ("Pipfile", '[packages]\ndetermined = "*"\n', '[packages]\ndet-lightning = "*"\n'),
-    ],
-)
-def test_every_kind_of_file_is_ported(name: str, before: str, after: str | None, tmp_path: Path) -> None:
-    port = port_text(tmp_path, name, before)
-    expected = before.replace("determined", "det_lightning") if after is None else after
-    assert port.after == expected.replace("~=0.1", COMPATIBLE)
-    assert problems_of(port) == []
+        "[isort]\nknown = determined": "[isort]\nknown = determined",
+    },
+    "Pipfile": {'[packages]\ndetermined = "*"': '[packages]\ndet-lightning = "*"'},
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_kind_of_file_is_ported(name: str, tmp_path: Path) -> None:
+    parts = {
+        before: before.replace("determined", "det_lightning") if after is None else after
+        for before, after in PARTS[name].items()
+    }
+    port = port_text(tmp_path, name, "\n".join([*parts, ""]))
+    assert port.after == "\n".join([*parts.values(), ""]).replace("~=0.1", COMPATIBLE)
+    assert port.findings == []
+
+
+RUN_HERE = "the launchers of det_lightning run classes in experiments only"
 
 
 @pytest.mark.parametrize(
@@ -182,77 +173,48 @@ def test_every_kind_of_file_is_ported(name: str, before: str, after: str | None,
     [
         (
             "a.yaml",
-            "entrypoint: python -m determined.launch.deepspeed t.py\n",
-            "1: determined.launch.deepspeed: DeepSpeed",
-        ),
-        (
-            "a.yaml",
-            "entrypoint:\n- -m\n- determined.launch.tensorflow\n",
+            "a:\n- -m\n- determined.launch.tensorflow\n",
             "3: determined.launch.tensorflow: it is for TensorFlow",
         ),
+        ("a.yaml", "entrypoint: x:Y\nsearcher:\n  name: custom\n", "3: searcher.name: custom cannot be used: write"),
+        ("a.yaml", "entrypoint: python -m determined.launch.horovod m:T\n", f"1: m:T: {RUN_HERE}"),
         (
             "a.yaml",
-            "x: 1\nentrypoint: x:Y\nsearcher:\n  name: custom\n",
-            "4: searcher.name: custom cannot be used: write",
+            "a: >-\n  python -m determined.launch.horovod\n  python -m determined.exec.harness x:Y\n",
+            f"3: x:Y: {RUN_HERE}",
         ),
-        (
-            "a.yaml",
-            "entrypoint: python -m determined.launch.horovod m:T\n",
-            "1: m:T: the launchers of det_lightning run classes in experiments only",
-        ),
-        (
-            "a.yaml",
-            "entrypoint: >-\n  python -m determined.launch.horovod\n  python -m determined.exec.harness x:Y\n",
-            "3: x:Y: the launchers of det_lightning run classes in experiments only",
-        ),
-        (
-            "a.yaml",
-            "entrypoint:\n- -m\n- determined.launch.torch_distributed\n- --trial\n- a:B\n",
-            "5: a:B: the launchers of det_lightning run classes in experiments only",
-        ),
+        ("a.yaml", "a:\n- -m\n- determined.launch.torch_distributed\n- --trial\n- a:B\n", f"5: a:B: {RUN_HERE}"),
         (
             "Dockerfile",
             "RUN true && \\\n  pip install torch model-hub==0.19\n",
             "2: model-hub: it is built on determined",
         ),
-        ("requirements.txt", "torch\nmodel_hub\n", "2: model_hub: it is built on determined"),
         ("a.yaml", "entrypoint: python -m determined.exec.prep_container\n", "1: determined.exec.prep_container: it"),
         ("a.py", "run(['-m', 'determined.exec.harness', 'x:Y'])\n", "1: determined.exec.harness: it needs"),
         ("environment.yaml", "dependencies:\n- determined=0.17\n", "2: conda has no package"),
-        (
-            "a.sh",
-            "python -m determined.launch.torch_distributed \\\n  --trial a:B\n",
-            "2: a:B: the launchers of det_lightning run classes in experiments only",
-        ),
+        ("a.sh", "python -m determined.launch.torch_distributed \\\n  --trial a:B\n", f"2: a:B: {RUN_HERE}"),
         ("a.sh", "cd x\ndet -m host e logs -f 1\n", "2: det -m host e logs: it needs a Determined master"),
-        ("requirements.txt", "determined-cli==0.12\n", "1: determined-cli: it talks to a Determined master"),
-        ("requirements.txt", "torch\ndetermined @ git+https://x/y\n", "2: Determined is installed from a URL"),
-        ("requirements.txt", "-e git+https://x/y.git#egg=determined\n", "1: Determined is installed from a URL"),
+        (
+            "requirements.txt",
+            "model_hub\ndetermined-cli==0.12\ndetermined @ git+https://x/y\n-e git+https://x/y.git#egg=determined\n"
+            "determined==1 \\\n  --hash=sha256:00\n",
+            "1: model_hub: it is built on determined, 2: determined-cli: it talks to a Determined master, "
+            "3: Determined is installed from a URL, 4: Determined is installed from a URL, "
+            "5: Determined is required with hashes of its files",
+        ),
         (
             "pyproject.toml",
             "[project]\ndependencies = ['determined @ https://x/d.whl']\n",
             "2: Determined is installed",
         ),
-        ("requirements.txt", "determined==1 \\\n  --hash=sha256:00\n", "1: Determined is required with hashes"),
         (
             "pyproject.toml",
-            "[tool.poetry.dependencies]\ndetermined = {version = '1'}\n",
-            "2: Determined is required by a table",
-        ),
-        (
-            "pyproject.toml",
-            "[tool.uv.sources]\ndetermined = [\n  {git = 'x'}\n]\n",
-            "2: uv has a source for Determined",
-        ),
-        (
-            "pyproject.toml",
-            "[tool.uv.sources.determined]\nurl = 'https://x/determined-0.38.1.whl'\n",
-            "1: uv has a source for Determined",
-        ),
-        (
-            "pyproject.toml",
+            "[tool.poetry.dependencies]\ndetermined = {version = '1'}\n"
+            "[tool.uv.sources]\ndetermined = [\n  {git = 'x'}\n]\n"
+            "[tool.uv.sources.determined]\nurl = 'https://x/determined-0.38.1.whl'\n"
             "[tool.poetry.group.dev.dependencies.torch]\n[tool.poetry.dependencies.determined]\nversion = '^0.20'\n",
-            "2: Determined is required by a table",
+            "2: Determined is required by a table, 4: uv has a source for Determined, "
+            "7: uv has a source for Determined, 10: Determined is required by a table",
         ),
         ("a.py", "import determined\nprint 'x'\n", "0: not ported: it is not Python 3: line 2"),
         ("a.py", "x = 1\n\\\nimport determined\n", "0: not ported: it is not Python 3: line 2: a statement begins"),
@@ -261,7 +223,7 @@ def test_every_kind_of_file_is_ported(name: str, before: str, after: str | None,
     ],
 )
 def test_findings_name_line_and_advice(name: str, text: str, reason: str, tmp_path: Path) -> None:
-    assert any(found.startswith(reason) for found in problems_of(port_text(tmp_path, name, text)))
+    assert reason in ", ".join(problems_of(port_text(tmp_path, name, text)))
 
 
 @pytest.mark.parametrize(
@@ -338,35 +300,17 @@ def notebook(*cells: str) -> str:
     return json.dumps({"cells": [text, *made], "nbformat": 4}, indent=1, ensure_ascii=False) + "\n"
 
 
-def test_cells_are_one_program(tmp_path: Path) -> None:
-    before = notebook(
-        "%matplotlib inline\n!pip install determined\nimport determined",
-        "%%bash\necho determined",
-        "for x in y:\n    !ls\n    determined.pytorch.DataLoader",
-        "",
-    )
-    port = port_text(tmp_path, "a.ipynb", before)
-    assert port.after == notebook(
-        "%matplotlib inline\n!pip install det-lightning\nimport det_lightning",
-        "%%bash\necho determined",
-        "for x in y:\n    !ls\n    det_lightning.pytorch.DataLoader",
-        "",
-    )
-
-
-@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
 @pytest.mark.parametrize("escapes", [True, False])
 @pytest.mark.parametrize(
-    "written",
-    [{"indent": 2}, {"indent": 4}, {"indent": "\t"}, {"indent": 0}, {"separators": (",", ":")}, {}],
-    ids=str,
+    "written", [{"indent": 2}, {"indent": 4}, {"indent": "\t"}, {"indent": 0}, {"separators": (",", ":")}, {}], ids=str
 )
-def test_notebooks_keep_their_layout(written: dict[str, Any], escapes: bool, line_break: str, tmp_path: Path) -> None:
+def test_notebooks_keep_their_layout(written: dict[str, Any], escapes: bool, tmp_path: Path) -> None:
     cell = {"cell_type": "code", "source": "import determined\nprint('é')"}
-    before = json.dumps({"cells": [cell], "nbformat": 4}, ensure_ascii=escapes, **written).replace("\n", line_break)
-    port = port_text(tmp_path, "a.ipynb", before)
-    assert not port.findings
-    assert port.after == before.replace("determined", "det_lightning")
+    text = json.dumps({"cells": [cell], "nbformat": 4}, ensure_ascii=escapes, **written)
+    for before in (text, text.replace("\n", "\r\n")):
+        port = port_text(tmp_path, "a.ipynb", before)
+        assert port.findings == []
+        assert port.after == before.replace("determined", "det_lightning")
 
 
 def test_unusual_layouts_stay(tmp_path: Path) -> None:
@@ -385,48 +329,19 @@ def test_a_comment_resolves_a_finding(tmp_path: Path) -> None:
     assert [found.line for found in port_text(tmp_path, "a.py", text).findings] == [2]
 
 
-@pytest.fixture(scope="module")
-def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fuzz")
+WORDS = [
+    "determined", "python -m determined.launch.horovod", "pip install determined==1", "- ", "a: ", "\n", "  ", "#", "'",
+    '"', "[options]", "dependencies = [", "]", "\r\n", "\\\n", "{", ",", "é", "det e create",
+    "import determined as d", "\t",
+]  # fmt: skip
+NAMES = ["a.py", "a.yaml", "a.sh", "Dockerfile", "requirements.txt", "pyproject.toml", "setup.cfg", "a.ipynb"]
 
 
-WORDS = st.sampled_from(
-    [
-        "determined",
-        "python -m determined.launch.horovod",
-        "pip install determined==1",
-        "- ",
-        "a: ",
-        "\n",
-        "  ",
-        "#",
-        "'",
-        '"',
-        "[options]",
-        "dependencies = [",
-        "]",
-        "\r\n",
-        "\\\n",
-        "{",
-        ",",
-        "é",
-        "det e create",
-        "import determined as d",
-        "\t",
-    ]
-)
-
-
-@hypothesis.given(
-    words=st.lists(WORDS, max_size=12),
-    name=st.sampled_from(
-        ["a.py", "a.yaml", "a.sh", "Dockerfile", "requirements.txt", "pyproject.toml", "setup.cfg", "a.ipynb"]
-    ),
-)
-@hypothesis.settings(max_examples=150)
-def test_any_text_is_ported_once(words: list[str], name: str, shared_path: Path) -> None:
+@hypothesis.given(words=st.lists(st.sampled_from(WORDS), max_size=12), name=st.sampled_from(NAMES))
+@hypothesis.settings(max_examples=80)
+def test_any_text_is_ported_once(words: list[str], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     before = "".join(words)
-    port = port_text(shared_path, name, before)
+    port = port_text(tmp_path_factory.getbasetemp(), name, before)
     if "determined" not in before:
         assert not port.changed
 
@@ -553,58 +468,8 @@ def test_hooks_with_installations_are_findings(
     assert [(found.line, found.reason.split()[0]) for found in ported.findings] == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "after"),
-    [
-        ("a.sh", "cd x && det e create c.yaml . -f\n", "cd x && det-lightning run c.yaml .\n"),
-        (
-            "a.sh",
-            'det -m host experiment create \\\n  "my c.yaml" $(pwd) \\\n  --config searcher.max_trials=2; ls\n',
-            'det-lightning run "my c.yaml" $(pwd) --config searcher.max_trials=2; ls\n',
-        ),
-        ("a.sh", "det e create c.yaml --project_id 3 . --config=a=1\n", "det-lightning run c.yaml . --config=a=1\n"),
-        ("a.sh", "/opt/conda/bin/det e create c.yaml .\n", "det-lightning run c.yaml .\n"),
-        ("a.py", "call(['/usr/bin/det', 'e', 'create', c, d])\n", "call(['det-lightning', 'run', c, d])\n"),
-        ("a.sh", "det e list | head; det preview-search c.yaml\n", None),
-        ("Makefile", "train:\n\t@det e create c.yaml .\n", "train:\n\t@det-lightning run c.yaml .\n"),
-        ("a.sh", "nohup det e create c.yaml . >log 2>&1 &\n", "nohup det-lightning run c.yaml . >log 2>&1 &\n"),
-        ("a.sh", "det e list 2> /dev/null\n", "det-lightning experiment ls 2> /dev/null\n"),
-        (
-            "Makefile",
-            "t: # det e list\n\t-det e list  # det e list\n",
-            "t: # det e list\n\t-det-lightning experiment ls  # det e list\n",
-        ),
-        ("a.sh", "ssh host 'det e create c.yaml .'\n", "ssh host 'det-lightning run c.yaml .'\n"),
-        ("ci.yml", '- run: "det -m ${{ env.MASTER }} e create c.yaml ."\n', '- run: "det-lightning run c.yaml ."\n'),
-        ("ci.yaml", "- run: det e create c.yaml .\n", "- run: det-lightning run c.yaml .\n"),
-        ("a.py", "os.system(f'det e create {c} .')\n", "os.system(f'det-lightning run {c} .')\n"),
-        ("a.py", "run = f'det e create {c} .'\nos.system(run)\n", "run = f'det-lightning run {c} .'\nos.system(run)\n"),
-        ("a.py", "call('det e create c.yaml .'.split())\n", "call('det-lightning run c.yaml .'.split())\n"),
-        (
-            "a.py",
-            "sp.run(['det', 'e', 'create', str(c), '.', '-f'], check=True)\n",
-            "sp.run(['det-lightning', 'run', str(c), '.'], check=True)\n",
-        ),
-        ("a.py", 'run("det", "e", "create", c, d)\n', 'run("det-lightning", "run", c, d)\n'),
-        ("a.py", 'cmd = ("det", "e", "list")\n', 'cmd = ("det-lightning", "experiment", "ls")\n'),
-    ],
-)
-def test_commands_of_det_are_translated(name: str, before: str, after: str | None, tmp_path: Path) -> None:
-    port = port_text(tmp_path, name, before)
-    assert port.after == (after or "det-lightning experiment ls | head; det-lightning run c.yaml --dry-run\n")
-    assert port.findings == []
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.py", "MODES = ('det', 'model', 'rec')\nrun(['det', 'task', name])\n"),
-        ("a.sh", "echo training det model; train --name 'det task a'\n"),
-        ("const.yaml", "description: train the det model on coco\nentrypoint: python3 train.py\n"),
-    ],
-)
-def test_det_in_plain_text_is_no_command(name: str, text: str, tmp_path: Path) -> None:
-    port = port_text(tmp_path, name, text)
+def test_det_in_plain_text_is_no_command(tmp_path: Path) -> None:
+    port = port_text(tmp_path, "const.yaml", "description: train the det model on coco\nentrypoint: python3 train.py\n")
     assert not port.changed
     assert port.findings == []
 
@@ -656,7 +521,7 @@ def test_readers_of_output_are_found(name: str, text: str, tmp_path: Path) -> No
 
 def test_magic_cells_are_ported(tmp_path: Path) -> None:
     before = notebook(
-        "%%time\nimport determined\ndetermined?",
+        "%%time\n!pip install determined\nimport determined\ndetermined?",
         "files = !ls\nif files:\n    !det e create \\\n      c.yaml \\\n      .\n    x, y = %who",
         "%%bash\ncd x\n\n  det e create c.yaml \\\n  .\npython <<E\nif 1:\n  import determined\nE\n",
         "%%writefile train.py\nimport determined\n",
@@ -665,7 +530,7 @@ def test_magic_cells_are_ported(tmp_path: Path) -> None:
     )
     port = port_text(tmp_path, "a.ipynb", before)
     assert port.after == notebook(
-        "%%time\nimport det_lightning\ndetermined?",
+        "%%time\n!pip install det-lightning\nimport det_lightning\ndetermined?",
         "files = !ls\nif files:\n    !det-lightning run c.yaml .\n    x, y = %who",
         "%%bash\ncd x\n\n  det-lightning run c.yaml .\npython <<E\nif 1:\n  import det_lightning\nE\n",
         "%%writefile train.py\nimport determined\n",
@@ -685,13 +550,6 @@ def test_commands_keep_their_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["", "\n", "\n\n"])
 def test_a_final_backslash_stays(end: str, tmp_path: Path) -> None:
     assert not port_text(tmp_path, "a.ipynb", notebook(f"import torch\n!ls \\{end}")).changed
-
-
-@pytest.mark.parametrize("text", ["echo the det is 3\n", "x=det\n", "detect e create\n", "# det e create x .\n"])
-def test_other_words_are_no_commands(text: str, tmp_path: Path) -> None:
-    port = port_text(tmp_path, "a.sh", text)
-    assert not port.changed
-    assert port.findings == []
 
 
 def test_commands_in_cells_are_translated(tmp_path: Path) -> None:

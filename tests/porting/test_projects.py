@@ -145,19 +145,20 @@ def test_refused_configurations_get_advice(config: str, sentence: str) -> None:
     assert entry.sentence.startswith(f"should run with `det-lightning run const.yaml` once this is changed: {sentence}")
 
 
+ENTRYPOINTS = [
+    "pkg.model:T",
+    "python3 -m determined.launch.torch_distributed --trial pkg.model:T",
+    "python3 -m determined.launch.torch_distributed -- python3 pkg/model.py --x 1",
+    "python3 -m determined.launch.horovod --fusion-threshold 1 pkg/model.py",
+    "python -m determined.exec.harness pkg.model:T",
+    "[python3, -m, pkg.model]",
+    "bash scripts/go.sh",
+]
+
+
 @pytest.mark.parametrize(
-    "entrypoint",
-    [
-        "pkg.model:T",
-        "python3 -m determined.launch.torch_distributed --trial pkg.model:T",
-        "python3 -m determined.launch.torch_distributed -- python3 pkg/model.py --x 1",
-        "python3 -m determined.launch.horovod --fusion-threshold 1 pkg/model.py",
-        "python -m determined.exec.harness pkg.model:T",
-        "[python3, -m, pkg.model]",
-        "bash scripts/go.sh",
-    ],
+    ("entrypoint", "folder"), [*((one, "") for one in ENTRYPOINTS), *((one, "configs__") for one in ENTRYPOINTS[::3])]
 )
-@pytest.mark.parametrize("folder", ["", "configs__"])
 def test_code_is_found_for_any_entrypoint(entrypoint: str, folder: str) -> None:
     files = {
         f"{folder}const_yaml": CONFIG.format(entrypoint),

@@ -58,19 +58,16 @@ def written_trial(init: str = "pass", train: str = "return {}", rest: str = "") 
     return result.text, len(result.todos)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("self.x = context.get_hparam('x')", "self.x = self.hparams['x']"),
-        ("self.x = A(self.context.get_hparams())", "self.x = A(self.hparams)"),
-        ("a = f'{self.context.get_hparam(1)}'", "a = f'{self.hparams[1]}'"),
-        ("self.x = context.get_global_batch_size()", 'self.x = self.hparams["global_batch_size"]'),
-        ("self.model = context.wrap_model(model=M())", "self.model = M()"),
-    ],
-)
-def test_context_in_init_is_rewritten(before: str, after: str) -> None:
-    written, todos = written_trial(before)
-    assert f"        {after}\n" in written
+def test_context_in_init_is_rewritten() -> None:
+    rewritten = {
+        "self.x = context.get_hparam('x')": "self.x = self.hparams['x']",
+        "self.y = A(self.context.get_hparams())": "self.y = A(self.hparams)",
+        "a = f'{self.context.get_hparam(1)}'": "a = f'{self.hparams[1]}'",
+        "self.z = context.get_global_batch_size()": 'self.z = self.hparams["global_batch_size"]',
+        "self.model = context.wrap_model(model=M())": "self.model = M()",
+    }
+    written, todos = written_trial("; ".join(rewritten))
+    assert "\n".join(f"        {after}" for after in rewritten.values()) in written
     assert todos == 0
 
 
@@ -79,26 +76,30 @@ def test_optimizers_in_dicts_are_returned() -> None:
     assert "return [*self.opts.values()]" in written
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "late"),
-    [
-        ("x", "self.context.device", "self.device"),
-        ("device", "context.device", ""),
-        ("rank", "context.distributed.get_rank()", "self.global_rank"),
-        ("size", "context.distributed.size", "self.trainer.world_size"),
-        ("b", "context.get_per_slot_batch_size()", 'self.hparams["global_batch_size"] // self.trainer.world_size'),
-        ("writer", "context.get_tensorboard_writer()", "self.logger.experiment"),
-        ("logger", "context.get_tensorboard_writer()", "self.logger.experiment"),
-        ("path", "context.get_tensorboard_path()", "pathlib.Path(self.logger.log_dir)"),
-    ],
-)
-def test_late_values_become_properties(name: str, given: str, late: str) -> None:
-    written, todos = written_trial(f"self.{name} = {given}", train=f"use(self.{name})")
-    name = "trial_logger" if name == "logger" else name
-    assert ("@property" in written) == bool(late)
-    assert not late or f"    @property\n    def {name}(self):\n        return {late}\n" in written
-    assert f"        use(self.{name})\n" in written
-    assert f"self.{name} =" not in written
+def test_late_values_become_properties() -> None:
+    late = {
+        "x": ("self.context.device", "self.device"),
+        "rank": ("context.distributed.get_rank()", "self.global_rank"),
+        "size": ("context.distributed.size", "self.trainer.world_size"),
+        "b": ("context.get_per_slot_batch_size()", 'self.hparams["global_batch_size"] // self.trainer.world_size'),
+        "writer": ("context.get_tensorboard_writer()", "self.logger.experiment"),
+        "logger": ("context.get_tensorboard_writer()", "self.logger.experiment"),
+        "path": ("context.get_tensorboard_path()", "pathlib.Path(self.logger.log_dir)"),
+    }
+    init = "; ".join(f"self.{name} = {given}" for name, (given, _) in late.items())
+    written, todos = written_trial(init, train="; ".join(f"use(self.{name})" for name in late))
+    for name, (_, value) in late.items():
+        member = "trial_logger" if name == "logger" else name
+        assert f"    @property\n    def {member}(self):\n        return {value}\n" in written
+        assert f"        use(self.{member})\n" in written
+        assert f"self.{name} =" not in written
+    assert todos == 0
+
+
+def test_the_device_of_a_module_is_its_own() -> None:
+    written, todos = written_trial("self.device = context.device", train="use(self.device)")
+    assert "        use(self.device)\n" in written
+    assert "@property" not in written and "self.device =" not in written
     assert todos == 0
 
 

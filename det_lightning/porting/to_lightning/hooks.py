@@ -9,7 +9,7 @@ import libcst as cst
 
 from det_lightning.porting.python_syntax import base_names, dotted_name, last_name, list_methods, parameter_names
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
-from det_lightning.porting.to_lightning.module_file import ModuleFile, argument
+from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self
 from det_lightning.porting.to_lightning.trial import Scheduler, Trial
 
 _COMPUTED = re.compile(r"[^\w.]")
@@ -94,7 +94,8 @@ def _rewrite_reducer(trial: Trial, call: cst.Call, functions: set[str]) -> _Redu
     reducer = argument(call, 0, "reducer")
     name = argument(call, 1, "name")
     statement = trial.file.parent(call)
-    holder = trial.file.render_attribute(statement.targets[0].target) if isinstance(statement, cst.Assign) else ""
+    target = statement.targets[0].target if isinstance(statement, cst.Assign) else None
+    holder = trial.file.render(target).removeprefix("self.") if target and attribute_of_self(target) else ""
     for_validation = dotted_name(argument(call, 3, "for_validation")) != "False"
     if not for_validation:
         trial.file.todo(call, "reset this reducer in training, and log the reduced value")

@@ -13,8 +13,8 @@ from det_lightning.porting.to_lightning.module_file import ModuleFile, list_stat
 _LOADER = "determined.pytorch.DataLoader"
 _TORCH_LOADER = "torch.utils.data.DataLoader"
 _ANY = "from typing import Any"
-# Advice for names without a counterpart, by the last part.
-_ADVICE = {
+#: Advice for names without a counterpart, by the last part.
+ADVICE = {
     "InvalidHP": "instead of InvalidHP, raise an error that your search counts as a failed run",
     "TorchWriter": "self.logger.experiment of a TensorBoardLogger replaces TorchWriter().writer",
     "reset_parameters": "torch draws weights when modules are made; leave reset_parameters() out",
@@ -87,11 +87,6 @@ class Imports:
                 if isinstance(statement, cst.ImportFrom) and dotted_name(statement.module) == "typing":
                     existing.update(f"from typing import {alias.evaluated_name}" for alias in _aliases(statement))
         return existing
-
-
-def find_advice(path: str) -> str:
-    """Return the replacement of a name of det_lightning; empty if there is none."""
-    return _ADVICE.get(path.rpartition(".")[2], "")
 
 
 def _aliases(statement: cst.Import | cst.ImportFrom) -> list[cst.ImportAlias]:

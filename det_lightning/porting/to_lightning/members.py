@@ -24,7 +24,7 @@ _RESERVED = re.compile(
 def rename_members(trial: Trial, names: dict[str, str]) -> None:
     """Rename the class and methods of the trial by ``names``, and all members with names reserved by Lightning."""
     file = trial.file
-    own = trial.list_assigned() | set(trial.methods)
+    own = {name for name, _ in trial.assignments()} | set(trial.methods)
     if _is_that_of_context(trial, "device"):
         own.discard("device")
     members = {name: f"trial_{name}" for name in own if _RESERVED.fullmatch(name)} | names

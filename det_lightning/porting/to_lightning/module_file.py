@@ -105,10 +105,6 @@ class ModuleFile(PythonFile):
         self.todos.append(text)
         return f"# TODO: {text}"
 
-    def render_attribute(self, node: cst.CSTNode) -> str:
-        """Return ``x`` for ``self.x``, or the new name of a renamed attribute."""
-        return self.render(node).removeprefix("self.") if attribute_of_self(node) else ""
-
     def insert_in_body(self, function: cst.FunctionDef, lines: list[str]) -> None:
         """Put lines at the beginning of a function, after the docstring."""
         first, *others = list_statements(function.body)

@@ -107,8 +107,7 @@ def _is_function(trial: Trial, value: cst.BaseExpression) -> bool:
     if isinstance(value, cst.Call):
         return last_name(value.func) == "partial"
     if isinstance(value, cst.Name):
-        assigned = trial.file.assignments(value)
-        return bool(assigned) and all(isinstance(given, cst.FunctionDef) for given in assigned)
+        return {type(given) for given in trial.file.assignments(value)} == {cst.FunctionDef}
     return attribute_of_self(value) in trial.methods
 
 
@@ -191,10 +190,8 @@ def _training_log(file: ModuleFile, method: cst.FunctionDef, returned: cst.Retur
         return ["pass"]
     text = file.render(value)
     kind = _tell_kind(file, method, value)
-    if kind == "dict":
-        return [f"self.log_dict({text})"]
-    if kind == "tensor":
-        return [f'self.log("loss", {text})']
+    if kind:
+        return [f"self.log_dict({text})" if kind == "dict" else f'self.log("loss", {text})']
     return [f"metrics = {text}", 'self.log_dict(metrics if isinstance(metrics, dict) else {"loss": metrics})']
 
 

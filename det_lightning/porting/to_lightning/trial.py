@@ -45,9 +45,8 @@ class Trial:
         parameters = [] if init is None else list_parameters(init)
         self.context_parameter = parameters[1].name.value if len(parameters) > 1 else ""
         self.context_attributes: set[str] = set()  # attributes of self with the context
-        self._context_variables: set[cst.CSTNode] = {
-            *parameters[1:2]
-        }  # the parameters and assignments of variables with the context
+        # The parameters and assignments of variables with the context.
+        self._context_variables: set[cst.CSTNode] = {*parameters[1:2]}
         self._find_contexts()
         self._called_by_init = self.find_reached("__init__")
         self.properties: dict[str, str] = {}  # expressions by the names of properties
@@ -66,9 +65,6 @@ class Trial:
             for target in list_targets(statement):
                 if (name := attribute_of_self(target)) and statement.value is not None:
                     yield name, statement.value
-
-    def list_assigned(self) -> set[str]:
-        return {name for name, _ in self.assignments()}
 
     def find_uses(self, attribute: str) -> list[cst.Attribute]:
         """Return where an attribute of ``self`` is named, including assignments."""
@@ -91,8 +87,8 @@ class Trial:
     def is_context(self, node: cst.CSTNode) -> bool:
         """Return whether an expression is the context, and cannot be anything else."""
         if isinstance(node, cst.Name):
-            assigned = self.file.assignments(node)
-            return bool(assigned) and all(given in self._context_variables for given in assigned)
+            assigned = set(self.file.assignments(node))
+            return bool(assigned) and assigned <= self._context_variables
         return attribute_of_self(node) in self.context_attributes
 
     def context_calls(self, *methods: str) -> Iterator[cst.Call]:
@@ -117,14 +113,11 @@ class Trial:
 
     def find_reached(self, name: str) -> set[cst.FunctionDef]:
         """Return a method, and all methods named by it, directly or indirectly."""
-        found: set[cst.FunctionDef] = set()
-        waiting = [name]
-        while waiting:
-            method = self.methods.get(waiting.pop())
-            if method is not None and method not in found:
-                found.add(method)
-                waiting += [attribute_of_self(node) for node in self.file.find(cst.Attribute, within=method)]
-        return found
+        found = [self.methods[name]] if name in self.methods else []
+        for method in found:  # grows
+            names = map(attribute_of_self, self.file.find(cst.Attribute, within=method))
+            found += [self.methods[one] for one in {*names} & self.methods.keys() if self.methods[one] not in found]
+        return set(found)
 
     def _find_wrapped(self, method: str, advice: str) -> Iterator[tuple[cst.Call, list[str]]]:
         """Yield the calls of a method with the holders of the results; note the advice for calls without holders."""

@@ -21,7 +21,7 @@ from det_lightning.porting.python_syntax import (
 from det_lightning.porting.ruff_rules import sort_imports
 from det_lightning.porting.to_lightning import hooks, steps
 from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context
-from det_lightning.porting.to_lightning.imports import Imports, find_advice, remove_unused_imports
+from det_lightning.porting.to_lightning.imports import ADVICE, Imports, remove_unused_imports
 from det_lightning.porting.to_lightning.leftovers import mark_leftovers
 from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
 from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, list_statements
@@ -241,7 +241,8 @@ def _comment_out_what_trains(file: ModuleFile, imports: Imports) -> set[str]:
         if isinstance(statement, cst.ClassDef):
             remaining.update(use.node.value for use in left)
             for use in left:
-                file.todo(use.node, find_advice(use.path) or f"nothing replaces {dotted_name(use.expression)}")
+                unknown = f"nothing replaces {dotted_name(use.expression)}"
+                file.todo(use.node, ADVICE.get(use.path.rpartition(".")[2], unknown))
         elif left or any(name.value in gone for name in file.names(within=statement)):
             if isinstance(statement, cst.FunctionDef):
                 gone.add(statement.name.value)
