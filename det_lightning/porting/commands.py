@@ -37,9 +37,11 @@ def note_variables(text: str, first_line: int) -> list[Finding]:
     findings = []
     for found in _VARIABLE.finditer(text):
         if (name := found.group()) not in _SET_HERE:
-            premise, advice = Premise.variable_unset, "set it yourself, as in environment.environment_variables"
+            premise = Premise.variable_unset
+            advice = "set it yourself, as in environment.environment_variables"
             if name in _READ_BY_DETERMINED:
-                premise, advice = Premise.unneeded, "remove it"
+                premise = Premise.unneeded
+                advice = "remove it"
             line = line_at(text, found.start(), first_line)
             reason = f"{name}: det-lightning run does not set it"
             findings.append(Finding(line, Severity.check, reason, advice, premise=premise))

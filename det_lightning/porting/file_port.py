@@ -88,7 +88,8 @@ class FilePort:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
-            old, new = self.path.lstat(), temporary.lstat()
+            old = self.path.lstat()
+            new = temporary.lstat()
             if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
                 shutil.chown(temporary, old.st_uid, old.st_gid)
             shutil.copymode(self.path, temporary)

@@ -68,7 +68,8 @@ class _GoneNames:
         self._known: set[int] = set()  # the positions of names in the table, to skip ruff's findings there
 
     def _holds(self, row: GoneName, node: cst.CSTNode) -> bool:
-        line, use = self._file.line(node), self._guards.find_use(node)
+        line = self._file.line(node)
+        use = self._guards.find_use(node)
         return row.holds(self._libraries.lack) and not self._guards.hold(line, use, needs_gpu=".cuda." in row.name)
 
     def _note(self, row: GoneName, node: cst.CSTNode, shown: str, found: re.Match[str]) -> None:

@@ -262,7 +262,8 @@ class ImportRewriter:
 
     def _note_missing_binding(self, binding: Binding) -> None:
         """Note an imported name without counterpart; if every use has advice of its own, note the uses."""
-        uses, is_movable = self._uses(binding), self._is_movable(binding)
+        uses = self._uses(binding)
+        is_movable = self._is_movable(binding)
         if self._is_for_types(binding):
             reason = f"{binding.path} is imported for type checkers only, and nothing replaces it"
             self.file.note(binding.alias, Severity.note, reason, "remove the import, together with the annotations")

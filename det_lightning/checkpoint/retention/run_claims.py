@@ -243,12 +243,16 @@ def remove_dead_claims(root: Location) -> None:
         folders = [root.bookkeeping(name) for name in (_USES_DIR, _TRIALS_DIR)]
         for file in [folder / name for folder in folders for name in folder.list_names()]:
             with contextlib.suppress(PermissionError):  # another user's
-                if is_claimed(file):  # taking the claim would mean waiting
-                    continue
-                if not file.is_local:
-                    file.remove()
-                elif (dead := Claim.take(file)) is not None:
-                    dead.release()
+                _remove_if_dead(file)
+
+
+def _remove_if_dead(file: Location) -> None:
+    if is_claimed(file):  # taking the claim would mean waiting
+        return
+    if not file.is_local:
+        file.remove()
+    elif (dead := Claim.take(file)) is not None:
+        dead.release()
 
 
 def remove_remains(storage: CheckpointStorage) -> None:

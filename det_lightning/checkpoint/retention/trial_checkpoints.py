@@ -162,7 +162,8 @@ class TrialCheckpoints:
 
         A remote storage is listed once to find existing checkpoints; only the last is checked to be complete.
         """
-        root, call = self._storage.root, self._storage.retry.call
+        root = self._storage.root
+        call = self._storage.retry.call
         if not root.is_local:
             last = root / self._written[-1]
             names = {*call("looking for checkpoints in", root.list_names, where=root)}

@@ -185,13 +185,13 @@ def remove_dead_stagings() -> None:
     """Remove the temporary directories of this user's killed writers to remote storages."""
     for directory in pathlib.Path(tempfile.gettempdir()).glob(f"{STAGING_PREFIX}*"):
         try:
-            if _is_own_directory(directory) and is_abandoned(Location.parse(directory / layout.STAGING_MARK)):
-                logger.warning("Removing %s, which a killed writer left behind.", escape(directory))
-                # Last of all the mark, which identifies the directory.
-                for path in directory.iterdir():
-                    if path.is_dir() and not path.is_symlink():
-                        shutil.rmtree(path)
-                shutil.rmtree(directory)
+            if not (_is_own_directory(directory) and is_abandoned(Location.parse(directory / layout.STAGING_MARK))):
+                continue
+            logger.warning("Removing %s, which a killed writer left behind.", escape(directory))
+            # Last of all the mark, which identifies the directory.
+            for path in [path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()]:
+                shutil.rmtree(path)
+            shutil.rmtree(directory)
         except OSError as e:  # another process was faster, or it must not be removed
             logger.warning("%s, which a killed writer left behind, stays: %s", escape(directory), escape(e))
 
