@@ -194,10 +194,9 @@ def complete_policy(
             "checkpoint_policy='best' has no metric to compare, so every validation is followed by a checkpoint. Name "
             'the metric in exp_conf={"searcher": {"metric": ...}}, or in DeterminedCheckpoint(metric=...).'
         )
-    written = (
-        configured if configured.get("policy") != "best" else {**configured, "policy": None}
-    )  # best is the default
-    if differences := find_differences(own, written):
+    if configured.get("policy") == "best":
+        del configured["policy"]  # the default, also in the complete configuration of an experiment
+    if differences := find_differences(own, configured):
         pairs = ", ".join(f"{name}={value!r} in place of {other!r}" for name, value, other in differences)
         warnings.append(f"DeterminedCheckpoint overrides the experiment configuration: {pairs}.")
     return CheckpointPolicy(validations, **{k: v for k, v in given.items() if v is not None}), warnings
