@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning import errors
-from det_lightning.core import DistributedContext
 from det_lightning.distributed.backend import LocalBackend
 from det_lightning.precision.scaling import TorchAmp
 from det_lightning.pytorch import LRScheduler, PyTorchTrialContext
@@ -33,10 +32,9 @@ def wrapped_sgd(context: PyTorchTrialContext, weight: torch.nn.Parameter, **opti
     return context.wrap_optimizer(torch.optim.SGD([weight], lr=1.0), **options)
 
 
-@pytest.mark.parametrize("frequency", [0, -2])
-def test_aggregation_below_one(frequency: int) -> None:
-    with pytest.raises(ValueError, match=f"aggregation_frequency must be at least 1; got {frequency}"):
-        make_context(aggregation_frequency=frequency)
+def test_aggregation_below_one() -> None:
+    with pytest.raises(ValueError, match="aggregation_frequency must be at least 1; got 0"):
+        make_context(aggregation_frequency=0)
 
 
 def test_wrapping_keeps_the_order() -> None:
@@ -64,8 +62,9 @@ def test_one_of_each_is_found() -> None:
     model = context.wrap_model(torch.nn.Linear(1, 1))
     optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1))
     assert context.get_lr_scheduler() is None
-    scheduler = context.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), Mode.MANUAL_STEP)
-    assert (context.get_model(), context.get_optimizer(), context.get_lr_scheduler()) == (model, optimizer, scheduler)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    assert context.wrap_lr_scheduler(plateau, Mode.MANUAL_STEP) is plateau
+    assert (context.get_model(), context.get_optimizer(), context.get_lr_scheduler()) == (model, optimizer, plateau)
 
 
 def test_none_or_several_are_refused() -> None:
@@ -80,39 +79,25 @@ def test_none_or_several_are_refused() -> None:
         context.get_optimizer()
 
 
-def plateau(context: PyTorchTrialContext) -> Any:
-    optimizer = wrapped_sgd(context, make_weight())
-    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-
-
-def step_lr(context: PyTorchTrialContext) -> Any:
-    return torch.optim.lr_scheduler.StepLR(wrapped_sgd(context, make_weight()), 1)
-
-
-def unwrapped(context: PyTorchTrialContext) -> Any:
-    return torch.optim.lr_scheduler.StepLR(torch.optim.SGD([make_weight()], lr=1), 1)
+def step_lr(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "mode", "error", "message"),
+    ("make", "mode", "message"),
     [
-        (plateau, Mode.STEP_EVERY_BATCH, errors.InvalidExperimentException, "ReduceLROnPlateau.*MANUAL_STEP"),
-        (unwrapped, Mode.STEP_EVERY_BATCH, errors.InvalidExperimentException, "StepLR .* was not wrapped"),
-        (step_lr, "STEP_EVERY_BATCH", TypeError, "must be an LRScheduler.StepMode"),
+        (torch.optim.lr_scheduler.ReduceLROnPlateau, Mode.STEP_EVERY_BATCH, "ReduceLROnPlateau.*MANUAL_STEP"),
+        (lambda _: step_lr(torch.optim.SGD([make_weight()])), Mode.STEP_EVERY_BATCH, "StepLR .* was not wrapped"),
+        (step_lr, "STEP_EVERY_BATCH", "must be an LRScheduler.StepMode"),
     ],
 )
-def test_an_unsteppable_scheduler(
-    scheduler: Callable[[PyTorchTrialContext], Any], mode: Any, error: type[BaseException], message: str
-) -> None:
+def test_an_unsteppable_scheduler(make: Callable[..., Any], mode: Any, message: str) -> None:
     context = make_context()
-    with pytest.raises(error, match=message):
-        context.wrap_lr_scheduler(scheduler(context), mode)
+    optimizer = wrapped_sgd(context, make_weight())
+    with pytest.raises((errors.InvalidExperimentException, TypeError), match=message) as raised:
+        context.wrap_lr_scheduler(make(optimizer), mode)
+    assert isinstance(raised.value, TypeError) == isinstance(mode, str)
     assert context.lr_schedulers == []
-
-
-def test_a_plateau_with_manual_steps() -> None:
-    context = make_context()
-    assert context.wrap_lr_scheduler(plateau(context), Mode.MANUAL_STEP) is context.get_lr_scheduler()
 
 
 @pytest.mark.parametrize(
@@ -121,16 +106,6 @@ def test_a_plateau_with_manual_steps() -> None:
         ([lambda c: c.wrap_model(torch.nn.Linear(1, 1)), lambda c: c.wrap_scaler(object())], "before the first wrap_m"),
         ([lambda c: c.wrap_scaler(object())] * 2, "There is a gradient scaler already"),
         ([lambda c: c.experimental.use_amp()] * 2, "There is a gradient scaler already"),
-        ([lambda c: c.configure_apex_amp([], [], opt_level="O0")] * 2, "second time"),
-        ([lambda c: c.configure_apex_amp([], [], opt_level="O0"), lambda c: c.wrap_scaler(object())], "not both"),
-        (
-            [lambda c: c.configure_apex_amp([], [], opt_level="O0"), lambda c: c.wrap_model(torch.nn.Linear(1, 1))],
-            r"wrap_model\(\) before configure_apex_amp",
-        ),
-        (
-            [lambda c: c.configure_apex_amp([], [], opt_level="O0"), lambda c: wrapped_sgd(c, make_weight())],
-            r"wrap_optimizer\(\) before configure_apex_amp",
-        ),
         ([lambda c: wrapped_sgd(c, make_weight(), backward_passes_per_step=0)], "at least 1; got 0"),
     ],
 )
@@ -173,16 +148,10 @@ def test_gradients_without_zeroing() -> None:
     assert weight.grad == 3
 
 
-def test_only_wrapped_optimizers_step() -> None:
-    context = make_context()
-    with pytest.raises(
-        errors.InvalidExperimentException, match=r"got a SGD that was not wrapped.*0 optimizer\(s\) are"
-    ):
-        context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
-
-
-def test_aggregation_needs_zeroing() -> None:
+def test_unusable_steps() -> None:
     context = make_context(aggregation_frequency=2)
+    with pytest.raises(errors.InvalidExperimentException, match=r"got a SGD that was not wrapped.*0 optimizer"):
+        context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
     optimizer = wrapped_sgd(context, make_weight())
     with pytest.raises(errors.InvalidExperimentException, match=r"auto_zero_grads=False.*aggregation_frequency=2"):
         context.step_optimizer(optimizer, auto_zero_grads=False)
@@ -218,10 +187,9 @@ def test_stop_requests() -> None:
 
 
 @pytest.mark.parametrize("method", ["set_stop_requested", "set_enable_tensorboard_logging"])
-@pytest.mark.parametrize("value", [1, None, "yes"])
-def test_switches_take_only_a_bool(method: str, value: Any) -> None:
-    with pytest.raises(AssertionError, match=rf"{method}\(\) takes a bool; got {value!r}"):
-        getattr(make_context(), method)(value)
+def test_switches_take_only_a_bool(method: str) -> None:
+    with pytest.raises(AssertionError, match=rf"{method}\(\) takes a bool; got 1"):
+        getattr(make_context(), method)(1)
 
 
 def test_use_amp_on_the_cpu() -> None:
@@ -245,15 +213,6 @@ def test_use_amp_on_the_cpu() -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_one_process_is_rank_0_of_1() -> None:
-    distributed = make_context().distributed
-    assert (distributed.get_rank(), distributed.get_size(), distributed.get_local_rank()) == (0, 1, 0)
-    assert distributed.allgather("mine") == ["mine"]
-    assert distributed.broadcast("mine") == "mine"
-    with pytest.raises(ValueError, match="without rank, local_rank, local_size, cross_rank, cross_size"):
-        DistributedContext(size=2)
-
-
 def test_from_config() -> None:
     ranges = {"type": "double", "minval": 0.0, "maxval": 1.0}
     config = {
@@ -275,11 +234,6 @@ def test_from_config() -> None:
         assert weight.item() == expected
     with pytest.raises(errors.InternalException, match="training has not started"):
         context.current_train_batch()
-
-
-def test_unknown_hyperparameter_types() -> None:
-    with pytest.raises(ValueError, match="lr has the unknown type 'normal'"):
-        PyTorchTrialContext.from_config({"hyperparameters": {"lr": {"type": "normal"}}})
 
 
 def test_determineds_names_of_the_position() -> None:
