@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pathlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +20,6 @@ MODEL = "model.ckpt"
 # File name prefixes of a rank's position in the data, and of partially aggregated gradients.
 _INPUT = "input.ckpt"
 _AGGREGATION = "aggregation.ckpt"
-# A longer replay is announced.
-_LONG_REPLAY_S = 5.0
 
 
 class RunHook(tf.estimator.SessionRunHook):
@@ -170,19 +167,10 @@ class TrainingSession:
 
     def _replay(self, batches: int) -> None:
         """Read batches and run random operations, without training."""
+        logger.info("%d batches are read again, because data or random operations cannot be restored.", batches)
         fetches = [*tf.nest.flatten(self._training.next_batch), *self._training.random_tensors]
-        since = time.monotonic()
-        announced = False
-        for batch in range(batches):
+        for _ in range(batches):
             self._fetch(fetches)
-            if not announced and time.monotonic() - since > _LONG_REPLAY_S:
-                announced = True
-                logger.warning(
-                    "The run reads the %d batches before the checkpoint again, without training, because data or "
-                    "random operations cannot be restored; %d batches are done.",
-                    batches,
-                    batch + 1,
-                )
 
     def _fetch(self, fetches: Any) -> Any:
         """Fetch values without running the hooks."""

@@ -236,10 +236,6 @@ class CachedAndWrapped(Cached):
         return tf.estimator.TrainSpec(lambda: self.context.wrap_dataset(spec.input_fn()))
 
 
-def without_config(wrap: Any) -> Any:
-    return tf.estimator.Estimator(custom(wrap).model_fn)
-
-
 def with_strategy(wrap: Any) -> Any:
     config = tf.estimator.RunConfig(train_distribute=tf.distribute.OneDeviceStrategy("/cpu:0"))
     return tf.estimator.Estimator(custom(wrap).model_fn, config=config)
@@ -257,7 +253,6 @@ OTHER_OBJECTS: dict[str, Any] = {
     [
         (small_trial(training_data=lambda wrap: training_data()), r"context\.wrap_dataset\(dataset\)"),
         (small_trial(make=lambda wrap: custom(lambda optimizer: optimizer)), r"context\.wrap_optimizer\(optimizer\)"),
-        (small_trial(make=without_config), r"no RunConfig; pass config=tf\.estimator\.RunConfig"),
         (
             type("Trial", (SmallTrial,), OTHER_OBJECTS),
             r"build_estimator\(\) must return a tf\.estimator\.Estimator; got a str.*"

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
 
-from det_lightning import errors
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._data import DataLoader, adapt_batch_sampler
 from det_lightning.pytorch._position import ResumableBatchSampler
@@ -269,17 +268,3 @@ def test_unchanged_values_are_settings() -> None:
     assert sampler.epoch == 0
     states.restore(changed)
     assert sampler.epoch == 1
-
-
-def test_impossible_numbers_of_batches() -> None:
-    class Endless(Sampler[list[int]]):
-        def __iter__(self) -> Iterator[list[int]]:
-            return itertools.repeat([0])
-
-        def __len__(self) -> int:
-            return 10
-
-    starts = [{"first_batch": 0, "rng": capture_rng(), "samplers": [{}]}]
-    journal = PassJournal(starts, position={"drawn": 2**40, "samplers": [{}]})
-    with pytest.raises(errors.InvalidCheckpointException, match="1,099,511,627,776 batches were drawn when 3 were tr"):
-        next(iter(ResumableBatchSampler(Endless(), journal, first_batch=3)))
