@@ -28,17 +28,15 @@ class EstimatorParts:
 
     @classmethod
     def of_trial(cls, trial: Any) -> EstimatorParts:
-        """Build the parts of a trial; raise an InvalidEstimatorTrial that lists all mistakes."""
-        parts = cls(
+        """Build the parts of a trial."""
+        return cls(
             trial.build_estimator(),
             trial.build_train_spec(),
             trial.build_validation_spec(),
             trial.build_serving_input_receiver_fns(),
         )
-        parts.require_valid()
-        return parts
 
-    def require_valid(self) -> None:
+    def __post_init__(self) -> None:
         """Raise an InvalidEstimatorTrial with a list of all mistakes, if any."""
         mistakes = [
             f"{method}() must return a tf.estimator.{kind.__name__}; got a {type(value).__name__}"
@@ -96,17 +94,13 @@ class EstimatorParts:
             own += spec.training_chief_hooks
         return [StopForwarder(hook, context.run) for hook in own]
 
-    def evaluation_hooks(self, context: EstimatorContext) -> list[Any]:
-        """Return the evaluation hooks of the trial."""
-        return [StopForwarder(hook, context.run) for hook in self.eval_spec.hooks]
-
     def run_hooks(self) -> list[RunHook]:
         """Return the trial's hooks with the events of :class:`RunHook`."""
         return [hook for hook in self.train_spec.hooks if isinstance(hook, RunHook)]
 
 
-def require_wrapped_dataset(context: EstimatorContext) -> None:
-    """Raise an InvalidEstimatorTrial unless the trial has either wrapped or cached the training dataset."""
+def require_wrapped(context: EstimatorContext) -> None:
+    """Raise an InvalidEstimatorTrial unless the trial has wrapped optimizer and training data, or cached the data."""
     caches = context.experimental.cache.caches_training
     if caches and context.wrapped_dataset:
         raise InvalidEstimatorTrial(
@@ -118,10 +112,6 @@ def require_wrapped_dataset(context: EstimatorContext) -> None:
             "The dataset was not wrapped: pass each dataset, for training and for validation, through "
             "context.wrap_dataset(dataset) right after it is made."
         )
-
-
-def require_wrapped_optimizer(context: EstimatorContext) -> None:
-    """Raise an InvalidEstimatorTrial unless the trial has wrapped the optimizer."""
     if not context.wrapped_optimizer:
         raise InvalidEstimatorTrial(
             "The optimizer was not wrapped: pass it through context.wrap_optimizer(optimizer) right after it is made."

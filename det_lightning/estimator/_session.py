@@ -113,15 +113,9 @@ class TrainingSession:
     def save_model(self, directory: pathlib.Path, with_graph: bool) -> str:
         """Write the model; return the path without suffixes of files."""
 
-        def save(step_context: Any) -> str:
-            path: str = self._training.saver.save(
-                step_context.session,
-                str(directory / MODEL),
-                global_step=self._training.global_step,
-                write_meta_graph=False,
-                write_state=False,
-            )
-            return path
+        def save(step_context: Any) -> Any:
+            step = self._training.global_step
+            return _save(self._training.saver, step_context.session, str(directory / MODEL), global_step=step)
 
         path: str = self._session.run_step_fn(save)
         tf.compat.v1.train.update_checkpoint_state(str(directory), pathlib.Path(path).name)
@@ -207,8 +201,8 @@ class _InputInitializer(tf.estimator.SessionRunHook):
             raise errors.InvalidExperimentException(f"The training dataset cannot be read: {e.message}") from e
 
 
-def _save(saver: Any, session: Any, path: str) -> None:
-    saver.save(session, path, write_meta_graph=False, write_state=False)
+def _save(saver: Any, session: Any, path: str, **step: Any) -> Any:
+    return saver.save(session, path, write_meta_graph=False, write_state=False, **step)
 
 
 def _parse_summary(serialized: bytes) -> dict[str, Any]:

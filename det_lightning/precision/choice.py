@@ -63,21 +63,19 @@ class ChosenPrecision:
             InvalidExperimentException: there already is a scaler or a wrapped model, apex is in use, or the precision
                 was chosen outside of the trial.
         """
-        self._refuse_two_precisions("wrap_scaler() or experimental.use_amp()")
+        call = "wrap_scaler() or experimental.use_amp()"
+        self._refuse_two_precisions(call)
         if self._has_levels:
             raise errors.InvalidExperimentException(
-                "wrap_scaler() or experimental.use_amp() was called after configure_apex_amp(), which scales losses "
-                "already: use either torch.amp or apex levels, not both, and leave the other call out."
+                f"{call} was called after configure_apex_amp(), which scales losses already: use either torch.amp or "
+                "apex levels, not both, and leave the other call out."
             )
         if self.scaler is not None:
             raise errors.InvalidExperimentException(
-                f"There is a gradient scaler already, by {self._chosen_by}. Call wrap_scaler() or "
-                "experimental.use_amp() once."
+                f"There is a gradient scaler already, by {self._chosen_by}. Call {call} once."
             )
         if self.models:
-            raise errors.InvalidExperimentException(
-                "Call wrap_scaler() or experimental.use_amp() before the first wrap_model()."
-            )
+            raise errors.InvalidExperimentException(f"Call {call} before the first wrap_model().")
         self.scaler = scaler
         self._chosen_by = "wrap_scaler()"
         return scaler
