@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-steps = st.integers(1, 10_000)
 
-
-@given(period=st.integers(1, 200), step=steps)
-def test_a_period_names_its_multiples(period: int, step: int) -> None:
-    assert Batch(period).should_stop(step) == (step in range(period, step + 1, period))
-
-
-@given(period=st.integers(max_value=0), step=steps)
-def test_a_period_below_one_names_every_step(period: int, step: int) -> None:
-    assert Epoch(period).should_stop(step)
-
-
-@given(schedule=st.frozensets(steps, max_size=8), step=steps)
-def test_a_container_names_what_it_contains(schedule: frozenset[int], step: int) -> None:
-    assert Batch(schedule).should_stop(step) == (step in schedule)
-    assert Batch(sorted(schedule)).should_stop(step) == (step in schedule)
-
-
-@pytest.mark.parametrize("container", [[5, 30], (5, 30), {5, 30}, {5: "first", 30: "second"}, range(5, 31, 25)])
-def test_any_container_is_a_schedule(container: Any) -> None:
-    assert [step for step in range(100) if Epoch(container).should_stop(step)] == [5, 30]
-
-
-def test_no_period_ends_before_a_step() -> None:
-    assert not Batch(3).should_stop(0)
+@pytest.mark.parametrize(
+    ("unit", "included"),
+    [
+        (Batch(1), [*range(1, 10)]),
+        (Batch(4), [4, 8]),
+        (Epoch(0), [*range(10)]),
+        (Epoch(-2), [*range(10)]),
+        *((Epoch(schedule), [5, 7]) for schedule in ([7, 5], (5, 7), {5, 7}, {5: "first", 7: "last"}, range(5, 8, 2))),
+    ],
+)
+def test_units_include_steps(unit: TrainUnit, included: list[int]) -> None:
+    assert [step for step in range(10) if unit.should_stop(step)] == included
 
 
 @pytest.mark.parametrize(
