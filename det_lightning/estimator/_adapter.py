@@ -164,7 +164,7 @@ class EstimatorAdapter(SelfSavingTrial):
         records = (settings.exp_conf or {}).get("records_per_epoch")
         if not records or settings.per_slot_batch_size is None:
             return None
-        return max(1, records // settings.get_global_batch_size())
+        return max(1, int(records) // settings.get_global_batch_size())
 
     def get_batch_length(self, batch: Any) -> int:
         """Return the batch size per slot, or 1 if ``hparams`` has no ``global_batch_size``."""

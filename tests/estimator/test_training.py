@@ -174,7 +174,9 @@ def test_test_mode(tmp_path: Path) -> None:
 
 def fit_module(batches: int, ckpt_path: Any = None, *callbacks: pl.Callback) -> tuple[Reports, pl.Trainer]:
     reports = Reports()
-    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
+    quiet: dict[str, Any] = dict.fromkeys(
+        ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
+    )
     trainer = pl.Trainer(
         accelerator="cpu",
         callbacks=[reports, *callbacks],

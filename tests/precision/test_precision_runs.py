@@ -21,8 +21,9 @@ from tests.trials import SmallTrial, seed_everything, weights_of
 
 
 def lightning_trainer(**flags: Any) -> pl.Trainer:
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    return pl.Trainer(accelerator="cpu", devices=1, **off, **flags)
+    for feature in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"):
+        flags[feature] = False
+    return pl.Trainer(accelerator="cpu", devices=1, **flags)
 
 
 class Leveled(SmallTrial):

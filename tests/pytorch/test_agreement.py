@@ -81,9 +81,9 @@ def run(folder: Path, *cases: str, launcher: list[str]) -> tuple[int, str]:
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
     command = [start_warm_python().executable, *launcher, "train.py", *cases]
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(command, cwd=folder, env=environment(), text=True, timeout=240, **output)
-    return done.returncode, done.stdout
+    with (folder / "output.txt").open("w") as output:
+        done = subprocess.run(command, cwd=folder, env=environment(), stdout=output, stderr=output, timeout=240)
+    return done.returncode, (folder / "output.txt").read_text()
 
 
 def test_ranks_agree_on_all_parts(tmp_path: Path) -> None:

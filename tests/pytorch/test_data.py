@@ -233,17 +233,6 @@ def test_epochs_end_by_the_runs_count(epoch_len: int, first: int) -> None:
     assert len(stream) == 4
 
 
-def test_the_rest_of_an_epoch() -> None:
-    position = TrainingPosition(epoch_len=5)
-    stream = TrainStream(Endless(), position, 5)
-    assert list(itertools.islice(iter(stream), 2)) == [0, 1]
-    assert next(stream.batches) == 2
-    position.batch_idx = 2
-    assert list(stream) == [3, 4]
-    position.batch_idx = 4
-    assert list(stream) == [5, 6, 7, 8, 9]
-
-
 def test_one_iterator_until_the_close() -> None:
     loader = Endless()
     stream = TrainStream(loader, TrainingPosition(epoch_len=sys.maxsize), None)

@@ -200,7 +200,7 @@ def test_full_datasets_like_the_migrated() -> None:
     class OldOnFullDataset(Old):
         evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
 
-        def evaluate_full_dataset(self, data_loader: Any, model: torch.nn.Module) -> Any:  # type: ignore[override]
+        def evaluate_full_dataset(self, data_loader: Any, model: torch.nn.Module) -> Any:
             return {"validation_loss": sum(loss_of(model, batch) for batch in data_loader)}
 
     class MigratedOnFullDataset(Migrated):

@@ -53,23 +53,3 @@ def test_unusable_steps() -> None:
         make_scheduler(Mode.STEP_EVERY_BATCH, 0)
     with pytest.raises(TypeError, match="one of STEP_EVERY_EPOCH, STEP_EVERY_BATCH, MANUAL_STEP, STEP_EVERY_OPTIMIZER"):
         make_scheduler("STEP_EVERY_BATCH")
-
-
-def test_stepping_and_state() -> None:
-    scheduler = make_scheduler(Mode.MANUAL_STEP)
-    scheduler.scheduler.optimizer.step()
-    scheduler.step()
-    assert scheduler.get_last_lr() == [0.5]
-    resumed = make_scheduler(Mode.MANUAL_STEP)
-    resumed.load_state_dict(scheduler.state_dict())
-    assert resumed.state_dict() == scheduler.state_dict()
-    assert resumed.get_last_lr() == [0.5]
-
-
-def test_a_scheduler_with_a_metric() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
-    scheduler = LRScheduler(plateau, Mode.MANUAL_STEP)
-    for loss in (1.0, 2.0):
-        scheduler.step(metrics=loss)
-    assert scheduler.get_last_lr() == [pytest.approx(0.1)]

@@ -105,9 +105,9 @@ def test_shuffles_as_in_numpy(size: int, seed: int) -> None:
 
 
 def test_shuffles_leave_global_state() -> None:
-    before = np.random.get_state(legacy=False)["state"]["key"].copy()  # type: ignore[index]
+    before = np.random.get_state(legacy=False)["state"]["key"].copy()
     list(samplers.ReproducibleShuffleSampler(in_order(10), seed=3))
-    assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], before)  # type: ignore[index]
+    assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], before)
 
 
 @pytest.mark.parametrize(
