@@ -96,6 +96,11 @@ def test_the_trials_seed_counts(tmp_path: Path) -> None:
     assert Trained(SmallTrial, tmp_path / "c", 3, init={"trial_seed": SEED + 1}).reports.losses != as_configured
 
 
+def test_a_run_config_is_optional(tmp_path: Path) -> None:
+    trial = small_trial(make=lambda wrap: tf.estimator.Estimator(custom(wrap).model_fn))
+    assert len(Trained(trial, tmp_path, 2, init={"trial_seed": SEED}).reports.losses) == 2
+
+
 def test_validations_change_nothing(tmp_path: Path) -> None:
     without = Trained(SmallTrial, tmp_path / "a", 10)
     among = Trained(SmallTrial, tmp_path / "b", 10, validation_period=Batch(3), step_zero_validation=True)
@@ -174,16 +179,10 @@ def test_test_mode(tmp_path: Path) -> None:
 
 def fit_module(batches: int, ckpt_path: Any = None, *callbacks: pl.Callback) -> tuple[Reports, pl.Trainer]:
     reports = Reports()
-    quiet: dict[str, Any] = dict.fromkeys(
-        ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False
-    )
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        callbacks=[reports, *callbacks],
-        check_val_every_n_epoch=None,
-        val_check_interval=1000,
-        **quiet,
-    )
+    flags: dict[str, Any] = {"check_val_every_n_epoch": None, "val_check_interval": 1000}
+    for feature in ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"):
+        flags[feature] = False
+    trainer = pl.Trainer(accelerator="cpu", callbacks=[reports, *callbacks], **flags)
     trainer.fit(estimator.EstimatorModule(SmallTrial, {}, max_length=Batch(batches)), ckpt_path=ckpt_path)
     return reports, trainer
 
