@@ -104,8 +104,8 @@ class TrialRun:
             self.data.restore_validation()
         self.context.backend.placement.begin_training()
         self.events.emit("on_training_start")
-        self.context.wrapped.begin_training()
-        self._at_end.callback(self.context.wrapped.end_training)
+        self.context.wrapped.is_complete = True
+        self._at_end.callback(setattr, self.context.wrapped, "is_complete", False)
         self._log.begin(self.state.batches_trained, resumed)
         self._warnings.begin(self.state, resumed)
         self._due = self._find_left_actions()

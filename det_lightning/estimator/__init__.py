@@ -13,7 +13,7 @@ from det_lightning.estimator._trial import EstimatorTrial, ServingInputReceiverF
 from det_lightning.missing_parts import attribute_error
 
 if TYPE_CHECKING:
-    from det_lightning.estimator._load import load_estimator_from_checkpoint_path
+    from det_lightning.estimator._files import load_estimator_from_checkpoint_path
     from det_lightning.estimator._module import EstimatorModule
     from det_lightning.estimator._native import EstimatorNativeContext
     from det_lightning.estimator._session import RunHook
@@ -26,7 +26,7 @@ _WITH_TENSORFLOW = {
     "RunHook": "_session",
     "Trainer": "_trainer",
     "init": "_trainer",
-    "load_estimator_from_checkpoint_path": "_load",
+    "load_estimator_from_checkpoint_path": "_files",
 }
 
 __all__ = [

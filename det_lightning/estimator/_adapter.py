@@ -10,13 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from det_lightning import errors
 from det_lightning.core._metrics import is_numerical_scalar
 from det_lightning.estimator import _files
 from det_lightning.estimator._context import EstimatorTrialContext
 from det_lightning.estimator._graph import TrainingGraph
-from det_lightning.estimator._parts import EstimatorParts, require_wrapped_dataset, require_wrapped_optimizer
-from det_lightning.estimator._session import RunCount, TrainingSession
+from det_lightning.estimator._parts import EstimatorParts, require_wrapped
+from det_lightning.estimator._session import RunCount, StopForwarder, TrainingSession
 from det_lightning.estimator._tensorflow import tf
 from det_lightning.estimator._trial import EstimatorTrial
 from det_lightning.pytorch._callback import PyTorchCallback
@@ -61,7 +60,7 @@ class EstimatorAdapter(SelfSavingTrial):
         parts = self._parts
         directory = self._directories.enter_context(tempfile.TemporaryDirectory(prefix="det_lightning-estimator-"))
         self._root = pathlib.Path(directory)
-        self._estimator = parts.replace_estimator(self._root / "model", self._find_seed())
+        self._estimator = parts.replace_estimator(self._root / "model", self._run.settings.trial_seed)
         self._files = files
         self._batches_trained = batches_trained
         self._exact = exact
@@ -76,18 +75,11 @@ class EstimatorAdapter(SelfSavingTrial):
     def _parts(self) -> EstimatorParts:
         return EstimatorParts.of_trial(self._trial)
 
-    def _find_seed(self) -> int | None:
-        try:
-            return self._run.get_trial_seed()
-        except errors.InternalException:  # the trial has no seed
-            return None
-
     def begin_training(self) -> None:
         """Build the graph and start the session, from the checkpoint if any."""
         warm_start = self._parts.warm_start if self._files is None else None
         training = TrainingGraph(self._estimator, self._parts.train_spec.input_fn, warm_start)
-        require_wrapped_dataset(self._context)
-        require_wrapped_optimizer(self._context)
+        require_wrapped(self._context)
         restore_from = None if self._files is None else _files.find_model(self._files)
         hooks = self._parts.training_hooks(self._context, training.spec)
         self._session = TrainingSession(training, hooks, restore_from, self._run.distributed)
@@ -144,7 +136,7 @@ class EstimatorAdapter(SelfSavingTrial):
             metrics = self._estimator.evaluate(
                 spec.input_fn,
                 steps=1 if self.single_batch else spec.steps,
-                hooks=[*self._parts.evaluation_hooks(self._context), evaluated],
+                hooks=[*(StopForwarder(hook, self._run) for hook in spec.hooks), evaluated],
                 checkpoint_path=path,
                 name=spec.name,
             )
@@ -168,18 +160,15 @@ class EstimatorAdapter(SelfSavingTrial):
         return [{}]
 
     def _find_epoch_length(self) -> int | None:
-        try:
-            records = self._run.get_experiment_config().get("records_per_epoch")
-            return None if not records else max(1, records // self._run.get_global_batch_size())
-        except ValueError:  # there is no configuration, or no batch size
+        settings = self._run.settings
+        records = (settings.exp_conf or {}).get("records_per_epoch")
+        if not records or settings.per_slot_batch_size is None:
             return None
+        return max(1, int(records) // settings.get_global_batch_size())
 
     def get_batch_length(self, batch: Any) -> int:
         """Return the batch size per slot, or 1 if ``hparams`` has no ``global_batch_size``."""
-        try:
-            return self._run.get_per_slot_batch_size()
-        except ValueError:
-            return 1
+        return self._run.settings.per_slot_batch_size or 1
 
     # Checkpoints
 

@@ -91,10 +91,7 @@ class DatasetCache:
         return decorate
 
     def _directory(self, dataset_id: str, version: str) -> pathlib.Path:
-        try:
-            layer = self._run.get_experiment_config().get("data_layer") or {}
-        except ValueError:  # there is no configuration
-            layer = {}
+        layer = self._run.settings.section("data_layer")
         if layer.get("type", "shared_fs") != "shared_fs":
             raise errors.InvalidExperimentException(
                 f"Datasets are cached on disk; the experiment configuration has data_layer.type={layer['type']!r}. Use "

@@ -24,19 +24,14 @@ _VARIABLES = ("VariableV2", "VarHandleOp")
 class TrainingGraph:
     """The graph, with the operations that affect seeds in the same order as in ``Estimator.train``.
 
-    Args:
-        estimator: the estimator, with the seed in the configuration.
-        input_fn: returns the ``tf.data.Dataset``.
-        warm_start: the ``tf.estimator.WarmStartSettings`` that initialize the weights, or None.
+    ``warm_start`` has the ``tf.estimator.WarmStartSettings`` that initialize the weights, or None.
 
     Attributes:
-        graph: the graph.
         spec: the ``EstimatorSpec`` of the ``model_fn``.
         initialize_input: operation that starts the dataset, repeated endlessly.
         next_batch: the tensors of the next batch.
         scalars: one string with the scalar summaries of a batch, without summaries changed by the update.
-        saver: saves the model.
-        input_saver: saves the position in the dataset.
+        saver, input_saver: save the model, and the position in the dataset.
         aggregation_saver: saves partially aggregated gradients; None without aggregation.
     """
 

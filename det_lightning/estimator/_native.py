@@ -30,13 +30,7 @@ class EstimatorNativeContext(EstimatorTrialContext):
 
     @classmethod
     def of_call(cls, config: Mapping[str, Any] | None, test: bool, directory: str) -> EstimatorNativeContext:
-        """Return the context of a script that trains in this process.
-
-        Args:
-            config: experiment configuration.
-            test: train on one batch, validate on one, and save a checkpoint.
-            directory: becomes the working directory, unless the string is empty.
-        """
+        """Return the context for the arguments of ``det_lightning.experimental.estimator.init``."""
         closing = contextlib.ExitStack()
         if directory:
             os.chdir(directory)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from det_lightning import errors
 from det_lightning.estimator._context import EstimatorContext
 from det_lightning.estimator._session import RunHook, StopForwarder
 from det_lightning.estimator._tensorflow import tf
-
-# TensorFlow's log message for an estimator without a RunConfig, otherwise equal to one with the defaults.
-_DEFAULT_CONFIG = "Using default config."
 
 
 class InvalidEstimatorTrial(errors.InvalidExperimentException, RuntimeError):
@@ -33,23 +28,16 @@ class EstimatorParts:
 
     @classmethod
     def of_trial(cls, trial: Any) -> EstimatorParts:
-        """Build the parts of a trial; raise an InvalidEstimatorTrial that lists all mistakes."""
-        with _watch_default_config() as has_default_config:
-            estimator = trial.build_estimator()
-        parts = cls(
-            estimator,
+        """Build the parts of a trial."""
+        return cls(
+            trial.build_estimator(),
             trial.build_train_spec(),
             trial.build_validation_spec(),
             trial.build_serving_input_receiver_fns(),
         )
-        parts.require_valid(has_config=not has_default_config)
-        return parts
 
-    def require_valid(self, has_config: bool = True) -> None:
-        """Raise an InvalidEstimatorTrial with a list of all mistakes, if any.
-
-        ``has_config`` is False if the estimator is known to have no ``RunConfig``.
-        """
+    def __post_init__(self) -> None:
+        """Raise an InvalidEstimatorTrial with a list of all mistakes, if any."""
         mistakes = [
             f"{method}() must return a tf.estimator.{kind.__name__}; got a {type(value).__name__}"
             for method, kind, value in (
@@ -63,7 +51,12 @@ class EstimatorParts:
         if not isinstance(fns, dict) or not all(isinstance(name, str) and callable(fn) for name, fn in fns.items()):
             mistakes.append(f"build_serving_input_receiver_fns() must return a dict of functions by name; got {fns!r}")
         if isinstance(self.estimator, tf.compat.v1.estimator.Estimator):
-            mistakes += _check_config(self.estimator.config, has_config)
+            mistakes += [
+                f"the RunConfig of the estimator has {name}={value!r}; leave it out, because wrap_optimizer() and "
+                "wrap_dataset() distribute the training"
+                for name in ("train_distribute", "eval_distribute")
+                if (value := getattr(self.estimator.config, name)) is not None
+            ]
         if mistakes:
             raise InvalidEstimatorTrial("; ".join(mistakes) + ".")
 
@@ -101,17 +94,13 @@ class EstimatorParts:
             own += spec.training_chief_hooks
         return [StopForwarder(hook, context.run) for hook in own]
 
-    def evaluation_hooks(self, context: EstimatorContext) -> list[Any]:
-        """Return the evaluation hooks of the trial."""
-        return [StopForwarder(hook, context.run) for hook in self.eval_spec.hooks]
-
     def run_hooks(self) -> list[RunHook]:
         """Return the trial's hooks with the events of :class:`RunHook`."""
         return [hook for hook in self.train_spec.hooks if isinstance(hook, RunHook)]
 
 
-def require_wrapped_dataset(context: EstimatorContext) -> None:
-    """Raise an InvalidEstimatorTrial unless the trial has either wrapped or cached the training dataset."""
+def require_wrapped(context: EstimatorContext) -> None:
+    """Raise an InvalidEstimatorTrial unless the trial has wrapped optimizer and training data, or cached the data."""
     caches = context.experimental.cache.caches_training
     if caches and context.wrapped_dataset:
         raise InvalidEstimatorTrial(
@@ -123,50 +112,7 @@ def require_wrapped_dataset(context: EstimatorContext) -> None:
             "The dataset was not wrapped: pass each dataset, for training and for validation, through "
             "context.wrap_dataset(dataset) right after it is made."
         )
-
-
-def require_wrapped_optimizer(context: EstimatorContext) -> None:
-    """Raise an InvalidEstimatorTrial unless the trial has wrapped the optimizer."""
     if not context.wrapped_optimizer:
         raise InvalidEstimatorTrial(
             "The optimizer was not wrapped: pass it through context.wrap_optimizer(optimizer) right after it is made."
         )
-
-
-def _check_config(config: Any, has_config: bool) -> list[str]:
-    mistakes = []
-    if not has_config:
-        mistakes.append(
-            "the estimator has no RunConfig; pass config=tf.estimator.RunConfig(), for example with "
-            "tf_random_seed=context.get_trial_seed()"
-        )
-    distributed = {"train_distribute": config.train_distribute, "eval_distribute": config.eval_distribute}
-    mistakes += [
-        f"the RunConfig of the estimator has {name}={value!r}; leave it out, because wrap_optimizer() and "
-        "wrap_dataset() distribute the training"
-        for name, value in distributed.items()
-        if value is not None
-    ]
-    return mistakes
-
-
-@contextlib.contextmanager
-def _watch_default_config() -> Iterator[list[bool]]:
-    """Yield a list, empty until the ``with`` block makes an estimator without a ``RunConfig``."""
-    found: list[bool] = []
-    tensorflow = logging.getLogger("tensorflow")
-    level = tensorflow.level
-    shown_from = tensorflow.getEffectiveLevel()
-
-    def notice(record: logging.LogRecord) -> bool:
-        if record.getMessage() == _DEFAULT_CONFIG:
-            found.append(True)
-        return record.levelno >= shown_from
-
-    tensorflow.addFilter(notice)
-    tensorflow.setLevel(min(logging.INFO, shown_from))
-    try:
-        yield found
-    finally:
-        tensorflow.removeFilter(notice)
-        tensorflow.setLevel(level)

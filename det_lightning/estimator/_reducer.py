@@ -96,10 +96,8 @@ def _flatten(metric: Any) -> tuple[list[Any], Callable[[Any], Any]]:
     from det_lightning.estimator._tensorflow import tf
 
     if isinstance(metric, dict):
-        keys = list(metric)
-        if not all(isinstance(key, str) for key in keys):
-            raise TypeError(f"The keys of a dict of metrics must be strings; got {keys!r}.")
-        return _require_tensors(list(metric.values()), metric), lambda values: dict(zip(keys, values, strict=True))
+        names = list(metric)
+        return _require_tensors(list(metric.values()), metric), lambda values: dict(zip(names, values, strict=True))
     if isinstance(metric, list | tuple):
         return _require_tensors(list(metric), metric), list
     try:

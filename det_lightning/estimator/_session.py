@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pathlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +20,6 @@ MODEL = "model.ckpt"
 # File name prefixes of a rank's position in the data, and of partially aggregated gradients.
 _INPUT = "input.ckpt"
 _AGGREGATION = "aggregation.ckpt"
-# A longer replay is announced.
-_LONG_REPLAY_S = 5.0
 
 
 class RunHook(tf.estimator.SessionRunHook):
@@ -116,15 +113,9 @@ class TrainingSession:
     def save_model(self, directory: pathlib.Path, with_graph: bool) -> str:
         """Write the model; return the path without suffixes of files."""
 
-        def save(step_context: Any) -> str:
-            path: str = self._training.saver.save(
-                step_context.session,
-                str(directory / MODEL),
-                global_step=self._training.global_step,
-                write_meta_graph=False,
-                write_state=False,
-            )
-            return path
+        def save(step_context: Any) -> Any:
+            step = self._training.global_step
+            return _save(self._training.saver, step_context.session, str(directory / MODEL), global_step=step)
 
         path: str = self._session.run_step_fn(save)
         tf.compat.v1.train.update_checkpoint_state(str(directory), pathlib.Path(path).name)
@@ -170,19 +161,10 @@ class TrainingSession:
 
     def _replay(self, batches: int) -> None:
         """Read batches and run random operations, without training."""
+        logger.info("%d batches are read again, because data or random operations cannot be restored.", batches)
         fetches = [*tf.nest.flatten(self._training.next_batch), *self._training.random_tensors]
-        since = time.monotonic()
-        announced = False
-        for batch in range(batches):
+        for _ in range(batches):
             self._fetch(fetches)
-            if not announced and time.monotonic() - since > _LONG_REPLAY_S:
-                announced = True
-                logger.warning(
-                    "The run reads the %d batches before the checkpoint again, without training, because data or "
-                    "random operations cannot be restored; %d batches are done.",
-                    batches,
-                    batch + 1,
-                )
 
     def _fetch(self, fetches: Any) -> Any:
         """Fetch values without running the hooks."""
@@ -219,8 +201,8 @@ class _InputInitializer(tf.estimator.SessionRunHook):
             raise errors.InvalidExperimentException(f"The training dataset cannot be read: {e.message}") from e
 
 
-def _save(saver: Any, session: Any, path: str) -> None:
-    saver.save(session, path, write_meta_graph=False, write_state=False)
+def _save(saver: Any, session: Any, path: str, **step: Any) -> Any:
+    return saver.save(session, path, write_meta_graph=False, write_state=False, **step)
 
 
 def _parse_summary(serialized: bytes) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from det_lightning import errors
 from det_lightning.distributed.backend import Backend, GradientExchange
 from det_lightning.precision.apex_levels import ApexLevels, ApexScaling, InstalledApex, wants_apex
 from det_lightning.precision.casting import FLOAT32, CastingForward, WholeModelPrecision, apply_level, halves_to_float
-from det_lightning.precision.levels import check_parts, find_wrapped, list_parts, put_back, resolve_level
+from det_lightning.precision.levels import check_parts, list_parts, put_back, resolve_level
 from det_lightning.precision.scaling import LossScaling, TorchAmp, make_scaler
 
 logger = logging.getLogger(__name__)
@@ -63,21 +63,19 @@ class ChosenPrecision:
             InvalidExperimentException: there already is a scaler or a wrapped model, apex is in use, or the precision
                 was chosen outside of the trial.
         """
-        self._refuse_two_precisions("wrap_scaler() or experimental.use_amp()")
+        call = "wrap_scaler() or experimental.use_amp()"
+        self._refuse_two_precisions(call)
         if self._has_levels:
             raise errors.InvalidExperimentException(
-                "wrap_scaler() or experimental.use_amp() was called after configure_apex_amp(), which scales losses "
-                "already: use either torch.amp or apex levels, not both, and leave the other call out."
+                f"{call} was called after configure_apex_amp(), which scales losses already: use either torch.amp or "
+                "apex levels, not both, and leave the other call out."
             )
         if self.scaler is not None:
             raise errors.InvalidExperimentException(
-                f"There is a gradient scaler already, by {self._chosen_by}. Call wrap_scaler() or "
-                "experimental.use_amp() once."
+                f"There is a gradient scaler already, by {self._chosen_by}. Call {call} once."
             )
         if self.models:
-            raise errors.InvalidExperimentException(
-                "Call wrap_scaler() or experimental.use_amp() before the first wrap_model()."
-            )
+            raise errors.InvalidExperimentException(f"Call {call} before the first wrap_model().")
         self.scaler = scaler
         self._chosen_by = "wrap_scaler()"
         return scaler
@@ -247,13 +245,12 @@ class ChosenPrecision:
         if wants_apex():
             return self._initialize_apex((models, optimizers), opt_level=opt_level, verbosity=verbosity, **overrides)
         level = level.on_device(self._backend.device)
-        inner = find_wrapped(chosen_models, self.models)
-        changed, masters = apply_level(level, self._backend, inner, chosen_optimizers)
+        changed, masters = apply_level(level, self._backend, chosen_models, chosen_optimizers)
         self.use_scaling(ApexLevels(level, self._backend, self.optimizers, masters))
         self.models[:] = [changed.get(model, model) for model in self.models]
         if verbosity:
             logger.info("Mixed precision is configured: %s.", level)
-        return put_back(models, inner, changed), optimizers
+        return put_back(models, changed), optimizers
 
     def _require_no_other_amp(self) -> None:
         self._refuse_two_precisions("configure_apex_amp()")

@@ -185,7 +185,7 @@ def check_parts(
     mistakes = [
         f"model {index} ({type(model).__name__}) was not wrapped: pass the model that wrap_model() returned"
         for index, model in enumerate(models)
-        if unwrap_compiled(model) not in map(unwrap_compiled, wrapped_models)
+        if model not in wrapped_models
     ]
     own = {parameter for model in models for parameter in model.parameters()}
     for index, optimizer in enumerate(optimizers):
@@ -207,28 +207,8 @@ def check_parts(
         raise errors.InvalidExperimentException("configure_apex_amp(): " + "; ".join(mistakes) + ".")
 
 
-def unwrap_compiled(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model given to ``torch.compile``, or ``model`` if not compiled."""
-    inner: torch.nn.Module = getattr(model, "_orig_mod", model)  # torch has no public name
-    return inner
-
-
-def find_wrapped(models: list[torch.nn.Module], wrapped: list[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return the wrapped models for models that may have been compiled after wrapping."""
-    by_inner = {unwrap_compiled(model): model for model in wrapped}
-    return [by_inner[unwrap_compiled(model)] for model in models]
-
-
-def put_back(given: Any, wrapped: list[torch.nn.Module], changed: dict[torch.nn.Module, torch.nn.Module]) -> Any:
-    """Return ``given``, a model or a container of models, with each ``wrapped`` model replaced by ``changed``."""
-    alone = isinstance(given, torch.nn.Module)
-    results = []
-    for model, inner in zip([given] if alone else given, wrapped, strict=True):
-        outer = changed[inner]
-        if model is not inner and outer is not inner:
-            raise errors.InvalidExperimentException(
-                f"configure_apex_amp() makes another {type(inner).__name__}, with new parameters, and the model was "
-                "compiled after wrap_model(). Compile the model before wrap_model(), or after configure_apex_amp()."
-            )
-        results.append(outer if model is inner else model)
-    return results[0] if alone else type(given)(results)
+def put_back(given: Any, changed: dict[torch.nn.Module, torch.nn.Module]) -> Any:
+    """Return ``given``, a model or a container of models, with each model replaced by ``changed``."""
+    if isinstance(given, torch.nn.Module):
+        return changed[given]
+    return type(given)(changed[model] for model in given)

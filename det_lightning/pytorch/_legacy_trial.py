@@ -40,18 +40,9 @@ class LegacyTrialAdapter(PyTorchTrial):
     def train_batch(self, batch: TorchData, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
         """Let the trial compute the loss, then do the backward pass and the optimizer step."""
         metrics = self.trial.train_batch(batch=batch, model=self._model, epoch_idx=epoch_idx, batch_idx=batch_idx)
-        self._context.backward(self._find_loss(metrics, batch_idx))
+        self._context.backward(metrics["loss"] if isinstance(metrics, dict) else metrics)
         self._context.step_optimizer(self._optimizer)
         return metrics  # type: ignore[no-any-return]
-
-    def _find_loss(self, metrics: Any, batch_idx: int) -> torch.Tensor:
-        loss = metrics.get("loss") if isinstance(metrics, dict) else metrics
-        if not isinstance(loss, torch.Tensor):
-            raise TypeError(
-                f"{type(self.trial).__name__}.train_batch() must return the loss as a tensor with its graph, alone or "
-                f"in a dict under 'loss', for the backward pass; got {metrics!r:.500} for batch {batch_idx}."
-            )
-        return loss
 
     def evaluate_batch(self, batch: TorchData, batch_idx: int) -> Any:
         return self.trial.evaluate_batch(batch=batch, model=self._model)
@@ -138,24 +129,16 @@ def _get_parameters(trial_class: type[PyTorchTrial]) -> Mapping[str, inspect.Par
 
 
 def _wrap_parts(trial: Any, context: PyTorchTrialContext) -> None:
-    name = type(trial).__name__
-    model = trial.build_model()
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"{name}.build_model() must return a torch.nn.Module; got {model!r}.")
-    model = context.wrap_model(model)
-    optimizer = trial.optimizer(model)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"{name}.optimizer() must return a torch.optim.Optimizer; got {optimizer!r}.")
-    optimizer = context.wrap_optimizer(optimizer)
+    model = context.wrap_model(trial.build_model())
+    optimizer = context.wrap_optimizer(trial.optimizer(model))
     create_lr_scheduler = getattr(trial, "create_lr_scheduler", None)
     scheduler = None if create_lr_scheduler is None else create_lr_scheduler(optimizer)
     if scheduler is not None:
         if not isinstance(scheduler, LRScheduler):
-            modes = ", ".join(mode.name for mode in LRScheduler.StepMode)
             raise TypeError(
-                f"{name}.create_lr_scheduler() must return None or a det_lightning.pytorch.LRScheduler; got a "
-                f"{type(scheduler).__name__}. Say when the scheduler steps: return LRScheduler(scheduler, "
-                f"step_mode=LRScheduler.StepMode.STEP_EVERY_EPOCH); the modes are {modes}."
+                f"{type(trial).__name__}.create_lr_scheduler() must return None or a pytorch.LRScheduler, "
+                "such as LRScheduler(scheduler, step_mode=LRScheduler.StepMode.STEP_EVERY_EPOCH); got a "
+                f"{type(scheduler).__name__}."
             )
         context.wrap_lr_scheduler(scheduler.scheduler, scheduler.step_mode, scheduler.frequency)
     level = context.settings.section("optimizations").get("mixed_precision") or "O0"

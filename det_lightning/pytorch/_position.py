@@ -13,9 +13,6 @@ from torch.utils.data import BatchSampler
 from det_lightning import errors
 from det_lightning.pytorch._random_state import PassJournal, SamplerStates, isolated_rng, restore_rng
 
-# The most batches that workers of all ranks can be ahead of training; a sampler of the trial may never end.
-_MOST_AHEAD = 10**6
-
 
 @dataclasses.dataclass
 class TrainingPosition:
@@ -117,11 +114,6 @@ class ResumableBatchSampler(BatchSampler):
             self.journal.begin_pass(0)
             return [], iter(self.batch_sampler), 0, 0
         until = self.journal.resumed_at["drawn"]
-        if until - self.first_batch > _MOST_AHEAD:
-            raise errors.InvalidCheckpointException(
-                f"The checkpoint says that {until:,} batches were drawn when {self.first_batch:,} were trained, and no "
-                "loader is that far ahead. Resume from another checkpoint."
-            )
         trained = min(self.first_batch, until)
         ready: list[Any] = []
         index = recorded[0]["first_batch"]

@@ -130,7 +130,7 @@ class TrialSettings:
 
     Masked secrets are left out; looking up a masked secret is an error with the name. ``slots`` processes share
     ``global_batch_size``. ``configuration`` supplies defaults for arguments left out of calls. ``hparams`` and
-    ``exp_conf`` are dicts that the trial may change, or None.
+    ``exp_conf`` are dicts that the trial may change, or None, as ``trial_seed`` and ``per_slot_batch_size`` may be.
     """
 
     def __init__(
@@ -150,10 +150,10 @@ class TrialSettings:
             for kept, settings in ((self.hparams, hparams), (self.exp_conf, exp_conf))
         )
         self.configuration = configuration or RunConfiguration()
-        self._trial_seed = trial_seed
+        self.trial_seed = trial_seed
         self._slots = slots
         global_batch_size = (hparams or {}).get("global_batch_size")
-        self._per_slot_batch_size = _size_per_slot(global_batch_size, slots) if global_batch_size else None
+        self.per_slot_batch_size = _size_per_slot(global_batch_size, slots) if global_batch_size else None
         self.aggregate_over(aggregation_frequency)
         self.average_aggregated_gradients = average_aggregated_gradients
 
@@ -204,9 +204,9 @@ class TrialSettings:
 
     def get_per_slot_batch_size(self) -> int:
         """Return ``global_batch_size // slots``; raise a ValueError if hparams has none."""
-        if self._per_slot_batch_size is None:
+        if self.per_slot_batch_size is None:
             raise ValueError("The batch size is unknown; pass hparams={'global_batch_size': ...} to init().")
-        return self._per_slot_batch_size
+        return self.per_slot_batch_size
 
     def to_plain(self, losses: Losses | None = None) -> dict[str, Any]:
         """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for a missing dict.
@@ -226,9 +226,9 @@ class TrialSettings:
 
     def get_trial_seed(self) -> int:
         """Return the seed of the trial; raise an InternalException if it has none."""
-        if self._trial_seed is None:
+        if self.trial_seed is None:
             raise errors.InternalException("The trial has no seed; pass trial_seed= to init() or to TrialModule.")
-        return self._trial_seed
+        return self.trial_seed
 
 
 def _size_per_slot(global_batch_size: Any, slots: int) -> int:

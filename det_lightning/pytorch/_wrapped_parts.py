@@ -32,7 +32,7 @@ class WrappedParts:
     """Models, optimizers and learning rate schedulers, prepared for training while the trial wraps them.
 
     Without a ``backend`` models stay on the device where the trial creates them. ``averages`` says for each optimizer
-    whether aggregated gradients are divided by the number of batches.
+    whether aggregated gradients are divided by the number of batches. Once ``is_complete``, nothing else is wrapped.
     """
 
     def __init__(
@@ -50,18 +50,10 @@ class WrappedParts:
         self.optimizers = precision.optimizers
         self.lr_schedulers: list[LRScheduler] = []
         self.averages: dict[torch.optim.Optimizer, bool] = {}
-        self._is_complete = False
-
-    def begin_training(self) -> None:
-        """Refuse to wrap anything else until :meth:`end_training`."""
-        self._is_complete = True
-
-    def end_training(self) -> None:
-        """Allow wrapping again."""
-        self._is_complete = False
+        self.is_complete = False
 
     def _require_open(self, method: str) -> None:
-        if self._is_complete:
+        if self.is_complete:
             raise errors.InvalidExperimentException(
                 f"{method}() was called while the trial is trained, as in train_batch(). No checkpoint and no other "
                 "rank would have the wrapped part; wrap everything in the trial's __init__."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,6 @@ from det_lightning.core._context import Context
 from det_lightning.core._task import current_task
 from det_lightning.files.strict_json import to_json
 from det_lightning.missing_parts import how_to_install
-from det_lightning.transformers._search import require_length, require_metrics
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -188,9 +187,9 @@ class DetCallback(TrainerCallback):
             return
         searcher = task.config["searcher"]
         if args.max_steps > -1:
-            require_length(searcher, "batches", args.max_steps, "--max_steps")
+            _require_length(searcher, "batches", args.max_steps, "--max_steps")
         else:
-            require_length(searcher, "epochs", args.num_train_epochs, "--num_train_epochs")
+            _require_length(searcher, "epochs", args.num_train_epochs, "--num_train_epochs")
         self.searcher_metric = searcher.get("metric")
         self.time_metric = searcher.get("time_metric")
         if self.filter_metrics:
@@ -215,7 +214,7 @@ class DetCallback(TrainerCallback):
                 metrics.setdefault(name, value)
         if group == "validation":
             fields = {"searcher.metric": self.searcher_metric, "searcher.time_metric": self.time_metric}
-            require_metrics(metrics, fields)
+            _require_metrics(metrics, fields)
         self.core_context.train.report_metrics(group, state.global_step, metrics)
 
     def _is_reported(self, name: str) -> bool:
@@ -254,3 +253,44 @@ def get_metric_type(d: Mapping[str, Any]) -> str:
         if any(name.startswith(prefix) for name in d):
             return prefix
     return TRAIN
+
+
+def _require_length(searcher: Mapping[str, Any], unit: str, length: float, argument: str) -> None:
+    """Raise a ValueError if the section ``searcher`` has another length than the trainer, or a length without a unit.
+
+    The trainer's ``argument`` has the ``length`` in the ``unit`` ``"batches"`` or ``"epochs"``.
+    """
+    trained = f"{argument} {length:g} makes the trainer train {length:g} {unit}"
+    max_length = searcher.get("max_length")
+    if isinstance(max_length, Mapping):
+        if dict(max_length) != {unit: length}:
+            raise ValueError(
+                f"searcher.max_length is {dict(max_length)}, and {trained}. Remove searcher.max_length, which is "
+                "deprecated, or set the same length in both."
+            )
+    elif max_length is not None:
+        raise ValueError(
+            f"searcher.max_length is {max_length}, without a unit, and {trained}. Remove searcher.max_length, which "
+            f"is deprecated: {argument} says how long the trainer trains."
+        )
+    elif (clock := searcher.get("time_metric")) in ("batches", "epochs"):
+        max_time = searcher.get("max_time")
+        if (clock, max_time) != (unit, length):
+            raise ValueError(
+                f"searcher.max_time is {max_time} with searcher.time_metric: {clock}, and {trained}. Let "
+                f"searcher.max_time or {argument} follow the other one, in the same unit."
+            )
+
+
+def _require_metrics(reported: Collection[str], needed: Mapping[str, str | None]) -> None:
+    """Raise a ValueError that names all ``needed`` metrics missing from the ``reported`` metrics of an evaluation.
+
+    ``needed`` has the name of a metric, or None, by the field of the configuration.
+    """
+    missing = [f"{field}: {name}" for field, name in needed.items() if name is not None and name not in reported]
+    if missing:
+        raise ValueError(
+            f"The evaluation lacks metrics of the configuration: {', '.join(missing)}. The evaluation has "
+            f"{', '.join(sorted(reported))}. Return the metrics from compute_metrics (the Trainer prefixes eval_), or "
+            "change the configuration: searches, retention and the choice of the best checkpoint need the metrics."
+        )

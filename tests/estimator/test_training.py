@@ -24,11 +24,14 @@ from tests.estimator.small_trials import (
     SmallTrial,
     Trained,
     batch_normalized,
+    columns,
     custom,
     of_keras,
     premade,
     premade_of_version_1,
     repeated_training_data,
+    run_config,
+    samples,
     small_trial,
     train_with_tensorflow_alone,
     training_data,
@@ -39,10 +42,8 @@ from tests.estimator.small_trials import (
 
 pytestmark = pytest.mark.slow
 
-ESTIMATORS = [custom, premade, premade_of_version_1]
 
-
-@pytest.mark.parametrize("make", ESTIMATORS)
+@pytest.mark.parametrize("make", [custom, premade, premade_of_version_1])
 @pytest.mark.parametrize(("data", "batches"), [(training_data, EPOCH), (repeated_training_data, 2 * EPOCH + 3)])
 def test_losses_as_in_train_and_evaluate(
     make: Callable[..., Any], data: Callable[..., Any], batches: int, tmp_path: Path
@@ -53,8 +54,7 @@ def test_losses_as_in_train_and_evaluate(
     assert {name: ours.reports.validations[-1][name] for name in metrics} == metrics
 
 
-@pytest.mark.parametrize("make", ESTIMATORS)
-@pytest.mark.parametrize("split", [3, EPOCH, EPOCH + 5])
+@pytest.mark.parametrize(("make", "split"), [(custom, 3), (premade, EPOCH), (premade_of_version_1, EPOCH + 5)])
 def test_resumed_runs_equal_whole_ones(make: Callable[..., Any], split: int, tmp_path: Path) -> None:
     trial = small_trial(make=make)
     whole = Trained(trial, tmp_path / "whole", 2 * EPOCH + 3)
@@ -96,6 +96,11 @@ def test_the_trials_seed_counts(tmp_path: Path) -> None:
     assert Trained(SmallTrial, tmp_path / "c", 3, init={"trial_seed": SEED + 1}).reports.losses != as_configured
 
 
+def test_a_run_config_is_optional(tmp_path: Path) -> None:
+    trial = small_trial(make=lambda wrap: tf.estimator.Estimator(custom(wrap).model_fn))
+    assert len(Trained(trial, tmp_path, 2, init={"trial_seed": SEED}).reports.losses) == 2
+
+
 def test_validations_change_nothing(tmp_path: Path) -> None:
     without = Trained(SmallTrial, tmp_path / "a", 10)
     among = Trained(SmallTrial, tmp_path / "b", 10, validation_period=Batch(3), step_zero_validation=True)
@@ -104,31 +109,22 @@ def test_validations_change_nothing(tmp_path: Path) -> None:
 
 
 def test_aggregation_equals_a_larger_batch(tmp_path: Path) -> None:
-    def in_order(wrap: Callable[..., Any], size: int) -> Any:
-        from tests.estimator.small_trials import samples
-
-        return wrap(samples(0, 64)).batch(size)
-
     def linear(wrap: Callable[..., Any]) -> Any:
-        optimizer = wrap(tf.compat.v1.train.GradientDescentOptimizer(0.5))
-        column = tf.feature_column.numeric_column("x", shape=(4,))
         # The loss of a batch is the mean over its samples, so that means of gradients are gradients of means.
         return tf.compat.v1.estimator.LinearClassifier(
-            [column],
-            optimizer=optimizer,
-            config=tf.estimator.RunConfig(),
+            columns(),
+            optimizer=wrap(tf.compat.v1.train.GradientDescentOptimizer(0.5)),
+            config=run_config(),
             loss_reduction=tf.compat.v1.losses.Reduction.SUM_OVER_BATCH_SIZE,
         )
 
-    small = small_trial(make=linear, training_data=lambda wrap: in_order(wrap, 8))
-    large = small_trial(make=linear, training_data=lambda wrap: in_order(wrap, 16))
-    aggregated = Trained(small, tmp_path / "a", 8, init={"aggregation_frequency": 2})
-    at_once = Trained(large, tmp_path / "b", 4)
-    names = ("loss", "average_loss", "accuracy")
-    assert [aggregated.reports.validations[-1][name] for name in names] == pytest.approx(
-        [at_once.reports.validations[-1][name] for name in names], rel=1e-6
-    )
-    assert aggregated.reports.validations[-1]["global_step"] == 8
+    small = small_trial(make=linear, training_data=lambda wrap: wrap(samples(0, 64)).batch(8))
+    large = small_trial(make=linear, training_data=lambda wrap: wrap(samples(0, 64)).batch(16))
+    aggregated = Trained(small, tmp_path / "a", 8, init={"aggregation_frequency": 2}).reports.validations[-1]
+    at_once = Trained(large, tmp_path / "b", 4).reports.validations[-1]
+    for name in ("loss", "average_loss", "accuracy"):
+        assert aggregated[name] == pytest.approx(at_once[name], rel=1e-6)
+    assert aggregated["global_step"] == 8
 
 
 def test_resume_in_an_aggregation(tmp_path: Path) -> None:
@@ -181,34 +177,24 @@ def test_test_mode(tmp_path: Path) -> None:
     assert CountEvaluations.runs == 1
 
 
-def fit_module(folder: Path, ckpt_path: str | None = None, **flags: Any) -> tuple[Reports, pl.Trainer]:
+def fit_module(batches: int, ckpt_path: Any = None, *callbacks: pl.Callback) -> tuple[Reports, pl.Trainer]:
     reports = Reports()
-    module = estimator.EstimatorModule(SmallTrial, {}, max_length=flags.pop("max_length"))
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        default_root_dir=folder,
-        callbacks=[reports, *flags.pop("callbacks", [])],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        logger=False,
-        check_val_every_n_epoch=None,
-        val_check_interval=1000,
-        **flags,
-    )
-    trainer.fit(module, ckpt_path=ckpt_path)
+    flags: dict[str, Any] = {"check_val_every_n_epoch": None, "val_check_interval": 1000}
+    for feature in ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"):
+        flags[feature] = False
+    trainer = pl.Trainer(accelerator="cpu", callbacks=[reports, *callbacks], **flags)
+    trainer.fit(estimator.EstimatorModule(SmallTrial, {}, max_length=Batch(batches)), ckpt_path=ckpt_path)
     return reports, trainer
 
 
-def test_modules_resume_from_both_formats(
-    tmp_path: Path,
-) -> None:
-    whole, _ = fit_module(tmp_path, max_length=Batch(9), enable_checkpointing=False)
+def test_modules_resume_from_both_formats(tmp_path: Path) -> None:
+    whole, _ = fit_module(9)
     assert whole.losses == Trained(SmallTrial, tmp_path / "ours", 9).reports.losses
     checkpoints = DeterminedCheckpoint(tmp_path / "checkpoints", policy="none")
-    first, trainer = fit_module(tmp_path, max_length=Batch(4), callbacks=[checkpoints])
+    first, trainer = fit_module(4, None, checkpoints)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
-    for path in (checkpoints.last_checkpoint_path, str(tmp_path / "last.ckpt")):
-        second, _ = fit_module(tmp_path, path, max_length=Batch(9), enable_checkpointing=False)
+    for path in (checkpoints.last_checkpoint_path, tmp_path / "last.ckpt"):
+        second, _ = fit_module(9, path)
         assert first.losses + second.losses == whole.losses
 
 

@@ -26,13 +26,11 @@ from tests.versions import SHARDS
 OVERFLOWS = (1, 4)
 SCENARIOS = {
     "O1": ("trial_ddp", {"opt_level": "O1"}, 1),
-    "O1-aggregated": ("trial_ddp", {"opt_level": "O1"}, 3),
     "O2": ("trial_ddp", {"opt_level": "O2"}, 1),
     "O2-aggregated": ("trial_ddp", {"opt_level": "O2"}, 3),
     "O3": ("trial_ddp", {"opt_level": "O3", "loss_scale": "dynamic"}, 1),
 }
 SHARDED_SCENARIOS = {
-    "O1-sharded": ("trial_fsdp", {"opt_level": "O1"}, 1),
     "O1-sharded-aggregated": ("trial_fsdp", {"opt_level": "O1"}, 3),
     "O2-sharded": ("trial_fsdp", {"opt_level": "O2"}, 1),
     "O2-sharded-aggregated": ("trial_fsdp", {"opt_level": "O2"}, 3),

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning import errors
-from det_lightning.core import DistributedContext
 from det_lightning.distributed.backend import LocalBackend
 from det_lightning.precision.scaling import TorchAmp
 from det_lightning.pytorch import LRScheduler, PyTorchTrialContext
@@ -33,10 +32,9 @@ def wrapped_sgd(context: PyTorchTrialContext, weight: torch.nn.Parameter, **opti
     return context.wrap_optimizer(torch.optim.SGD([weight], lr=1.0), **options)
 
 
-@pytest.mark.parametrize("frequency", [0, -2])
-def test_aggregation_below_one(frequency: int) -> None:
-    with pytest.raises(ValueError, match=f"aggregation_frequency must be at least 1; got {frequency}"):
-        make_context(aggregation_frequency=frequency)
+def test_aggregation_below_one() -> None:
+    with pytest.raises(ValueError, match="aggregation_frequency must be at least 1; got 0"):
+        make_context(aggregation_frequency=0)
 
 
 def test_wrapping_keeps_the_order() -> None:
@@ -64,8 +62,9 @@ def test_one_of_each_is_found() -> None:
     model = context.wrap_model(torch.nn.Linear(1, 1))
     optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1))
     assert context.get_lr_scheduler() is None
-    scheduler = context.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1), Mode.MANUAL_STEP)
-    assert (context.get_model(), context.get_optimizer(), context.get_lr_scheduler()) == (model, optimizer, scheduler)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    assert context.wrap_lr_scheduler(plateau, Mode.MANUAL_STEP) is plateau
+    assert (context.get_model(), context.get_optimizer(), context.get_lr_scheduler()) == (model, optimizer, plateau)
 
 
 def test_none_or_several_are_refused() -> None:
@@ -74,45 +73,29 @@ def test_none_or_several_are_refused() -> None:
         context.get_model()
     for _ in range(2):
         wrapped_sgd(context, make_weight())
-    with pytest.raises(
-        errors.InvalidExperimentException, match=r"get_optimizer\(\) .* one wrapped optimizer; .* has 2"
-    ):
+    with pytest.raises(errors.InvalidExperimentException, match=r"get_optimizer\(\) .* one wrapped opt.*; .* has 2"):
         context.get_optimizer()
 
 
-def plateau(context: PyTorchTrialContext) -> Any:
-    optimizer = wrapped_sgd(context, make_weight())
-    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-
-
-def step_lr(context: PyTorchTrialContext) -> Any:
-    return torch.optim.lr_scheduler.StepLR(wrapped_sgd(context, make_weight()), 1)
-
-
-def unwrapped(context: PyTorchTrialContext) -> Any:
-    return torch.optim.lr_scheduler.StepLR(torch.optim.SGD([make_weight()], lr=1), 1)
+def step_lr(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "mode", "error", "message"),
+    ("make", "mode", "message"),
     [
-        (plateau, Mode.STEP_EVERY_BATCH, errors.InvalidExperimentException, "ReduceLROnPlateau.*MANUAL_STEP"),
-        (unwrapped, Mode.STEP_EVERY_BATCH, errors.InvalidExperimentException, "StepLR .* was not wrapped"),
-        (step_lr, "STEP_EVERY_BATCH", TypeError, "must be an LRScheduler.StepMode"),
+        (torch.optim.lr_scheduler.ReduceLROnPlateau, Mode.STEP_EVERY_BATCH, "ReduceLROnPlateau.*MANUAL_STEP"),
+        (lambda _: step_lr(torch.optim.SGD([make_weight()])), Mode.STEP_EVERY_BATCH, "StepLR .* was not wrapped"),
+        (step_lr, "STEP_EVERY_BATCH", "must be an LRScheduler.StepMode"),
     ],
 )
-def test_an_unsteppable_scheduler(
-    scheduler: Callable[[PyTorchTrialContext], Any], mode: Any, error: type[BaseException], message: str
-) -> None:
+def test_an_unsteppable_scheduler(make: Callable[..., Any], mode: Any, message: str) -> None:
     context = make_context()
-    with pytest.raises(error, match=message):
-        context.wrap_lr_scheduler(scheduler(context), mode)
+    optimizer = wrapped_sgd(context, make_weight())
+    with pytest.raises((errors.InvalidExperimentException, TypeError), match=message) as raised:
+        context.wrap_lr_scheduler(make(optimizer), mode)
+    assert isinstance(raised.value, TypeError) == isinstance(mode, str)
     assert context.lr_schedulers == []
-
-
-def test_a_plateau_with_manual_steps() -> None:
-    context = make_context()
-    assert context.wrap_lr_scheduler(plateau(context), Mode.MANUAL_STEP) is context.get_lr_scheduler()
 
 
 @pytest.mark.parametrize(
@@ -121,16 +104,6 @@ def test_a_plateau_with_manual_steps() -> None:
         ([lambda c: c.wrap_model(torch.nn.Linear(1, 1)), lambda c: c.wrap_scaler(object())], "before the first wrap_m"),
         ([lambda c: c.wrap_scaler(object())] * 2, "There is a gradient scaler already"),
         ([lambda c: c.experimental.use_amp()] * 2, "There is a gradient scaler already"),
-        ([lambda c: c.configure_apex_amp([], [], opt_level="O0")] * 2, "second time"),
-        ([lambda c: c.configure_apex_amp([], [], opt_level="O0"), lambda c: c.wrap_scaler(object())], "not both"),
-        (
-            [lambda c: c.configure_apex_amp([], [], opt_level="O0"), lambda c: c.wrap_model(torch.nn.Linear(1, 1))],
-            r"wrap_model\(\) before configure_apex_amp",
-        ),
-        (
-            [lambda c: c.configure_apex_amp([], [], opt_level="O0"), lambda c: wrapped_sgd(c, make_weight())],
-            r"wrap_optimizer\(\) before configure_apex_amp",
-        ),
         ([lambda c: wrapped_sgd(c, make_weight(), backward_passes_per_step=0)], "at least 1; got 0"),
     ],
 )
@@ -145,7 +118,9 @@ def test_wrong_order(steps: list[Callable[[Any], Any]], message: str) -> None:
 # Training
 
 
-@given(frequency=st.integers(1, 5), average=st.booleans(), of_optimizer=st.none() | st.booleans())
+@pytest.mark.parametrize("frequency", [1, 3])
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("of_optimizer", [None, False, True])
 def test_aggregation_sums_and_divides(frequency: int, average: bool, of_optimizer: bool | None) -> None:
     context = make_context(aggregation_frequency=frequency, average_aggregated_gradients=average)
     weight = make_weight(0.0)
@@ -173,16 +148,10 @@ def test_gradients_without_zeroing() -> None:
     assert weight.grad == 3
 
 
-def test_only_wrapped_optimizers_step() -> None:
-    context = make_context()
-    with pytest.raises(
-        errors.InvalidExperimentException, match=r"got a SGD that was not wrapped.*0 optimizer\(s\) are"
-    ):
-        context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
-
-
-def test_aggregation_needs_zeroing() -> None:
+def test_unusable_steps() -> None:
     context = make_context(aggregation_frequency=2)
+    with pytest.raises(errors.InvalidExperimentException, match=r"got a SGD that was not wrapped.*0 optimizer"):
+        context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
     optimizer = wrapped_sgd(context, make_weight())
     with pytest.raises(errors.InvalidExperimentException, match=r"auto_zero_grads=False.*aggregation_frequency=2"):
         context.step_optimizer(optimizer, auto_zero_grads=False)
@@ -198,15 +167,15 @@ def test_the_position_follows_the_batch(epoch_len: int, batch_idx: int) -> None:
     assert context.is_epoch_end() == (batch_idx + 1 in range(0, 42, epoch_len))
 
 
-@pytest.mark.parametrize("ask", ["current_train_batch", "current_train_epoch", "is_epoch_start", "is_epoch_end"])
+@pytest.mark.parametrize("ask", ["current_train_epoch", "is_epoch_start", "is_epoch_end"])
 def test_no_position_before_training(ask: str) -> None:
-    with pytest.raises(errors.InternalException, match="training has not started"):
-        getattr(make_context(), ask)()
     context = make_context()
+    with pytest.raises(errors.InternalException, match="training has not started"):
+        getattr(context, ask)()
     context.position.batch_idx = 0
-    if ask != "current_train_batch":
-        with pytest.raises(errors.InternalException, match="training loader is not built"):
-            getattr(context, ask)()
+    assert context.current_train_batch() == 0
+    with pytest.raises(errors.InternalException, match="training loader is not built"):
+        getattr(context, ask)()
 
 
 def test_stop_requests() -> None:
@@ -218,40 +187,9 @@ def test_stop_requests() -> None:
 
 
 @pytest.mark.parametrize("method", ["set_stop_requested", "set_enable_tensorboard_logging"])
-@pytest.mark.parametrize("value", [1, None, "yes"])
-def test_switches_take_only_a_bool(method: str, value: Any) -> None:
-    with pytest.raises(AssertionError, match=rf"{method}\(\) takes a bool; got {value!r}"):
-        getattr(make_context(), method)(value)
-
-
-def test_use_amp_on_the_cpu() -> None:
-    torch.manual_seed(0)
-    plain = torch.nn.Linear(2, 1)
-    context, by_hand = make_context(), torch.nn.Linear(2, 1)
-    by_hand.load_state_dict(plain.state_dict())
-    context.experimental.use_amp()
-    model = context.wrap_model(plain)
-    optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    reference = torch.optim.SGD(by_hand.parameters(), lr=0.1)
-    context.position.batch_idx = 0
-    assert not context.scaler.is_enabled()
-    for inputs in torch.randn(3, 4, 2):
-        context.backward(model(inputs).square().mean())
-        context.step_optimizer(optimizer)
-        reference.zero_grad()
-        by_hand(inputs).square().mean().backward()
-        reference.step()
-    for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_one_process_is_rank_0_of_1() -> None:
-    distributed = make_context().distributed
-    assert (distributed.get_rank(), distributed.get_size(), distributed.get_local_rank()) == (0, 1, 0)
-    assert distributed.allgather("mine") == ["mine"]
-    assert distributed.broadcast("mine") == "mine"
-    with pytest.raises(ValueError, match="without rank, local_rank, local_size, cross_rank, cross_size"):
-        DistributedContext(size=2)
+def test_switches_take_only_a_bool(method: str) -> None:
+    with pytest.raises(AssertionError, match=rf"{method}\(\) takes a bool; got 1"):
+        getattr(make_context(), method)(1)
 
 
 def test_from_config() -> None:
@@ -277,11 +215,6 @@ def test_from_config() -> None:
         context.current_train_batch()
 
 
-def test_unknown_hyperparameter_types() -> None:
-    with pytest.raises(ValueError, match="lr has the unknown type 'normal'"):
-        PyTorchTrialContext.from_config({"hyperparameters": {"lr": {"type": "normal"}}})
-
-
 def test_determineds_names_of_the_position() -> None:
     context = make_context(aggregation_frequency=2)
     assert (context._current_batch_idx, context._epoch_len, context._aggregation_frequency) == (None, None, 2)
@@ -298,6 +231,7 @@ def test_determineds_names_of_the_position() -> None:
 def test_a_replaced_scaler() -> None:
     context = make_context()
     context.experimental.use_amp()
+    assert not context.scaler.is_enabled()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
     context._scaler = scaler
     assert context.scaler is context._scaler is scaler

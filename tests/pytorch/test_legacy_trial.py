@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial, original_trial
 from tests.trials import BATCH_SIZE, EPOCH_LEN, CountingCallback, make_data, seed_everything, weights_of
 
 Mode = pytorch.LRScheduler.StepMode
 LENGTH = 2 * EPOCH_LEN + 3
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*on_before_optimizer_step, which is deprecated:FutureWarning")
 
 
 class Recorder(CountingCallback):
@@ -58,6 +59,7 @@ class Common(pytorch.PyTorchTrial):
     """What did not change with the interface."""
 
     step_mode = Mode.STEP_EVERY_BATCH
+    frequency = 1
     returns_tensor = False
     context: pytorch.PyTorchTrialContext
     counter: Any
@@ -79,7 +81,7 @@ class Common(pytorch.PyTorchTrial):
         return loss if self.returns_tensor else {"loss": loss, "place": 10 * epoch_idx + batch_idx}
 
 
-class OldWithoutEvaluation(Common):
+class Old(Common):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
 
@@ -89,29 +91,23 @@ class OldWithoutEvaluation(Common):
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> pytorch.LRScheduler | None:
-        return pytorch.LRScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7), step_mode=self.step_mode)
+    def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
+        return pytorch.LRScheduler(scheduler, step_mode=self.step_mode, frequency=self.frequency)
 
     def train_batch(self, batch: Any, model: torch.nn.Module, epoch_idx: int, batch_idx: int) -> Any:
         return self.metrics(loss_of(model, batch) * (1 + 0.1 * self.counter.epochs), batch_idx, epoch_idx)
 
-
-class Old(OldWithoutEvaluation):
-    def evaluate_batch(self, batch: Any, model: torch.nn.Module) -> dict[str, Any]:
+    def evaluate_batch(self, batch: Any, model: torch.nn.Module) -> Any:
         return {"validation_loss": loss_of(model, batch)}
 
 
-class OldOnFullDataset(OldWithoutEvaluation):
-    def evaluate_full_dataset(self, data_loader: Any, model: torch.nn.Module) -> dict[str, Any]:
-        return {"validation_loss": sum(loss_of(model, batch) for batch in data_loader)}
-
-
-class MigratedWithoutEvaluation(Common):
+class Migrated(Common):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
         self.model = context.wrap_model(build_model())
         self.sgd = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9))
-        context.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR(self.sgd, 2, 0.7), self.step_mode)
+        context.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR(self.sgd, 2, 0.7), self.step_mode, self.frequency)
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         loss = loss_of(self.model, batch) * (1 + 0.1 * self.counter.epochs)
@@ -119,15 +115,16 @@ class MigratedWithoutEvaluation(Common):
         self.context.step_optimizer(self.sgd)
         return self.metrics(loss, batch_idx, epoch_idx)
 
-
-class Migrated(MigratedWithoutEvaluation):
-    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+    def evaluate_batch(self, batch: Any) -> Any:
         return {"validation_loss": loss_of(self.model, batch)}
 
 
-class MigratedOnFullDataset(MigratedWithoutEvaluation):
-    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        return {"validation_loss": sum(loss_of(self.model, batch) for batch in data_loader)}
+def varied(trial_class: type[Common], **attributes: Any) -> type[Common]:
+    return type(trial_class.__name__, (trial_class,), attributes)
+
+
+#: Attributes of a trial that does not override ``evaluate_batch``.
+NO_EVALUATION = {"evaluate_batch": pytorch.PyTorchTrial.evaluate_batch}
 
 
 def fit_with_determineds_trainer(
@@ -146,9 +143,7 @@ def fit_with_determineds_trainer(
         defaults = {"validation_period": pytorch.Batch(5), "reporting_period": pytorch.Batch(1)}
         arguments = {**defaults, "checkpoint_policy": "none", **fit}
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*on_before_optimizer_step, which is deprecated", FutureWarning)
-            trainer.fit(max_length=pytorch.Batch(max_length), **arguments)
+        trainer.fit(max_length=pytorch.Batch(max_length), **arguments)
     return trial
 
 
@@ -163,14 +158,13 @@ def fit_with_lightnings_trainer(trial_class: type[Common], aggregation_frequency
     )
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(**{"accelerator": "cpu", "max_epochs": -1, "enable_model_summary": False, **quiet, **flags})
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*on_before_optimizer_step, which is deprecated", FutureWarning)
-        trainer.fit(module)
+    trainer.fit(module)
     return module.trial
 
 
-def varied(trial_class: type[Common], **attributes: Any) -> type[Common]:
-    return type(trial_class.__name__, (trial_class,), attributes)
+@functools.cache
+def migrated() -> Any:
+    return fit_with_determineds_trainer(Migrated)
 
 
 def assert_same_training(old: Any, migrated: Any) -> None:
@@ -185,30 +179,38 @@ def assert_same_training(old: Any, migrated: Any) -> None:
 
 
 @pytest.mark.parametrize("fit", [fit_with_determineds_trainer, fit_with_lightnings_trainer])
-@pytest.mark.parametrize("aggregation_frequency", [1, 2])
-@pytest.mark.parametrize("step_mode", Mode)
-@pytest.mark.parametrize("returns_tensor", [False, True])
-def test_a_legacy_trial_trains_like_the_migrated(
-    fit: Callable[..., Any], aggregation_frequency: int, step_mode: Mode, returns_tensor: bool
-) -> None:
-    variation = {"step_mode": step_mode, "returns_tensor": returns_tensor}
-    old = fit(varied(Old, **variation), aggregation_frequency)
-    assert_same_training(old, fit(varied(Migrated, **variation), aggregation_frequency))
+@pytest.mark.parametrize(
+    ("aggregation", "variation"),
+    [
+        (1, {}),
+        (1, {"frequency": 4}),
+        (1, {"step_mode": Mode.MANUAL_STEP, "returns_tensor": True}),
+        (2, {"step_mode": Mode.STEP_EVERY_EPOCH, "returns_tensor": True}),
+        (2, {"step_mode": Mode.STEP_EVERY_OPTIMIZER_STEP}),
+    ],
+)
+def test_trains_like_the_migrated(fit: Callable[..., Any], aggregation: int, variation: dict[str, Any]) -> None:
+    old = fit(varied(Old, **variation), aggregation)
+    assert_same_training(old, fit(varied(Migrated, **variation), aggregation))
     assert isinstance(old, Old)
+    assert old.counter.clipped == LENGTH // aggregation
 
 
-@pytest.mark.parametrize("fit", [fit_with_determineds_trainer, fit_with_lightnings_trainer])
-def test_full_datasets_like_the_migrated(fit: Callable[..., Any]) -> None:
-    assert_same_training(fit(OldOnFullDataset), fit(MigratedOnFullDataset))
+def test_full_datasets_like_the_migrated() -> None:
+    class OldOnFullDataset(Old):
+        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
 
+        def evaluate_full_dataset(self, data_loader: Any, model: torch.nn.Module) -> Any:
+            return {"validation_loss": sum(loss_of(model, batch) for batch in data_loader)}
 
-def test_the_schedulers_frequency() -> None:
-    class Seldom(Old):
-        def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> pytorch.LRScheduler:
-            return pytorch.LRScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), Mode.STEP_EVERY_BATCH, 4)
+    class MigratedOnFullDataset(Migrated):
+        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
 
-    trial = fit_with_determineds_trainer(Seldom)
-    assert trial.context.get_optimizer().param_groups[0]["lr"] == 0.05 * 0.5 ** (LENGTH // 4)
+        def evaluate_full_dataset(self, data_loader: Any) -> Any:
+            return {"validation_loss": sum(loss_of(self.model, batch) for batch in data_loader)}
+
+    old, new = map(fit_with_determineds_trainer, (OldOnFullDataset, MigratedOnFullDataset))
+    assert_same_training(old, new)
 
 
 @pytest.mark.parametrize("create_lr_scheduler", [None, lambda self, optimizer: None])
@@ -218,39 +220,28 @@ def test_a_scheduler_is_optional(create_lr_scheduler: Any) -> None:
     assert trial.context.get_optimizer().param_groups[0]["lr"] == 0.05
 
 
-@pytest.mark.parametrize("aggregation_frequency", [1, 2])
-def test_clipping_callbacks(aggregation_frequency: int) -> None:
+def test_callbacks_clip() -> None:
     class Unclipped(Old):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
             self.counter = CountingCallback()
             return {"recorder": self.counter}
 
-    clipped = fit_with_determineds_trainer(Old, aggregation_frequency)
-    assert clipped.counter.clipped == LENGTH // aggregation_frequency
-    unclipped = fit_with_determineds_trainer(Unclipped, aggregation_frequency)
-    assert not torch.equal(weights_of(clipped), weights_of(unclipped))
+    assert not torch.equal(weights_of(migrated()), weights_of(fit_with_determineds_trainer(Unclipped)))
 
 
 def test_keywords_and_modes() -> None:
     class Keywords(Old):
-        def train_batch(self, *, batch_idx: int, epoch_idx: int, batch: Any, model: torch.nn.Module) -> Any:
-            assert model.training
-            return super().train_batch(batch, model, epoch_idx, batch_idx)
+        def train_batch(self, **arguments: Any) -> Any:
+            assert sorted(arguments) == ["batch", "batch_idx", "epoch_idx", "model"]
+            assert arguments["model"].training
+            return super().train_batch(**arguments)
 
         def evaluate_batch(self, *, model: torch.nn.Module, batch: Any) -> dict[str, Any]:
             assert not model.training
             assert not torch.is_grad_enabled()
             return super().evaluate_batch(batch, model)
 
-    assert_same_training(fit_with_determineds_trainer(Keywords), fit_with_determineds_trainer(Migrated))
-
-
-def test_arguments_taken_together() -> None:
-    class Together(Old):
-        def train_batch(self, **arguments: Any) -> Any:
-            return super().train_batch(**arguments)
-
-    assert_same_training(fit_with_determineds_trainer(Together), fit_with_determineds_trainer(Migrated))
+    assert_same_training(fit_with_determineds_trainer(Keywords), migrated())
 
 
 def test_a_second_run_keeps_the_model() -> None:
@@ -264,23 +255,20 @@ def test_a_second_run_keeps_the_model() -> None:
         return trial
 
     with pytest.warns(FutureWarning, match="on_before_optimizer_step"):
-        old, migrated = fit_twice(Old), fit_twice(Migrated)
-    assert_same_training(old, migrated)
+        old, new = fit_twice(Old), fit_twice(Migrated)
+    assert_same_training(old, new)
     assert len(old.context.models) == len(old.context.optimizers) == len(old.context.lr_schedulers) == 1
 
 
 # Checkpoints
 
 
-@pytest.mark.parametrize("aggregation_frequency", [1, 2])
-@pytest.mark.parametrize("stop_after", [3, EPOCH_LEN, EPOCH_LEN + 3])
-def test_a_resumed_run_ends_bit_equal(stop_after: int, aggregation_frequency: int, tmp_path: Path) -> None:
-    straight = fit_with_determineds_trainer(Old, aggregation_frequency, checkpoint_storage=tmp_path / "straight")
-    parts = tmp_path / "parts"
-    fit_with_determineds_trainer(Old, aggregation_frequency, max_length=stop_after, checkpoint_storage=parts)
-    (checkpoint,) = CheckpointStorage(parts).list_ids()
+@pytest.mark.parametrize(("stop_after", "aggregation"), [(3, 2), (EPOCH_LEN, 1)])
+def test_a_resumed_run_ends_bit_equal(stop_after: int, aggregation: int, tmp_path: Path) -> None:
+    straight = fit_with_determineds_trainer(Old, aggregation)
+    fit_with_determineds_trainer(Old, aggregation, max_length=stop_after, checkpoint_storage=tmp_path)
     resumed = fit_with_determineds_trainer(
-        Old, aggregation_frequency, seed=99, checkpoint_storage=parts, latest_checkpoint=checkpoint
+        Old, aggregation, seed=99, checkpoint_storage=tmp_path, latest_checkpoint="last"
     )
     assert torch.equal(weights_of(resumed), weights_of(straight))
     assert str(resumed.context.get_optimizer().state_dict()) == str(straight.context.get_optimizer().state_dict())
@@ -289,9 +277,8 @@ def test_a_resumed_run_ends_bit_equal(stop_after: int, aggregation_frequency: in
 
 def test_a_migrated_trial_resumes(tmp_path: Path) -> None:
     fit_with_determineds_trainer(Old, max_length=8, checkpoint_storage=tmp_path)
-    (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
-    resumed = fit_with_determineds_trainer(Migrated, seed=99, checkpoint_storage=tmp_path, latest_checkpoint=checkpoint)
-    assert torch.equal(weights_of(resumed), weights_of(fit_with_determineds_trainer(Migrated)))
+    resumed = fit_with_determineds_trainer(Migrated, seed=99, checkpoint_storage=tmp_path, latest_checkpoint="last")
+    assert torch.equal(weights_of(resumed), weights_of(migrated()))
 
 
 def test_checkpoints_name_the_class(tmp_path: Path) -> None:
@@ -308,20 +295,7 @@ def test_checkpoints_name_the_class(tmp_path: Path) -> None:
 class OwnBuilders(Migrated):
     """Of today's interface, with methods of its own that have the old names."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        self.context = context
-        self.model = context.wrap_model(self.build_model())
-        self.sgd = context.wrap_optimizer(self.optimizer(self.model))
-        context.wrap_lr_scheduler(self.create_lr_scheduler(self.sgd), self.step_mode)
-
-    def build_model(self) -> torch.nn.Module:
-        return build_model()
-
-    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-    def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
-        return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
+    build_model = optimizer = create_lr_scheduler = Common.get_batch_length
 
 
 class OwnBuildersAndOptionalModel(OwnBuilders):
@@ -336,16 +310,13 @@ class OwnBuildersAndAnyArguments(OwnBuilders):
 
 
 @pytest.mark.parametrize("trial_class", [OwnBuilders, OwnBuildersAndOptionalModel, OwnBuildersAndAnyArguments])
-@pytest.mark.parametrize("fit", [fit_with_determineds_trainer, fit_with_lightnings_trainer])
-def test_a_wrapping_trial_is_no_legacy_trial(trial_class: type[Common], fit: Callable[..., Any]) -> None:
-    trial = fit(trial_class)
-    assert_same_training(trial, fit(Migrated))
+def test_a_wrapping_trial_is_no_legacy_trial(trial_class: type[Common]) -> None:
+    trial = fit_with_determineds_trainer(trial_class)
+    assert_same_training(trial, migrated())
     assert adapt_legacy_trial(trial, trial.context) is trial
 
 
-@pytest.mark.parametrize(
-    ("trial_class", "legacy"), [(Old, True), (OldOnFullDataset, True), (Migrated, False), (OwnBuilders, False)]
-)
+@pytest.mark.parametrize(("trial_class", "legacy"), [(Old, True), (Migrated, False), (OwnBuilders, False)])
 def test_interfaces_are_recognized(trial_class: type[Common], legacy: bool) -> None:
     context = pytorch.PyTorchTrialContext(enable_tensorboard_logging=False)
     trial = trial_class(context)
@@ -359,90 +330,49 @@ def test_interfaces_are_recognized(trial_class: type[Common], legacy: bool) -> N
 # Errors
 
 
-class NoLoss(Old):
-    def train_batch(self, batch: Any, model: torch.nn.Module, epoch_idx: int, batch_idx: int) -> Any:
-        return {"accuracy": 1.0, "mse": loss_of(model, batch)}
+def wrap_as_well(trial: Any, context: pytorch.PyTorchTrialContext) -> None:
+    trial.context = context
+    context.wrap_model(build_model())
 
 
-class ValidationOfNone(Old):
-    def evaluate_batch(self, batch: Any, model: torch.nn.Module) -> Any:
-        return None
+def schedule_another_optimizer(trial: Any, optimizer: torch.optim.Optimizer) -> Any:
+    return Old.create_lr_scheduler(trial, torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0))
 
 
-class FullValidationOfNone(OldOnFullDataset):
-    def evaluate_full_dataset(self, data_loader: Any, model: torch.nn.Module) -> Any:
-        return None
-
-
-class TwoEvaluations(Old, OldOnFullDataset):
-    pass
-
-
-class ModelOfNone(Old):
-    def build_model(self) -> Any:
-        return None
-
-
-class OptimizerOfParameters(Old):
-    def optimizer(self, model: torch.nn.Module) -> Any:
-        return [*model.parameters()]
-
-
-class BareScheduler(Old):
-    def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
-        return torch.optim.lr_scheduler.StepLR(optimizer, 2)
-
-
-class SchedulerOfAnotherOptimizer(Old):
-    def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
-        return super().create_lr_scheduler(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0))
-
-
-class NoOptimizer(Old):
-    optimizer: Any = None
-
-
-class NothingBuiltAndNoEvaluation(OldWithoutEvaluation):
-    build_model: Any = None
-    optimizer: Any = None
-
-
-class WrapsAsWell(Old):
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.model = context.wrap_model(self.build_model())
-
-
-InvalidTrial = errors.InvalidExperimentException
-
-
-@pytest.mark.parametrize("fit", [fit_with_determineds_trainer, fit_with_lightnings_trainer])
 @pytest.mark.parametrize(
-    ("trial_class", "error", "message"),
+    ("method", "returns", "message"),
     [
-        (NoLoss, TypeError, r"NoLoss.train_batch\(\) must return .* under 'loss'.*got {'accuracy'.* batch 0"),
-        (ValidationOfNone, TypeError, r"ValidationOfNone.evaluate_batch\(\) must return a dict"),
-        (FullValidationOfNone, TypeError, r"FullValidationOfNone.evaluate_full_dataset\(\) must return a dict"),
-        (OldWithoutEvaluation, InvalidTrial, "OldWithoutEvaluation must override exactly one .*overrides neither"),
-        (TwoEvaluations, InvalidTrial, "TwoEvaluations must .* overrides evaluate_batch and evaluate_full_dataset"),
-        (ModelOfNone, TypeError, r"ModelOfNone.build_model\(\) must return a torch.nn.Module; got None"),
-        (OptimizerOfParameters, TypeError, r"OptimizerOfParameters.optimizer\(\) must return a torch.optim.Optimizer"),
-        (BareScheduler, TypeError, r"got a StepLR. .*LRScheduler\(scheduler, step_mode=.*STEP_EVERY_BATCH"),
-        (SchedulerOfAnotherOptimizer, InvalidTrial, r"got an optimizer \(SGD\) that was not wrapped"),
-        (NoOptimizer, InvalidTrial, r"NoOptimizer.train_batch\(\) takes a model.*does not define optimizer\(\)"),
-        (
-            NothingBuiltAndNoEvaluation,
-            InvalidTrial,
-            r"does not define build_model\(\) and optimizer\(\).*no wrapped model.*no wrapped optimizer.*neither",
-        ),
-        (WrapsAsWell, InvalidTrial, "WrapsAsWell.*wraps nothing, but something is wrapped already"),
+        ("train_batch", {"loss": 1.0}, r"context.backward\(\) takes the loss as a tensor with its graph; got 1.0"),
+        ("evaluate_batch", None, r"Old.evaluate_batch\(\) must return a dict"),
+        ("evaluate_full_dataset", None, r"Old.evaluate_full_dataset\(\) must return a dict"),
+        ("build_model", None, r"wrap_model\(\) takes a torch.nn.Module; got None"),
+        ("optimizer", [1], r"wrap_optimizer\(\) takes an optimizer of torch; got \[1\]"),
+        ("create_lr_scheduler", 2, r"LRScheduler\(scheduler, step_mode=.*STEP_EVERY_EPOCH.*got a int"),
     ],
 )
-def test_incomplete_trials(
-    fit: Callable[..., Any], trial_class: type[Common], error: type[BaseException], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        fit(trial_class)
+def test_wrong_results_are_named(method: str, returns: Any, message: str) -> None:
+    evaluation = NO_EVALUATION if method == "evaluate_full_dataset" else {}
+    with pytest.raises(TypeError, match=message):
+        fit_with_determineds_trainer(varied(Old, **evaluation, **{method: lambda self, *_, **__: returns}))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        (NO_EVALUATION, "Old must override exactly one .*overrides neither"),
+        ({"evaluate_full_dataset": print}, "Old must .* overrides evaluate_batch and evaluate_full_dataset"),
+        ({"create_lr_scheduler": schedule_another_optimizer}, r"got an optimizer \(SGD\) that was not wrapped"),
+        ({"optimizer": None}, r"Old.train_batch\(\) takes a model.*does not define optimizer\(\)"),
+        (
+            {"build_model": None, "optimizer": None, **NO_EVALUATION},
+            r"does not define build_model\(\) and optimizer\(\).*no wrapped model.*no wrapped optimizer.*neither",
+        ),
+        ({"__init__": wrap_as_well}, "Old.*wraps nothing, but something is wrapped already"),
+    ],
+)
+def test_incomplete_trials(attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.InvalidExperimentException, match=message):
+        fit_with_determineds_trainer(varied(Old, **attributes))
 
 
 @pytest.mark.slow
@@ -451,7 +381,7 @@ def test_configured_mixed_precision() -> None:
         return {"optimizations": {"mixed_precision": level}}
 
     plain = fit_with_determineds_trainer(Old, exp_conf=configured("O0"))
-    assert torch.equal(weights_of(plain), weights_of(fit_with_determineds_trainer(Old)))
+    assert torch.equal(weights_of(plain), weights_of(migrated()))
     halved = weights_of(fit_with_determineds_trainer(Old, exp_conf=configured("O2")))
     assert not torch.equal(halved, weights_of(plain))
     torch.testing.assert_close(halved.float(), weights_of(plain), rtol=0.05, atol=0.02)

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from det_lightning.pytorch import LRScheduler
 
@@ -17,33 +15,6 @@ Mode = LRScheduler.StepMode
 def make_scheduler(mode: Any, frequency: int = 1) -> LRScheduler:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     return LRScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5), mode, frequency)
-
-
-def steps_by_hand(mode: LRScheduler.StepMode, frequency: int, epoch_len: int, aggregation: int, update: int) -> int:
-    """Go through the moments of one update, the last batch of which is ``update``, one by one."""
-    steps = 0
-    if mode is Mode.STEP_EVERY_BATCH:
-        for batch in range(update - aggregation + 1, update + 1):
-            steps += (batch + 1) % frequency == 0
-    elif mode is Mode.STEP_EVERY_OPTIMIZER_STEP:
-        steps += (update + 1) % frequency == 0
-    elif mode is Mode.STEP_EVERY_EPOCH:
-        for epoch in range(update // epoch_len, (update + aggregation) // epoch_len):
-            steps += (epoch + 1) % frequency == 0
-    return steps
-
-
-@given(
-    mode=st.sampled_from(Mode),
-    frequency=st.integers(1, 9),
-    epoch_len=st.integers(1, 12),
-    aggregation=st.integers(1, 8),
-)
-def test_steps_counted_by_hand(mode: LRScheduler.StepMode, frequency: int, epoch_len: int, aggregation: int) -> None:
-    scheduler = make_scheduler(mode, frequency)
-    for update in range(aggregation - 1, 50, aggregation):
-        expected = steps_by_hand(mode, frequency, epoch_len, aggregation, update)
-        assert scheduler.steps_after(update, epoch_len, aggregation) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,6 +30,7 @@ def test_steps_counted_by_hand(mode: LRScheduler.StepMode, frequency: int, epoch
         (Mode.STEP_EVERY_EPOCH, 1, 1, [0, 0, 1, 0, 0, 1, 0, 0]),
         (Mode.STEP_EVERY_EPOCH, 2, 1, [0, 0, 0, 0, 0, 1, 0, 0]),
         (Mode.STEP_EVERY_EPOCH, 1, 2, [1, 0, 1, 1]),
+        (Mode.STEP_EVERY_EPOCH, 2, 4, [1, 0]),
         (Mode.MANUAL_STEP, 1, 1, [0, 0, 0, 0, 0, 0, 0, 0]),
     ],
 )
@@ -76,33 +48,8 @@ def test_endless_epochs(mode: LRScheduler.StepMode) -> None:
     assert make_scheduler(Mode.STEP_EVERY_EPOCH).steps_after(5, 2**63 - 1, 1) == 0
 
 
-@pytest.mark.parametrize("frequency", [0, -1])
-def test_frequency_below_one(frequency: int) -> None:
-    with pytest.raises(ValueError, match=f"frequency of StepLR must be at least 1; got {frequency}"):
-        make_scheduler(Mode.STEP_EVERY_BATCH, frequency)
-
-
-@pytest.mark.parametrize("mode", [None, 2, "STEP_EVERY_BATCH", torch.optim.SGD])
-def test_wrong_step_modes(mode: Any) -> None:
+def test_unusable_steps() -> None:
+    with pytest.raises(ValueError, match="frequency of StepLR must be at least 1; got 0"):
+        make_scheduler(Mode.STEP_EVERY_BATCH, 0)
     with pytest.raises(TypeError, match="one of STEP_EVERY_EPOCH, STEP_EVERY_BATCH, MANUAL_STEP, STEP_EVERY_OPTIMIZER"):
-        make_scheduler(mode)
-
-
-def test_stepping_and_state() -> None:
-    scheduler = make_scheduler(Mode.MANUAL_STEP)
-    scheduler.scheduler.optimizer.step()
-    scheduler.step()
-    assert scheduler.get_last_lr() == [0.5]
-    resumed = make_scheduler(Mode.MANUAL_STEP)
-    resumed.load_state_dict(scheduler.state_dict())
-    assert resumed.state_dict() == scheduler.state_dict()
-    assert resumed.get_last_lr() == [0.5]
-
-
-def test_a_scheduler_with_a_metric() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
-    scheduler = LRScheduler(plateau, Mode.MANUAL_STEP)
-    for loss in (1.0, 2.0):
-        scheduler.step(metrics=loss)
-    assert scheduler.get_last_lr() == [pytest.approx(0.1)]
+        make_scheduler("STEP_EVERY_BATCH")

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Dataset, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
 
-from det_lightning import errors
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._data import DataLoader, adapt_batch_sampler
 from det_lightning.pytorch._position import ResumableBatchSampler
@@ -49,13 +48,13 @@ class RotatingSampler(Sampler[int]):
 class ShuffledBy(RotatingSampler):
     """Shuffles by a generator in one of its attributes."""
 
-    def __init__(self, size: int, shuffle: Callable[[list[int]], Any], generator: Any) -> None:
+    def __init__(self, size: int, generator: Any) -> None:
         super().__init__(size)
-        self.name, self.generator = shuffle.__name__, generator
+        self.generator = generator
 
     def __iter__(self) -> Iterator[int]:
         order = list(range(self.size))
-        getattr(self.generator, self.name)(order)
+        self.generator.shuffle(order)
         return iter(order)
 
 
@@ -65,16 +64,6 @@ def seeded() -> torch.Generator:
 
 def in_batches(sampler: Any, batch_size: int) -> BatchSampler:
     return BatchSampler(sampler, batch_size, drop_last=False)
-
-
-def own_python_generator(size: int) -> ShuffledBy:
-    generator = random.Random(4)
-    return ShuffledBy(size, generator.shuffle, generator)
-
-
-def own_numpy_generator(size: int) -> ShuffledBy:
-    generator = np.random.default_rng(4)
-    return ShuffledBy(size, generator.shuffle, generator)
 
 
 BATCH_SAMPLERS: dict[str, Callable[[int, int], Any]] = {
@@ -87,9 +76,9 @@ BATCH_SAMPLERS: dict[str, Callable[[int, int], Any]] = {
         RandomSampler(range(size), replacement=True, num_samples=size + 40, generator=seeded()), batch
     ),
     "own torch generator": lambda size, batch: in_batches(RandomSampler(range(size), generator=seeded()), batch),
-    "global numpy": lambda size, batch: in_batches(ShuffledBy(size, np.random.shuffle, np.random), batch),
-    "own numpy generator": lambda size, batch: in_batches(own_numpy_generator(size), batch),
-    "own python generator": lambda size, batch: in_batches(own_python_generator(size), batch),
+    "global numpy": lambda size, batch: in_batches(ShuffledBy(size, np.random), batch),
+    "own numpy generator": lambda size, batch: in_batches(ShuffledBy(size, np.random.default_rng(4)), batch),
+    "own python generator": lambda size, batch: in_batches(ShuffledBy(size, random.Random(4)), batch),
     "reproducible": lambda size, batch: in_batches(
         samplers.ReproducibleShuffleSampler(SequentialSampler(range(size)), seed=6), batch
     ),
@@ -133,7 +122,7 @@ class Run:
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     size=st.integers(1, 20),
     batch_size=st.integers(1, 7),
@@ -175,21 +164,22 @@ def test_resume_anywhere(
 def test_repeats_without_interruption(kind: str) -> None:
     with isolated_rng():
         seed_everything(2)
-        batches = iter(ResumableBatchSampler(BATCH_SAMPLERS[kind](10, 3), PassJournal()))
-        resumable = [next(batches) for _ in range(12)]
+        resumable = ResumableBatchSampler(BATCH_SAMPLERS[kind](10, 3), PassJournal())
+        taken = list(itertools.islice(resumable, 12))
         seed_everything(2)
-        batches = iter(samplers.RepeatBatchSampler(BATCH_SAMPLERS[kind](10, 3)))
-        assert resumable == [next(batches) for _ in range(12)]
+        repeated = samplers.RepeatBatchSampler(BATCH_SAMPLERS[kind](10, 3))
+        assert taken == list(itertools.islice(repeated, 12))
+        assert len(resumable) == len(repeated)
 
 
 class CountedBatch(list[int]):
-    """A batch of indices; ``alive`` counts those that exist, ``most`` how many did at a time."""
+    """A batch of an index; ``alive`` counts those that exist, ``most`` how many did at a time."""
 
     alive = 0
     most = 0
 
-    def __init__(self, *indices: int) -> None:
-        super().__init__(indices)
+    def __init__(self, index: int) -> None:
+        super().__init__([index])
         CountedBatch.alive += 1
         CountedBatch.most = max(CountedBatch.most, CountedBatch.alive)
 
@@ -208,32 +198,22 @@ class CountedPass(Sampler[Any]):
 
 
 class CountedData(Dataset[int]):
-    """As many samples; counts those that are read."""
-
     reads = 0
 
     def __getitem__(self, index: int) -> int:
         self.reads += 1
         return index
 
-    def __len__(self) -> int:
-        return 1_000_000
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first_batch", [999_990, 2_999_990], ids=["first pass", "third pass"])
-def test_resume_after_a_million_batches(first_batch: int) -> None:
+def test_resume_after_millions_of_batches() -> None:
     data = CountedData()
-    start = {"first_batch": first_batch // 1_000_000 * 1_000_000, "rng": capture_rng(), "samplers": [{}]}
+    start = {"first_batch": 2_000_000, "rng": capture_rng(), "samplers": [{}]}
     loader = DataLoader(data, batch_sampler=CountedPass())
-    batches = iter(loader.get_resumable_loader(PassJournal([start]), first_batch))
+    batches = iter(loader.get_resumable_loader(PassJournal([start]), 2_999_990))
     assert next(batches).tolist() == [999_990]
     assert data.reads == 1
     assert CountedBatch.most <= 4
-
-
-def test_the_length_is_that_of_one_pass() -> None:
-    assert len(ResumableBatchSampler(in_batches(SequentialSampler(range(10)), 4), PassJournal())) == 3
 
 
 @pytest.mark.parametrize("sampler", [BatchSampler(range(0), 4, False), BatchSampler(range(3), 4, True)])
@@ -262,11 +242,11 @@ def test_only_recorded_passes_repeat() -> None:
 
 def test_checkpoints_without_positions() -> None:
     """As the first releases wrote them."""
-    make = lambda: in_batches(RandomSampler(range(10), generator=seeded()), 3)  # noqa: E731
-    straight = iter(ResumableBatchSampler(make(), journal := PassJournal()))
-    expected = [next(straight) for _ in range(12)]
-    resumed = iter(ResumableBatchSampler(make(), PassJournal(journal.state_dict(9)), first_batch=9))
-    assert [next(resumed) for _ in range(3)] == expected[9:]
+    make = BATCH_SAMPLERS["own torch generator"]
+    straight = ResumableBatchSampler(make(10, 3), journal := PassJournal())
+    expected = list(itertools.islice(straight, 12))
+    resumed = ResumableBatchSampler(make(10, 3), PassJournal(journal.state_dict(9)), first_batch=9)
+    assert list(itertools.islice(resumed, 3)) == expected[9:]
 
 
 def test_passes_of_another_size() -> None:
@@ -274,35 +254,17 @@ def test_passes_of_another_size() -> None:
     for _ in range(5):  # workers have begun the second pass, and the fourth batch is trained next
         next(before)
     sampler = ResumableBatchSampler(in_batches(RotatingSampler(8), 4), PassJournal(journal.state_dict(3)), 3)
-    assert [next(iter(sampler)) for _ in range(1)] == [[6, 7, 0, 1]]
+    assert next(iter(sampler)) == [6, 7, 0, 1]
 
 
 def test_unchanged_values_are_settings() -> None:
-    sampler = torch.utils.data.SequentialSampler(range(4))
-    sampler.is_reversed = False  # type: ignore[attr-defined]
+    sampler = RotatingSampler(4)
     states = SamplerStates(sampler)
     as_built = states.capture()
-    sampler.is_reversed = True  # type: ignore[attr-defined]
+    sampler.epoch = 1
     changed = states.capture()
-    assert as_built == [{}]
-    assert changed == [{"is_reversed": True}]
+    assert (as_built, changed) == ([{}], [{"epoch": 1}])
     states.restore(as_built)
-    assert vars(sampler)["is_reversed"] is False
+    assert sampler.epoch == 0
     states.restore(changed)
-    assert vars(sampler)["is_reversed"] is True
-
-
-def test_impossible_numbers_of_batches() -> None:
-    class Endless(Sampler[list[int]]):
-        def __iter__(self) -> Iterator[list[int]]:
-            return itertools.repeat([0])
-
-        def __len__(self) -> int:
-            return 10
-
-    starts = [{"first_batch": 0, "rng": capture_rng(), "samplers": [{}]}]
-    journal = PassJournal(starts, position={"drawn": 2**40, "samplers": [{}]})
-    with pytest.raises(
-        errors.InvalidCheckpointException, match="1,099,511,627,776 batches were drawn when 3 were trained"
-    ):
-        next(iter(ResumableBatchSampler(Endless(), journal, first_batch=3)))
+    assert sampler.epoch == 1

@@ -38,17 +38,13 @@ class Tap(Sampler[int]):
             yield number
 
 
-@pytest.mark.parametrize(
-    ("repeated", "first_eight"),
-    [
-        (samplers.RepeatSampler(in_order(3)), [0, 1, 2, 0, 1, 2, 0, 1]),
-        (samplers.RepeatBatchSampler(batches_in_order(5)), [[0, 1, 2], [3, 4]] * 4),
-    ],
-)
-def test_repeats_have_the_length_of_a_pass(repeated: Any, first_eight: list[Any]) -> None:
-    assert list(itertools.islice(repeated, 8)) == first_eight
-    one_pass: Any = repeated.sampler if isinstance(repeated, samplers.RepeatSampler) else [1, 2]
-    assert len(repeated) == len(one_pass)
+def test_repeats_have_the_length_of_a_pass() -> None:
+    samples = samplers.RepeatSampler(in_order(3))
+    assert list(itertools.islice(samples, 8)) == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert len(samples) == 3
+    batches = samplers.RepeatBatchSampler(batches_in_order(5))
+    assert list(itertools.islice(batches, 8)) == [[0, 1, 2], [3, 4]] * 4
+    assert len(batches) == 2
 
 
 def test_repeats_restart_the_source() -> None:
@@ -58,28 +54,16 @@ def test_repeats_restart_the_source() -> None:
     assert taken[:20] != taken[20:]
 
 
-@given(sizes, ranks)
-def test_shards_partition_samples(size: int, num_workers: int) -> None:
-    shards = [samplers.DistributedSampler(in_order(size), num_workers, rank) for rank in range(num_workers)]
-    assert sorted(itertools.chain(*shards)) == list(range(size))
-    assert [len(shard) for shard in shards] == [len(list(shard)) for shard in shards]
-    for rank, shard in enumerate(shards):
-        assert list(shard) == list(range(rank, size, num_workers))
-
-
 @given(sizes, ranks, st.integers(1, 7), st.booleans())
-def test_shards_partition_batches(size: int, num_workers: int, batch_size: int, drop: bool) -> None:
-    everything = list(batches_in_order(size, batch_size, drop))
-    shards = [
-        samplers.DistributedBatchSampler(batches_in_order(size, batch_size, drop), num_workers, rank)
-        for rank in range(num_workers)
-    ]
-    for rank, shard in enumerate(shards):
-        assert list(shard) == everything[rank::num_workers]
+def test_shards_take_turns(size: int, num_workers: int, batch_size: int, drop: bool) -> None:
+    batches = batches_in_order(size, batch_size, drop)
+    for rank in range(num_workers):
+        samples = samplers.DistributedSampler(in_order(size), num_workers, rank)
+        assert list(samples) == list(range(rank, size, num_workers))
+        assert len(samples) == len(list(samples))
+        shard = samplers.DistributedBatchSampler(batches, num_workers, rank)
+        assert list(shard) == list(batches)[rank::num_workers]
         assert len(shard) == len(list(shard))
-    lengths = [len(shard) for shard in shards]
-    assert sum(lengths) == len(everything)
-    assert max(lengths) - min(lengths) <= 1
 
 
 @pytest.mark.parametrize(
@@ -120,15 +104,10 @@ def test_shuffles_as_in_numpy(size: int, seed: int) -> None:
     assert len(batches) == len(batches_in_order(size))
 
 
-def global_state() -> Any:
-    state: Any = np.random.get_state()
-    return state[1]
-
-
 def test_shuffles_leave_global_state() -> None:
-    before = global_state().copy()
+    before = np.random.get_state(legacy=False)["state"]["key"].copy()
     list(samplers.ReproducibleShuffleSampler(in_order(10), seed=3))
-    assert np.array_equal(global_state(), before)
+    assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], before)
 
 
 @pytest.mark.parametrize(
@@ -148,15 +127,6 @@ def test_no_sample_is_taken_early(wrap: Any, taken: int) -> None:
     assert source.taken == 0
     next(iterator)
     assert source.taken == taken
-
-
-@given(st.integers(1, 30), ranks, st.integers(0, 20), st.booleans())
-def test_the_order_of_a_chain(size: int, num_workers: int, skip: int, repeat: bool) -> None:
-    one_pass = list(batches_in_order(size))
-    for rank in range(num_workers):
-        chain = adapt_batch_sampler(batches_in_order(size), repeat, skip, num_workers, rank)
-        source = one_pass * 300 if repeat else one_pass
-        assert list(itertools.islice(chain, 25)) == source[rank::num_workers][skip:][:25]
 
 
 def test_an_empty_chain() -> None:

@@ -157,9 +157,8 @@ def test_missing_metrics_are_named(task: TrialTask) -> None:
     with det.core.init() as core_context:
         args = arguments()
         trainer = make_trainer(args, DetCallback(core_context, args))
-        with pytest.raises(
-            ValueError, match=r"searcher\.metric: eval_f1, searcher\.time_metric: tokens\. It has .*eval_loss"
-        ):
+        missing = r"searcher\.metric: eval_f1, searcher\.time_metric: tokens\. The evaluation has .*eval_loss"
+        with pytest.raises(ValueError, match=missing):
             trainer.train()
 
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 def make_model(folder: Path) -> Path:
     """Write a tokenizer, a configuration and weights, as a model of the hub is."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "words.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
     transformers.BertTokenizer(str(folder / "words.txt")).save_pretrained(folder)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -149,14 +149,11 @@ def test_other_hyperparameters(tmp_path: Path) -> None:
     assert all(torch.equal(value, saved[name]) for name, value in trial.model.state_dict().items())
 
 
-def test_missing_hyperparameters(tmp_path: Path) -> None:
+def test_wrong_hyperparameters(tmp_path: Path) -> None:
     with pytest.raises(InvalidExperimentException, match="Trial needs the hyperparameters model_mode and use_apex_amp"):
-        trial_in(tmp_path, model_mode=None, use_apex_amp=None)
-
-
-def test_unknown_modes(tmp_path: Path) -> None:
+        trial_in(tmp_path / "missing", model_mode=None, use_apex_amp=None)
     with pytest.raises(ValueError, match=r"model_mode must be one of base, pretraining, .*; got 'translation'"):
-        trial_in(tmp_path, model_mode="translation")
+        trial_in(tmp_path / "unknown", model_mode="translation")
 
 
 def test_names_of_single_parts() -> None:

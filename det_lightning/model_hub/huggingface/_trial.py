@@ -228,7 +228,7 @@ class BaseTransformerTrial(PyTorchTrial):
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
         if self.hparams is None:
-            self.hparams = AttrDict(context.get_hparams())
+            self.hparams = context.get_hparams()
         if self.data_config is None:
             self.data_config = AttrDict(context.get_data_config())
         if self.exp_config is None:
@@ -256,8 +256,7 @@ class BaseTransformerTrial(PyTorchTrial):
 
     def check_hparams(self) -> None:
         """Add defaults of hyperparameters; raise an InvalidExperimentException or ValueError if others are missing."""
-        if not isinstance(self.hparams, AttrDict):
-            self.hparams = AttrDict(self.hparams)
+        self.hparams = AttrDict(self.hparams)
         missing = [name for name in ("model_mode", "use_apex_amp") if name not in self.hparams]
         if missing:
             raise InvalidExperimentException(
