@@ -73,18 +73,6 @@ def test_all_contradictions_are_named(said: dict[str, Any], message: str, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_contradictions_are_named(tmp_path: Path) -> None:
-    checkpoints = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(4))
-    with pytest.raises(ValueError, match=r"policy='none'; and .*period=Batch\(4\); and checkpoint_storage"):
-        fit(
-            2,
-            checkpoints=checkpoints,
-            checkpoint_policy="all",
-            checkpoint_period=pytorch.Batch(2),
-            checkpoint_storage=tmp_path,
-        )
-
-
 def test_a_rule_may_be_repeated(tmp_path: Path) -> None:
     checkpoints = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(2))
     fit(4, checkpoints=checkpoints, checkpoint_policy="none", checkpoint_period=pytorch.Batch(2))
