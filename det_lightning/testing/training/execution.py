@@ -121,7 +121,6 @@ def compare_records(one: TrainingRecord, other: TrainingRecord, sides: tuple[str
 
 def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     """Train with Determined's API; an error of the trial becomes the failure of the run."""
-    settings = dict(vars(plan.settings))
     logs = plan.storage / "tensorboard"
     init = {"trial_seed": plan.settings.seed, "tensorboard_path": logs, "distributed": plan.distributed}
     init["strategy"] = plan.strategy
@@ -135,7 +134,7 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     }
     if plan.validate_after is not None:
         fit["validation_period"] = _make_schedule(plan.validate_after)
-    arguments = (pytorch, settings, observer, {"init": init, "Trainer": trainer, "fit": fit})
+    arguments = (pytorch, dict(vars(plan.settings)), observer, {"init": init, "Trainer": trainer, "fit": fit})
     return _observe_run(source, plan, observer, lambda trial_class: recorder.train(trial_class, *arguments))
 
 
