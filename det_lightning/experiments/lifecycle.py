@@ -172,8 +172,7 @@ def delete_checkpoints(directory: ExperimentDirectory, state: ExperimentState) -
 
     A checkpoint stays if a live run, such as a trial of another experiment, has resumed from it.
     """
-    retention = Retention.from_config(directory.config()["checkpoint_storage"])
-    if retention is None:
+    if (retention := Retention.from_config(directory.config()["checkpoint_storage"])) is None:
         return
     checkpoints = {id_: found for trial in state.trials.values() for id_, found in trial.checkpoints.items()}
     records = [
