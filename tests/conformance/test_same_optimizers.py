@@ -161,10 +161,10 @@ def test_step_modes(aggregation: int) -> None:
             return wrapped
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            loss = self.loss(batch)
-            self.context.backward(loss)
-            for optimizer in reversed(self.context.optimizers):
-                self.context.step_optimizer(optimizer, auto_zero_grads=optimizer is self.optimizer)
+            for optimizer in self.context.optimizers:
+                loss = self.loss(batch)
+                self.context.backward(loss)
+                self.context.step_optimizer(optimizer)
             for scheduler in self.by_hand if batch_idx % 4 == 0 else []:
                 scheduler.step()
             return {"loss": loss}
