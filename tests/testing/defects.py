@@ -76,6 +76,9 @@ DEFECTS = {
         case("changed weights", r"LINE: evaluate_batch\(\) changes head.bias")(
             validation="self.head.bias.data += 0.01"
         ),
+        case("weights without a name", r"- evaluate_batch\(\) changes head.bias")(
+            validation="self.head.eval()\nfor weight in self.head.parameters():\n    weight.data += 0.01"
+        ),
         case("dropout of torch", "LINE: dropout works as in training in evaluate_batch")(
             validation="batch = (torch.dropout(batch[0], 0.5, True), batch[1])"
         ),
