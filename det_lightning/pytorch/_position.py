@@ -98,7 +98,9 @@ class ResumableBatchSampler(BatchSampler):
                     "is empty, or smaller than one batch with drop_last=True."
                 )
             self.journal.begin_pass(index)
-            ready, batches, begun_at = [], iter(self.batch_sampler), index
+            ready = []
+            batches = iter(self.batch_sampler)
+            begun_at = index
 
     def _repeat(self) -> tuple[list[Any], Iterator[Any], int, int]:
         """Draw the batches of the interrupted run again; trained batches are neither kept nor loaded.

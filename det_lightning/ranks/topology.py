@@ -100,8 +100,7 @@ def find_contradictions(ranks: list[ProcessTopology]) -> list[str]:
     for topology in ranks:
         neighbour = first_on_node.setdefault(topology.cross_rank, topology)
         for name, other in (("size", chief), ("local_size", neighbour), ("cross_size", chief)):
-            own, others = getattr(topology, name), getattr(other, name)
-            if own != others:
+            if (own := getattr(topology, name)) != (others := getattr(other, name)):
                 problems.append(f"rank {topology.rank} has {name}={own}, rank {other.rank} has {name}={others}")
         holder = slots.setdefault((topology.cross_rank, topology.local_rank), topology.rank)
         if holder != topology.rank:
