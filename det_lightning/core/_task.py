@@ -102,13 +102,8 @@ class TrialTask:
         plain = as_plain(metrics, f"{group} metrics", losses)
         for note in losses.notes:
             _warn_once(note)
-        record = {
-            "group": group,
-            "run": self.run_id,
-            "steps_completed": steps_completed,
-            "metrics": plain,
-            "time": time.time(),
-        }
+        record = {"group": group, "run": self.run_id, "steps_completed": steps_completed, "metrics": plain}
+        record["time"] = time.time()
         with self.metrics_file.open("a+b") as file:
             # After a full disk, or a crash of the machine, the last line may lack its end.
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1))

@@ -56,13 +56,12 @@ class HorovodPlacement(ModelPlacement):
         }
         named = {}
         for number, parameter in enumerate(list_parameters(optimizer)):
-            name = of_models.get(parameter, f"optimizer{len(self.optimizers)}.{number}")
-            if parameter in taken:
-                raise errors.InvalidExperimentException(
-                    f"{name} belongs to two wrapped optimizers, and Horovod cannot train both; leave all updates "
-                    "of the parameter to one optimizer."
-                )
-            named[name] = parameter
+            named[of_models.get(parameter, f"optimizer{len(self.optimizers)}.{number}")] = parameter
+        if twice := [name for name, parameter in named.items() if parameter in taken]:
+            raise errors.InvalidExperimentException(
+                f"{twice[0]} belongs to two wrapped optimizers, and Horovod cannot train both; leave all updates of "
+                "the parameter to one optimizer."
+            )
         return named
 
     def replace_parameters(

@@ -169,7 +169,6 @@ class _HostCopy:
             self._lengths = [len(part) for part in flat]
             source = torch.cat(flat)
         self.runs_aside = source.is_cuda
-        self._end: torch.cuda.Event | None = None
         if self.runs_aside:
             # Only a copy to pinned memory does not block.
             self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
@@ -180,7 +179,7 @@ class _HostCopy:
 
     def values(self) -> list[np.ndarray[Any, Any]]:
         """Wait for the copy; return the values of each tensor."""
-        if self._end is not None:
+        if self.runs_aside:
             self._end.synchronize()
         if self._lengths is None:
             return [self._copy.numpy()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from typing import Any
 
@@ -45,9 +46,8 @@ def require_resumable(content: CheckpointContent) -> None:
         )
     for rank, state in enumerate(resume.rng_states):
         require_rng(state, f"{source}, of rank {rank}")
-    for journal in resume.journals:
-        for start in journal:
-            require_rng(start["rng"], f"{source}, of the pass at batch {start['first_batch']}")
+    for start in itertools.chain.from_iterable(resume.journals):
+        require_rng(start["rng"], f"{source}, of the pass at batch {start['first_batch']}")
 
 
 def read_journal(

@@ -132,8 +132,7 @@ def _write_dataset(directory: pathlib.Path, make: Callable[[], Any]) -> None:
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(f"A cached function must return a tf.data.Dataset; got a {type(dataset).__name__}.")
         (directory / _SPEC).write_bytes(pickle.dumps(dataset.element_spec))
-        flat = dataset.map(_serialize)
-        element = tf.compat.v1.data.make_one_shot_iterator(flat).get_next()
+        element = tf.compat.v1.data.make_one_shot_iterator(dataset.map(_serialize)).get_next()
         count = 0
         writer = tf.io.TFRecordWriter(str(directory / "elements.tfrecord"))
         with writer, contextlib.suppress(tf.errors.OutOfRangeError):

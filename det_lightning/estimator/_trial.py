@@ -29,9 +29,9 @@ class EstimatorTrial(abc.ABC):
 
     @abc.abstractmethod
     def build_estimator(self) -> Any:
-        """Return a ``tf.estimator.Estimator``, premade or custom, with ``config=tf.estimator.RunConfig(...)``.
+        """Return a ``tf.estimator.Estimator``, premade or custom.
 
-        Pass the optimizer through ``context.wrap_optimizer``. The model directory, seed and save settings of the
+        Pass the optimizer through ``context.wrap_optimizer``. The model directory, seed and save settings of a
         ``RunConfig`` are replaced; ``train_distribute`` and ``eval_distribute`` must not be set.
         """
 

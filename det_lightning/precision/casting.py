@@ -180,8 +180,7 @@ def _keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torc
             saved = state.get(prefix + name)
             master = masters.get(tensor)  # type: ignore[call-overload]
             if master is not None and saved is not None and saved.shape == master.shape:
-                with torch.no_grad():
-                    master.copy_(saved)
+                master.detach().copy_(saved)
 
     model.register_state_dict_post_hook(in_float32)  # type: ignore[no-untyped-call]
     model.register_load_state_dict_pre_hook(set_masters)  # type: ignore[no-untyped-call]

@@ -40,7 +40,8 @@ class LegacyTrialAdapter(PyTorchTrial):
     def train_batch(self, batch: TorchData, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
         """Let the trial compute the loss, then do the backward pass and the optimizer step."""
         metrics = self.trial.train_batch(batch=batch, model=self._model, epoch_idx=epoch_idx, batch_idx=batch_idx)
-        self._context.backward(metrics["loss"] if isinstance(metrics, dict) else metrics)
+        loss: Any = metrics.get("loss") if isinstance(metrics, dict) else metrics
+        self._context.backward(loss)
         self._context.step_optimizer(self._optimizer)
         return metrics  # type: ignore[no-any-return]
 

@@ -264,6 +264,7 @@ class Trainer:
                 self.checkpoints,
                 choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint),
                 choose_preemption(list_callbacks(self._lightning)),
+                storage_options=self.checkpoints.storage.options,
                 test_mode=test_mode or tried_batches,
                 **({"trusted": trusted} if self._experiment is None else self._experiment.trust(trusted)),
                 **{**_DEFAULT_SCHEDULE, **schedule},
@@ -274,17 +275,13 @@ class Trainer:
     def _fit(
         self, checkpoints: DeterminedCheckpoint, newest: list[str], preemption: PreemptionHandler, **options: Any
     ) -> None:
-        storage_options = checkpoints.storage.options
-        module = TrialModule(
-            self._trial, context=self._context, storage_options=storage_options, newest_first=newest, **options
-        )
+        module = TrialModule(self._trial, context=self._context, newest_first=newest, **options)
         # Modules that Lightning imports while it is set up may draw random numbers.
         with isolated_rng(), quiet_hints():
             trainer = make_lightning_trainer(self._context, self._experiment, self._lightning, checkpoints, preemption)
         resumes_from = newest[0] if newest else None
-        interrupts = interrupts_in_one_line(module, checkpoints, preemption, resumes_from)
         try:
-            with interrupts, quiet_hints():
+            with interrupts_in_one_line(module, checkpoints, preemption, resumes_from), quiet_hints():
                 trainer.fit(module, ckpt_path=resumes_from)
         except errors.ShouldExit as ended:
             if isinstance(ended.__cause__, errors.InvalidHP):

@@ -100,12 +100,8 @@ def find_contradictions(ranks: list[ProcessTopology]) -> list[str]:
     for topology in ranks:
         neighbour = first_on_node.setdefault(topology.cross_rank, topology)
         for name, other in (("size", chief), ("local_size", neighbour), ("cross_size", chief)):
-            own_value = getattr(topology, name)
-            other_value = getattr(other, name)
-            if own_value != other_value:
-                problems.append(
-                    f"rank {topology.rank} has {name}={own_value}, rank {other.rank} has {name}={other_value}"
-                )
+            if (own := getattr(topology, name)) != (others := getattr(other, name)):
+                problems.append(f"rank {topology.rank} has {name}={own}, rank {other.rank} has {name}={others}")
         holder = slots.setdefault((topology.cross_rank, topology.local_rank), topology.rank)
         if holder != topology.rank:
             slot = f"cross_rank={topology.cross_rank}, local_rank={topology.local_rank}"

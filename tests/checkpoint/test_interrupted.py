@@ -91,9 +91,10 @@ def save_and_end(storage: CheckpointStorage, instruction: int) -> list[tuple[str
 def interrupt_each_line(folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     lines = save_and_end(CheckpointStorage(folder / "count"), 0)
-    first_instructions = {line: number for number, line in reversed([*enumerate(lines, 1)])}
-    assert len(first_instructions) > 80
-    for instruction in first_instructions.values():
+    # Python runs handlers after calls, before their results are stored, which mostly ends a line.
+    last_instructions = {line: number for number, line in enumerate(lines, 1)}
+    assert len(last_instructions) > 80
+    for instruction in last_instructions.values():
         save_and_end(CheckpointStorage(folder / str(instruction)), instruction)
 
 

@@ -1,7 +1,8 @@
 """What the ranks of the tests run: trainings, one after another; each rank writes what it found to files.
 
 torchrun --nproc-per-node 1 -m tests.distributed.ranks one OUTPUT
-torchrun --nproc-per-node 2 -m tests.distributed.ranks two|real OUTPUT [S3_URL OPTIONS]
+torchrun --nproc-per-node 2 -m tests.distributed.ranks two OUTPUT S3_URL OPTIONS
+torchrun --nproc-per-node 2 -m tests.distributed.ranks real OUTPUT
 torchrun --nproc-per-node 3 -m tests.distributed.ranks three OUTPUT
 python -m tests.distributed.ranks lightning OUTPUT
 """
@@ -47,7 +48,7 @@ SCENARIOS: dict[str, tuple[type[Plain], int]] = {
     "unused": (trials.Unused, 1),
     "random": (Random, 1),  # which one process with all of the data cannot be compared with
 }
-DDP_SCENARIOS = ("plain", "aggregated", "gan", "orders", "frozen", "leftover", "random")
+DDP_SCENARIOS = ("plain", "aggregated", "gan", "orders", "frozen", "leftover", "clipped", "random")
 #: Trainings that stop after five batches and resume: the scenario, the strategy before, and the one after.
 RESUMES = [
     ("random", "trial_ddp", "trial_ddp"),
@@ -133,7 +134,7 @@ def one(output: Path) -> None:
     save(trial, output, "continued-by-one")
 
 
-def two(output: Path, url: str = "", options: str = "{}") -> None:
+def two(output: Path, url: str, options: str) -> None:
     for name in DDP_SCENARIOS:
         train_scenario(output, name, "trial_ddp")
     save(train(Stops, output / "stopped-storage", "trial_ddp"), output, "stopped")
@@ -145,8 +146,7 @@ def two(output: Path, url: str = "", options: str = "{}") -> None:
     if SHARDS:
         train_sharded(output)
         write_shards(output)
-        if url:
-            write_shards_into_a_bucket(output, url, options)
+        write_shards_into_a_bucket(output, url, options)
 
 
 def train_sharded(output: Path) -> None:

@@ -3,8 +3,6 @@
 import tensorflow as tf
 from determined.estimator import EstimatorTrial, EstimatorTrialContext
 
-BATCHES_OF_EPOCH = 8
-
 
 def numbers(seed):
     inputs = tf.random.stateless_uniform([64, 2], [seed, 0])

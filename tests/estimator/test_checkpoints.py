@@ -31,7 +31,9 @@ OURS = ("metadata.json", "load_data.json", "trial_state.pkl", "state_dict.pth", 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of three batches; tests change copies."""
-    return Trained(SmallTrial, tmp_path_factory.mktemp("trained"), 3).checkpoint
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("code"))
+        return Trained(SmallTrial, tmp_path_factory.mktemp("trained"), 3).checkpoint
 
 
 class Served(SmallTrial):

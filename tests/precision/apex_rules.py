@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
-
 
 class PlainScaler:
     """A loss scale that an overflow halves, and ``window`` passes without one double."""

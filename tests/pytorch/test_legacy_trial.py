@@ -343,6 +343,7 @@ def schedule_another_optimizer(trial: Any, optimizer: torch.optim.Optimizer) -> 
     ("method", "returns", "message"),
     [
         ("train_batch", {"loss": 1.0}, r"context.backward\(\) takes the loss as a tensor with its graph; got 1.0"),
+        ("train_batch", {"accuracy": 1.0}, r"context.backward\(\) takes the loss as a tensor with its graph; got None"),
         ("evaluate_batch", None, r"Old.evaluate_batch\(\) must return a dict"),
         ("evaluate_full_dataset", None, r"Old.evaluate_full_dataset\(\) must return a dict"),
         ("build_model", None, r"wrap_model\(\) takes a torch.nn.Module; got None"),

@@ -373,6 +373,19 @@ def test_different_operations_are_named() -> None:
 
 
 @pytest.mark.slow
+def test_ranks_in_different_groups_end() -> None:
+    def do(context: DistributedContext) -> None:
+        if context.rank == 3:
+            context.broadcast_local(None)
+        else:
+            context.allgather(None)
+
+    found = errors(on_ranks(2, 2, do, timeout_s=2))
+    assert found.keys() == {0, 1, 2, 3}
+    assert any("has waited 2 s for rank" in text for text in found.values())
+
+
+@pytest.mark.slow
 def test_after_closing_an_exchange_raises() -> None:
     def do(context: DistributedContext) -> None:
         context.allgather(None)

@@ -60,11 +60,7 @@ _LABELS = ("label", "label_ids")
 
 
 def build_using_auto(
-    config_kwargs: Any,
-    tokenizer_kwargs: Any,
-    model_mode: str,
-    model_kwargs: Any,
-    use_pretrained_weights: bool = True,
+    config_kwargs: Any, tokenizer_kwargs: Any, model_mode: str, model_kwargs: Any, use_pretrained_weights: bool = True
 ) -> tuple[Any, Any, Any]:
     """Return a configuration, a tokenizer and a model, built by the ``Auto`` classes of transformers.
 
@@ -227,8 +223,7 @@ class BaseTransformerTrial(PyTorchTrial):
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
-        if self.hparams is None:
-            self.hparams = context.get_hparams()
+        self.hparams = AttrDict(context.get_hparams() if self.hparams is None else self.hparams)
         if self.data_config is None:
             self.data_config = AttrDict(context.get_data_config())
         if self.exp_config is None:
@@ -256,7 +251,6 @@ class BaseTransformerTrial(PyTorchTrial):
 
     def check_hparams(self) -> None:
         """Add defaults of hyperparameters; raise an InvalidExperimentException or ValueError if others are missing."""
-        self.hparams = AttrDict(self.hparams)
         missing = [name for name in ("model_mode", "use_apex_amp") if name not in self.hparams]
         if missing:
             raise InvalidExperimentException(
