@@ -156,6 +156,7 @@ def become(content: list[str], files: list[int], executable: str) -> None:
     os.environ.clear()
     os.environ.update(dict(variable.split("=", 1) for variable in variables))
     sys.executable = executable
+    tempfile.tempdir = None  # TMPDIR may be another
     added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*added, *(path for path in sys.path[1:] if path not in own_path)]
     run(arguments)

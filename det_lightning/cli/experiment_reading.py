@@ -180,8 +180,7 @@ def _print_details(details: dict[str, Any], sorted_by: str | None = None, more_c
     left_out = ("trials", "best_trial", "messages")
     print_lines(f"{name}: {value}" for name, value in known.items() if name not in left_out and value not in (None, ""))
     print_lines(f"message: {message}" for message in details["messages"])
-    columns = make_columns(details, sorted_by, more_columns)
-    if columns:
+    if columns := make_columns(details, sorted_by, more_columns):
         headings = [f"{'>' if column.is_number else ''}{column.heading}" for column in columns]
         cells = [[format_cell(cell) for cell in column.cells] for column in columns]
         print_table(headings, map(list, zip(*cells, strict=True)))

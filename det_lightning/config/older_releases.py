@@ -39,8 +39,7 @@ def rewrite_older_spellings(document: Document) -> None:
         _move(document, ("searcher", "name"), ("searcher", "name"), "adaptive_asha")
     if isinstance(document.data.get("environment"), dict):
         _rewrite_environment(document, document.data["environment"])
-    labels = document.data.get("labels")
-    if isinstance(labels, dict):
+    if isinstance(labels := document.data.get("labels"), dict):
         _move(document, ("labels",), ("labels",), list(labels))
     for old, new in _RENAMED.items():
         if old in document.data:

@@ -161,8 +161,7 @@ class Section(BaseModel):
         mistakes = []
         known = {}
         for name, item in value.items():
-            field = cls.model_fields.get(name)
-            if field is None:
+            if (field := cls.model_fields.get(name)) is None:
                 mistakes.append(mistake((name,), f"unknown key{suggest(name, cls.model_fields)}", UNKNOWN_KEY))
             elif item is not None or field.is_required():
                 known[name] = item

@@ -89,18 +89,12 @@ class TrialStart:
         """
         workdir = find_workdir(self.task)
         command = make_command(self.task.config["entrypoint"], len(self.task.slots))
-        timeout_s = self.task.config.get("preemption_timeout")
         if (workdir / STARTUP_HOOK).is_file():
             command = ["bash", "-c", _WITH_HOOK, STARTUP_HOOK, str(self.task.metrics_file), *command]
-        return TrialProcess(
-            self.task.directory,
-            command,
-            workdir,
-            {**self._environment(environment), "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))},
-            run=self.task.run_id,
-            grace_s=_GRACE_S if timeout_s is None else timeout_s,
-            detached=detached,
-        )
+        variables = {**self._environment(environment), "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
+        timeout_s = self.task.config.get("preemption_timeout")
+        grace_s = _GRACE_S if timeout_s is None else timeout_s
+        return TrialProcess(self.task.directory, command, workdir, variables, self.task.run_id, grace_s, detached)
 
     def _environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return ``environment`` with the variables of the configuration and of Determined's platform."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
 from det_lightning import errors
 from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
@@ -140,17 +140,9 @@ def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
 @contextlib.contextmanager
 def _handle_signals(runner: ExperimentRunner) -> Iterator[None]:
     """Let the first signal pause the experiment, and any further signal end it at once."""
-    seen: list[int] = []
-
-    def handle(number: int, _: FrameType | None) -> None:
-        seen.append(number)
-        if len(seen) == 1:
-            runner.pause()
-        else:
-            runner.kill()
-
+    reactions = itertools.chain([runner.pause], itertools.repeat(runner.kill))
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in numbers}
+    before = {number: signal.signal(number, lambda *_: next(reactions)()) for number in numbers}
     try:
         yield
     finally:
@@ -180,8 +172,7 @@ def delete_checkpoints(directory: ExperimentDirectory, state: ExperimentState) -
 
     A checkpoint stays if a live run, such as a trial of another experiment, has resumed from it.
     """
-    retention = Retention.from_config(directory.config()["checkpoint_storage"])
-    if retention is None:
+    if (retention := Retention.from_config(directory.config()["checkpoint_storage"])) is None:
         return
     checkpoints = {id_: found for trial in state.trials.values() for id_, found in trial.checkpoints.items()}
     records = [

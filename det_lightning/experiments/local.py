@@ -131,8 +131,7 @@ def find_gpus() -> dict[int, Gpu]:
     # Schedulers of clusters name a GPU by index, or by the beginning of the UUID.
     uuids = [name for name in names if name.startswith("GPU-")]
     indices = {name: i for i, gpu in enumerate(ids) for name in (str(i), *filter(gpu.startswith, uuids))}
-    chosen = (indices[name] for name in names if name in indices)
-    return {index: Gpu(str(index), ids[index]) for index in chosen}
+    return {index: Gpu(str(index), ids[index]) for index in map(indices.get, names) if index is not None}
 
 
 def _find_part(name: str, parts: list[str]) -> str:

@@ -92,9 +92,8 @@ class _GoneNames:
             self._check_use(use, path, rows)
         for binding in bindings.found:
             self._check_import(binding, package + binding.imported.removeprefix("determined"), rows)
-        if bindings.found or bindings.stars:
-            for row in (one for one in rows if one.is_attribute):
-                self._check_attributes(row)
+        for row in (one for one in rows if one.is_attribute and (bindings.found or bindings.stars)):
+            self._check_attributes(row)
         of_calls = [row for row in rows if row.given and not row.is_attribute]
         for call, path, own in self._find_calls(paths):
             for row in of_calls:
@@ -240,8 +239,7 @@ class _GoneNames:
             if fix is not None and fix["applicability"] == "safe" and "\f" not in edits.text:
                 _apply(edits, fix["edits"])
             else:
-                reason, _, advice = found["message"].replace("`", "").partition(". ")
-                advice = advice.rstrip(".")
+                reason, _, advice = found["message"].replace("`", "").rstrip(".").partition(". ")
                 self._file.findings.append(Finding(line, Severity.problem, reason, advice, premise=Premise.changed))
 
 

@@ -71,10 +71,8 @@ def port_installs(text: str) -> str:
     """Return shell commands with det_lightning installed in place of Determined."""
 
     def install(command: re.Match[str]) -> str:
-        text = command.group()
-        is_there = _OURS.search(text) is not None
-        if is_there:
-            text = _QUOTED_IN_LINE.sub("", text)
+        is_there = _OURS.search(command.group()) is not None
+        text = _QUOTED_IN_LINE.sub("", command.group()) if is_there else command.group()
 
         def require(found: re.Match[str]) -> str:
             if is_there and found["before"].isspace():

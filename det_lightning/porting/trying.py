@@ -46,10 +46,9 @@ class _Copy:
     def __init__(self, directory: pathlib.Path, paths: list[pathlib.Path]) -> None:
         found = [path.resolve() for path in paths]
         here = pathlib.Path.cwd()
-        is_here = all(path.is_relative_to(here) for path in found)
-        self._base = here if is_here else pathlib.Path(os.path.commonpath([path.parent for path in found]))
+        self._has_here = all(path.is_relative_to(here) for path in found)
+        self._base = here if self._has_here else pathlib.Path(os.path.commonpath([path.parent for path in found]))
         self._directory = directory / "code"
-        self._has_here = is_here
         self.experiments = directory / "experiments"
         size = 0
         for file in (file for path in found for file in walk_files(path)):

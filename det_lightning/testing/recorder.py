@@ -352,8 +352,7 @@ def list_workloads(settings: dict[str, Any]) -> Any:
     def one(kind: Any, batches: int = 0) -> Any:
         return workload(kind, 1, 1, step, batches, trained), lambda outcome: None
 
-    trained = 0
-    step = 0
+    trained = step = 0
     length, validation, reporting = (settings[f] for f in ("batches", "validation_period", "reporting_period"))
     while trained < length:
         step += 1

@@ -66,6 +66,7 @@ def test_untyped_integers_are_rounded() -> None:
         ("{type: int, minval: 1.5, maxval: 3}", "a.minval", "must be an integer; got 1.5"),
         ("{type: double, minval: 2.5, maxval: 1}", "a.maxval", "must be greater than minval, 2.5; got 1.0"),
         ("{type: double, minval: '1', maxval: 2}", "a.minval", "must be a number; got '1'"),
+        ("{type: log, minval: -1, maxval: 1}", "a.base", "is missing"),
         ("{type: log, minval: -1, maxval: 1, base: 0}", "a.base", "must be greater than 0; got 0"),
         ("{type: int, minval: 1, maxval: 2, count: 0}", "a.count", "must be at least 1; got 0"),
         ("{type: int, minval: -9e18, maxval: 9e18}", "a.maxval", "must be less than 2**63 above minval, -9000000"),

@@ -31,6 +31,7 @@ AZURE_TWICE = "checkpoint_storage: {type: azure, container: c, connection_string
         ("labels: [a, 1]", 1, "labels[1]", "must be a string; got 1"),
         ("resources: 3", 1, "resources", "must be a mapping; got 3"),
         ("entrypoint: 3", 1, "entrypoint", "must be module:Class, a command, or a list"),
+        ("entrypoint: [python3, 3]", 1, "entrypoint", "must be module:Class, a command, or a list"),
         ("entrypoint: ''", 1, "entrypoint", "must be module:Class"),
         ("checkpoint_policy: bets", 1, "checkpoint_policy", "must be 'best', 'all' or 'none'; got 'bets'"),
         ("workspace: a", 1, "project", "is missing: set both workspace and project, or neither"),

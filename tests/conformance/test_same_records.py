@@ -19,7 +19,6 @@ from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import BIT_EQUAL
 from det_lightning.testing.records.record import RecordError, RunSettings, TrainingRecord, read_record
 from det_lightning.testing.training.reference import record_determined, record_ours
-from tests.warm_python import WarmPython
 
 SETTINGS = RunSettings(hparams={"lr": 0.05, "global_batch_size": 4}, batches=8, validation_period=3, reporting_period=2)
 
@@ -88,18 +87,12 @@ class Failing(Noisy):
 
 
 @pytest.fixture
-def warm(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", warm_python.executable)
-
-
-@pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "model_def.py").write_text(TRIAL)
     with import_from_path(tmp_path):
         yield tmp_path
 
 
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
@@ -133,7 +126,6 @@ def test_a_copy_of_the_recorder_is_enough(directory: Path) -> None:
     assert_same_record(record)
 
 
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from determined.common import storage as determined_storage
-from determined.common.storage import _util as determined_prefix
 from hypothesis import given
 from hypothesis import strategies as st
 
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from tests.checkpoint.storage.backends import STATE, equal, files_of, new_bucket, s3_server
+
+determined_storage = pytest.importorskip("determined.common.storage")
+determined_prefix = pytest.importorskip("determined.common.storage._util")
 
 PARTS = st.lists(st.sampled_from(["", ".", "..", "a", "b", "..."]), max_size=5).map("/".join)
 

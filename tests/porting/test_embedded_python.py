@@ -136,7 +136,7 @@ OF_DETERMINED = ["determined", "import determined as d", "from determined.pytorc
 )
 @hypothesis.settings(max_examples=60, deadline=None)
 def test_other_scripts_stay(parts: list[str], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert not port_text(tmp_path_factory.getbasetemp(), name, "".join(parts)).changed
+    assert not port_text(tmp_path_factory.getbasetemp() / "scripts", name, "".join(parts)).changed
 
 
 @pytest.mark.slow
@@ -147,6 +147,6 @@ def test_other_scripts_stay(parts: list[str], name: str, tmp_path_factory: pytes
 @hypothesis.settings(max_examples=300, deadline=None)
 def test_a_script_is_ported_once(parts: list[str], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     text = "".join(parts)
-    port = port_text(tmp_path_factory.getbasetemp(), name, text)
+    port = port_text(tmp_path_factory.getbasetemp() / "scripts", name, text)
     if "det" not in text:
         assert not port.changed

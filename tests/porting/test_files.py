@@ -19,9 +19,10 @@ from det_lightning.porting.findings import Need
 COMPATIBLE = "~=" + ".".join(det.__version__.split(".")[:2])
 
 
-def port_text(tmp_path: Path, name: str, text: str) -> FilePort:
+def port_text(directory: Path, name: str, text: str) -> FilePort:
     """Port a file; once more changes nothing."""
-    file = tmp_path / name
+    directory.mkdir(exist_ok=True)
+    file = directory / name
     file.write_bytes(text.encode())
     port = port_file(file)
     port.write()
@@ -341,7 +342,7 @@ NAMES = ["a.py", "a.yaml", "a.sh", "Dockerfile", "requirements.txt", "pyproject.
 @hypothesis.settings(max_examples=80)
 def test_any_text_is_ported_once(words: list[str], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     before = "".join(words)
-    port = port_text(tmp_path_factory.getbasetemp(), name, before)
+    port = port_text(tmp_path_factory.getbasetemp() / "fuzz", name, before)
     if "determined" not in before:
         assert not port.changed
 

@@ -28,10 +28,6 @@ DEFECTS = {
         case("number of the process", "Another process does not train the same", "metric loss at batch 0")(
             loss="self.loss(batch) * (1 + os.getpid() % 9999)"
         ),
-        case("order of a set", r"(?s)PYTHONHASHSEED.*metric loss.*LINE: \{'a', .*sort the set")(
-            above="ORDER = list({'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'})",
-            loss="self.loss(batch) * (1 + ORDER.index('a') + 8 * ORDER.index('b'))",
-        ),
     ],
     "moves every trainable parameter": [
         case("layer that the loss does not use", "never get a gradient: body.2.weight, body.2.bias")(
@@ -79,6 +75,9 @@ DEFECTS = {
         ),
         case("changed weights", r"LINE: evaluate_batch\(\) changes head.bias")(
             validation="self.head.bias.data += 0.01"
+        ),
+        case("weights without a name", r"- evaluate_batch\(\) changes head.bias")(
+            validation="self.head.eval()\nfor weight in self.head.parameters():\n    weight.data += 0.01"
         ),
         case("dropout of torch", "LINE: dropout works as in training in evaluate_batch")(
             validation="batch = (torch.dropout(batch[0], 0.5, True), batch[1])"

@@ -57,8 +57,7 @@ def changes_nothing(runs: TrialRuns) -> list[str]:
     """A validation leaves weights, buffers and modes alone, with dropout and batch norms as in evaluation."""
     run = runs.straight
     seen = run.observer.evaluation
-    lines = runs.code.find_changes("evaluate_")
-    changes = [f"{_find_line(lines, name)}{change}" for name, change in seen.changes.items()]
+    changes = [f"{_find_line(runs, name)}{change}" for name, change in seen.changes.items()]
     if findings := [*seen.findings, *changes]:
         raise CheckFailed(
             "A validation changes the models, or runs layers as in training:",
@@ -115,8 +114,9 @@ def _counts_samples(run: Run, value: float) -> bool:
     return value == run.observer.validation.batch_size or samples == run.observer.validation.samples
 
 
-def _find_line(lines: dict[str, str], path: str) -> str:
-    """Return the line that changes the innermost known part of the name of a weight or module, with a colon."""
+def _find_line(runs: TrialRuns, path: str) -> str:
+    """Return the line of an evaluation that changes the innermost known part of ``path``, with a colon."""
+    lines = runs.code.find_changes("evaluate_")
     return next((f"{lines[f'.{part}']}: " for part in reversed(path.split(".")) if f".{part}" in lines), "")
 
 

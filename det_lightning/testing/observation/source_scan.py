@@ -141,12 +141,16 @@ def _only_reports(statement: ast.stmt, own: set[str]) -> bool:
 
 
 def _find_targets(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield each ``.attribute`` and ``variable`` that a statement assigns to, or calls a method of, with the line."""
+    """Yield each ``.attribute`` and ``variable`` that a statement assigns to, or calls a method of, with the line.
+
+    A call of ``eval()`` changes nothing that is kept.
+    """
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        targets = [node.value.func.value] if isinstance(node.value.func, ast.Attribute) else []
+        function = node.value.func
+        targets = [function.value] if isinstance(function, ast.Attribute) and function.attr != "eval" else []
     for part in (part for target in targets for part in ast.walk(target)):
         if isinstance(part, ast.Attribute | ast.Name):
             yield f".{part.attr}" if isinstance(part, ast.Attribute) else part.id, node.lineno  # type: ignore[attr-defined]

@@ -121,21 +121,19 @@ def compare_records(one: TrainingRecord, other: TrainingRecord, sides: tuple[str
 
 def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     """Train with Determined's API; an error of the trial becomes the failure of the run."""
-    settings = dict(vars(plan.settings))
     logs = plan.storage / "tensorboard"
     init = {"trial_seed": plan.settings.seed, "tensorboard_path": logs, "distributed": plan.distributed}
     init["strategy"] = plan.strategy
     trainer = {**_QUIET, **plan.limits, "callbacks": [PreemptionHandler(signals=[])]}
-    period = _make_schedule(plan.checkpoint_after)
     fit: dict[str, Any] = {
-        "checkpoints": DeterminedCheckpoint(plan.storage, policy="none", period=period, code_dir=plan.no_code),
+        "checkpoints": _make_checkpoints(plan),
         "latest_checkpoint": plan.resume_from,
         "trusted": plan.trusted,
         "step_zero_validation": plan.validates_first,
     }
     if plan.validate_after is not None:
         fit["validation_period"] = _make_schedule(plan.validate_after)
-    arguments = (pytorch, settings, observer, {"init": init, "Trainer": trainer, "fit": fit})
+    arguments = (pytorch, dict(vars(plan.settings)), observer, {"init": init, "Trainer": trainer, "fit": fit})
     return _observe_run(source, plan, observer, lambda trial_class: recorder.train(trial_class, *arguments))
 
 
@@ -152,12 +150,8 @@ def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer
             reporting_period=Batch(plan.settings.reporting_period),
             step_zero_validation=False,
         )
-        period = _make_schedule(plan.checkpoint_after)
-        checkpoints = DeterminedCheckpoint(
-            plan.storage, policy="none", period=period, code_dir=plan.no_code, async_write=False
-        )
         with interrupts_come_through():
-            _make_trainer(max_epochs=-1, callbacks=[checkpoints], **plan.limits).fit(module)
+            _make_trainer(max_epochs=-1, callbacks=[_make_checkpoints(plan)], **plan.limits).fit(module)
         observer.end(observer.trial)
 
     return _observe_run(source, plan, observer, fit_trial)
@@ -190,6 +184,11 @@ def _make_trainer(**flags: Any) -> pl.Trainer:
     """Return a trainer for the device that Determined's API chooses."""
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     return pl.Trainer(accelerator=accelerator, devices=1, enable_model_summary=False, **_QUIET, **flags)
+
+
+def _make_checkpoints(plan: RunPlan) -> DeterminedCheckpoint:
+    period = _make_schedule(plan.checkpoint_after)
+    return DeterminedCheckpoint(plan.storage, policy="none", period=period, code_dir=plan.no_code)
 
 
 def _make_schedule(batches: frozenset[int]) -> Batch | None:

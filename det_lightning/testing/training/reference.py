@@ -38,9 +38,8 @@ def compare_with_reference(options: TrialOptions, source: TrialSource, settings:
         raise NotCompared(f"on the real determined the trial itself fails: {error['type']}: {error['message']}")
     threads = int(reference.environment.get("threads") or 0) or None
     ours = record_ours(source, reference.settings, threads=threads)
-    tolerance = None
-    if options.tolerance is not None:
-        tolerance = Tolerance(options.tolerance, min(options.tolerance, 1e-5), "--trial-tolerance")
+    given = options.tolerance
+    tolerance = None if given is None else Tolerance(given, min(given, 1e-5), "--trial-tolerance")
     difference = first_difference(reference, ours, tolerance)
     if difference is not None and isinstance(source, ImportedTrial):
         # The order of a set of strings may be another in this process.

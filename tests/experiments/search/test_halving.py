@@ -183,16 +183,14 @@ def test_missing_metric_fails_the_trial(metric: Any, at: Any, named: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("settings", "lengths"),
+    ("batches", "settings", "lengths"),
     [
-        ({"name": "adaptive_asha", "max_trials": 50, "max_length": 64}, {(4, 16, 64), (16, 64)}),
-        (
-            {"name": "async_halving", "max_trials": 8, "num_rungs": 3, "max_length": 2},
-            {(1, 2)},
-        ),  # twice a length
+        (64, {"name": "adaptive_asha", "max_trials": 50}, {(4, 16, 64), (16, 64)}),
+        (2, {"name": "async_halving", "max_trials": 8, "num_rungs": 3}, {(1, 2)}),  # two rungs have one length
     ],
 )
-def test_forced_validations_are_at_the_rungs(settings: dict[str, Any], lengths: set[tuple[int, ...]]) -> None:
-    length = Length(settings.pop("max_length"), "batches")
-    search = Search(searcher(**settings, max_length=length), {"x": number(0, 1)}, 0)
+def test_forced_validations_are_at_the_rungs(
+    batches: int, settings: dict[str, Any], lengths: set[tuple[int, ...]]
+) -> None:
+    search = Search(searcher(**settings, max_length=Length(batches, "batches")), {"x": number(0, 1)}, 0)
     assert {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)} == lengths
