@@ -227,8 +227,7 @@ class DeterminedCheckpoint(pl.Callback):
         self._checkpoints.begin(None if state is None else state.best_value)
 
         def is_ending() -> bool:
-            asked = module.stop_request is not None and module.stop_request.requested
-            return asked or trainer.received_sigterm
+            return trainer.received_sigterm or (module.stop_request is not None and module.stop_request.requested)
 
         self._checkpoints.queue.limit_retries_when(is_ending)
         if trainer.is_global_zero:

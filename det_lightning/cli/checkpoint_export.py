@@ -75,8 +75,8 @@ def export(
         bool,
         typer.Option(
             "--all",
-            help="Export all complete checkpoints of a storage. Existing files are kept, except empty ones; with "
-            "--module the names of files have the name of the class.",
+            help="Export all complete checkpoints of a storage. Earlier exports are kept; with --module the names of "
+            "files have the name of the class.",
         ),
     ] = False,
     module: Annotated[
@@ -142,10 +142,10 @@ def _export_all(
     left_out: dict[str, list[str]] = {}
     for checkpoint_id in sorted(storage.list_ids()):
         file = folder / f"{checkpoint_id}{suffix}"
-        if not force and file.is_file() and file.stat().st_size > 0:
-            summary["already_there"].append(checkpoint_id)
-            continue
         try:
+            if not force and _is_exported(file):
+                summary["already_there"].append(checkpoint_id)
+                continue
             missing = write(storage.root / checkpoint_id, file)
         except Exception as e:  # also of the imported module
             warn(f"{checkpoint_id}: {mask_text(str(e) or type(e).__name__)}")
@@ -162,6 +162,18 @@ def _export_all(
         print_lines([f"{counts}, in {folder}"])
     if summary["failed"]:
         raise typer.Exit(1)
+
+
+def _is_exported(file: pathlib.Path) -> bool:
+    """Return whether an export has written a file, by the first bytes; raise if others have written the file."""
+    if not file.is_file() or not file.stat().st_size:
+        return False
+    with file.open("rb") as opened:
+        begin = opened.read(9)
+    # Before the JSON of safetensors stand the eight bytes of its length; torch.save writes a zip archive.
+    if not (begin[8:] == b"{" if file.suffix == ".safetensors" else begin.startswith(b"PK\3\4")):
+        raise FileExistsError(f"{file} is not the export of a checkpoint; --force replaces it.")
+    return True
 
 
 def _export_one(

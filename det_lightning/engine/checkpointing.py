@@ -101,9 +101,8 @@ class RunCheckpoints:
         trial = self.claims.claim_trial(saving.experiment, saving.trial, inherited)
         parent = (resumed.name or None) if resumed is not None else None
         experiment = saving.experiment or trial
-        self._notes = {"trial": trial, "experiment": experiment, **self.claims.trace_back(path, parent)}
-        if saving.job is not None:
-            self._notes["job"] = saving.job
+        job = {} if saving.job is None else {"job": saving.job}
+        self._notes = {"trial": trial, "experiment": experiment, **self.claims.trace_back(path, parent), **job}
         self._trial = TrialCheckpoints(storage, self.policy, trial, self.claims.run_id)
         if self.policy.retention is not None:
             self._trial.learn(experiment, parent)

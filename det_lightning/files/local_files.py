@@ -157,10 +157,8 @@ def is_locked(path: pathlib.Path) -> bool | None:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+    except OSError as e:
+        return True if isinstance(e, BlockingIOError) else None
     finally:
         os.close(descriptor)
     return None

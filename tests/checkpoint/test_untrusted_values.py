@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,13 @@ def test_wrong_state_value_is_named(path: str, value: Any, message: str, trained
     change(trained / "state_dict.pth", path, value)
     with pytest.raises(errors.CheckpointError, match=message):
         fit(trained.parent, 5, latest_checkpoint=trained.name)
+
+
+@pytest.mark.parametrize("part", [{"optimizer_state_dict": {"param_groups": 5}}, {"lr_scheduler": {"_last_lr": 5}}])
+def test_wrong_part_of_an_old_state_is_named(part: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, state={"model_state_dict": {}, **part}, by_determined=True)
+    (problem,) = inspect_checkpoint(checkpoint)["problems"]
+    assert re.search("'(param_groups|_last_lr)' in '.*' must be a list", problem)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +276,8 @@ def test_warning_names_nan_weights(value: float, tmp_path: Path, caplog: pytest.
 def test_nan_in_weights_of_any_type(caplog: pytest.LogCaptureFixture) -> None:
     kinds = [kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)]
     weights = {str(kind): torch.zeros(16, dtype=torch.uint8).view(kind) for kind in kinds}
+    # More than fits into memory, and more than can be added up.
+    weights |= {f"expanded {kind}": weights[str(kind)][:1].expand(2**50) for kind in (torch.float8_e5m2, torch.float32)}
     warn_of_nan({"models_state_dict": [weights]}, "the file")
     assert not caplog.records
 

@@ -784,6 +784,7 @@ def test_odd_metadata_ends_no_command(by_determined: bool, tmp_path: Path) -> No
         damaged = int(name == "deep values")
         for flags in ([], ["--json"]):
             run("show", checkpoint, *flags, ends_with=damaged)
+        run("verify", checkpoint, ends_with=damaged)
         run("export", checkpoint, "--to", "weights", "-o", name, ends_with=damaged)
     run("prune", tmp_path, "--trial-best", "0", "--trial-latest", "0", "--yes")
     assert [path for path in fine if path.exists()] == []

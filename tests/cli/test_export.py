@@ -337,6 +337,19 @@ def test_only_whole_files_of_the_kind_are_there(checkpoint: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {empty.name, f"{checkpoint.name}.Plain.ckpt"}
 
 
+@pytest.mark.parametrize("kind", ["weights", "safetensors", "lightning"])
+def test_foreign_file_is_no_export(kind: str, checkpoint: Path) -> None:
+    arguments = ("storage", "--all", "-o", "out", "--json")
+    export(kind, *arguments)
+    assert json.loads(export(kind, *arguments).stdout)["already_there"] == [checkpoint.name]
+    (file,) = Path("out").iterdir()
+    file.write_text("of another program")
+    refused = export(kind, *arguments, ends_with=1)
+    assert json.loads(refused.stdout)["failed"] == [checkpoint.name]
+    assert f"{file} is not the export of a checkpoint; --force replaces it." in refused.stderr
+    assert json.loads(export(kind, *arguments, "--force").stdout)["exported"] == [checkpoint.name]
+
+
 # Exports, and waits while the temporary file is open.
 WAITING = """
 import sys, time

@@ -221,7 +221,6 @@ def modernize(state: dict[str, Any], source: str) -> None:
         raise errors.InvalidCheckpointException(
             f"{source} holds both {' and both '.join(both)}; no release of Determined wrote such a file."
         )
-    _require_kinds(state, source)
     is_old = any(old in state for old in _SINGLE_KEYS)
     for old, new in _SINGLE_KEYS.items():
         if old in state:
@@ -229,6 +228,7 @@ def modernize(state: dict[str, Any], source: str) -> None:
             state[new] = [] if single is None else [single]
         elif is_old:
             state.setdefault(new, [])
+    _require_kinds(state, source)
 
 
 def _require_kinds(state: dict[str, Any], source: str) -> None:

@@ -43,8 +43,6 @@ def read_weights(path: pathlib.Path | IO[bytes], *, trusted: bool = False, **arg
     try:
         return read_state(path, trusted=trusted, **arguments)
     except errors.UnsafeCheckpointError as refused:
-        if not isinstance(path, pathlib.Path):
-            path.seek(0)
         try:
             with torch.serialization.safe_globals([Placeholder]):
                 state = read_state(path, prepare=lambda pickled: put_placeholders(pickled, Placeholder), **arguments)

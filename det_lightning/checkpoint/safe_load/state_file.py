@@ -69,7 +69,8 @@ def read_state(
 def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: bool = False) -> torch.Tensor:
     """Read a tensor of ``torch.save`` from ``length`` bytes of a file at ``offset``; see `read_state`."""
     with _open(path, f"{path} at byte {offset:,}") as file:
-        tensor = _read(Section(file, offset, length), {"map_location": "cpu", "weights_only": not trusted})
+        kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False}
+        tensor = _read(Section(file, offset, length), kwargs)
     if not isinstance(tensor, torch.Tensor):
         raise errors.IncompleteCheckpointError(
             f"{path} must hold a tensor at byte {offset:,}; got a {type(tensor).__name__}."
@@ -95,9 +96,9 @@ def _open(source: pathlib.Path | IO[bytes], name: object) -> Iterator[IO[bytes]]
 
 
 def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None = None) -> Any:
-    magic = file.read(len(_ZIP_MAGIC))
-    file.seek(0)
-    if magic == _ZIP_MAGIC:
+    # A stream without a descriptor: torch tries other formats on a real file.
+    stream: io.BufferedReader[Any] = io.BufferedReader(file)
+    if stream.peek().startswith(_ZIP_MAGIC):
         was_enabled = gc.isenabled()
         gc.disable()  # it would look through everything again and again, for a quarter of the time
         try:
@@ -105,8 +106,6 @@ def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], byte
         finally:
             if was_enabled:
                 gc.enable()
-    # A stream without a descriptor: torch tries other formats on a real file.
-    stream: io.BufferedReader[Any] = io.BufferedReader(file)
     if kwargs["weights_only"]:
         _look_at_old_format(stream, file.size)
     stream.seek(0)
@@ -179,6 +178,8 @@ def _has_nan(tensor: torch.Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return False
     flat = tensor.detach()
+    if flat.numel() * flat.element_size() > flat.untyped_storage().nbytes():
+        return False  # it is expanded from fewer numbers, perhaps to more than can be added up in a lifetime
     try:
         if flat.element_size() == 1:  # torch does not compute with eight bits
             flat = flat.to(torch.float32)

@@ -46,8 +46,7 @@ def read_ancestry(info: CheckpointInfo) -> Ancestry:
     """Return the age and origin of a checkpoint."""
     metadata = info.metadata
     written = time_written(metadata, info.metadata_written)
-    link = metadata.get(PARENT_KEY)
-    parent: Mapping[str, Any] = link if isinstance(link, dict) else {}
+    parent: Mapping[str, Any] = link if isinstance(link := metadata.get(PARENT_KEY), dict) else {}
     trial = text_or_none(metadata.get("trial"))
     own = ("checkpoint", info.id) if not trial else ("trial", text_or_none(metadata.get("experiment")) or None, trial)
     return Ancestry(

@@ -190,11 +190,9 @@ class Location:
             raise ValueError(f"{escape(self.path)} is not a file")
         try:
             content: bytes = self.fs.cat_file(self.path, end=limit + 1)
-        except FileNotFoundError:
-            raise
-        except Exception:
+        except Exception as e:
             # Servers refuse a range of an empty object.
-            if self.is_local or self.fs.size(self.path) != 0:
+            if isinstance(e, FileNotFoundError) or self.is_local or self.fs.size(self.path) != 0:
                 raise
             return b""
         if len(content) > limit:
