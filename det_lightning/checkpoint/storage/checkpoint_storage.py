@@ -153,8 +153,8 @@ class CheckpointStorage:
             writing.commit_content(begun, begun.content, begun.code)
         else:
             with staging.abandoning(begun, unless=(errors.StorageError,)):
-                written = begun.directory.rglob("*") if self.is_local else ()
-                begun.commit(dict(metadata or {}), [str(path) for path in written if path.is_file()])
+                written = [path for path in begun.directory.rglob("*") if path.is_file()] if self.is_local else []
+                begun.commit(dict(metadata or {}), [str(path.relative_to(begun.directory)) for path in written])
         return begun.directory.name
 
     def require_writable(self) -> None:
