@@ -41,11 +41,11 @@ def environment(**more: str) -> dict[str, str]:
 def start(
     folder: Path, *arguments: str, launcher: list[str] | None = None, is_warm: bool = True, **variables: str
 ) -> subprocess.Popen[str]:
-    """Start a training in ``folder``, in a process group of its own; not warm where groups and parents matter."""
+    """Start a training in ``folder``, in a process group of its own; not warm where the group matters."""
     folder.mkdir(parents=True, exist_ok=True)
     python = start_warm_python().executable if is_warm else sys.executable
     command = [python, *(launcher or []), "-m", "tests.ending", str(folder), *arguments]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -54,6 +54,8 @@ def start(
         cwd=folder,
         start_new_session=True,
     )
+    (folder / "launcher").write_text(str(process.pid))
+    return process
 
 
 def wait(process: subprocess.Popen[str], timeout_s: float = 90) -> Ended:

@@ -10,6 +10,7 @@ python -m tests.warm_python FOLDER
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -24,7 +25,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,6 +36,8 @@ VARIABLES = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 #: Read when a process begins, which a fork does not: freed memory goes back to the system at once, so that what is
 #: taken is what is used.
 _OF_SERVER = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
+#: What most forks import.
+_BEGIN_WITH = ("det_lightning.pytorch._trainer", "det_lightning.config", "det_lightning.callbacks", "filelock", "typer")
 
 
 class WarmPython:
@@ -78,9 +83,11 @@ def start_warm_python() -> WarmPython:
 def serve(folder: Path) -> None:
     """Fork for every client, until the standard input ends."""
     import torch.distributed.launcher.api  # noqa: F401  # most of torchrun
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    # What all forks begin with.
-    for module in (os.environ.get("DET_LIGHTNING_PACKAGE") or "pytorch_lightning", "det_lightning.pytorch._trainer"):
+    # The name is for a log, and looked for in the sources of all modules.
+    dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name  # noqa: SLF001
+    for module in (os.environ.get("DET_LIGHTNING_PACKAGE") or "pytorch_lightning", *_BEGIN_WITH):
         importlib.import_module(module)
     # Their end would look at all of these objects, and copy the memory that they are in.
     gc.collect()
@@ -159,7 +166,24 @@ def become(content: list[str], files: list[int], executable: str) -> None:
     tempfile.tempdir = None  # TMPDIR may be another
     added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [*added, *(path for path in sys.path[1:] if path not in own_path)]
-    run(arguments)
+    status: Any = 0
+    try:
+        run(arguments)
+    except SystemExit as end:
+        status = end.code or 0
+        if not isinstance(status, int):
+            raise
+    leave(status)
+
+
+def leave(status: int) -> None:
+    """End as Python does, but without clearing all modules, which would copy the memory that they are in."""
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status & 255)
 
 
 def run(arguments: list[str]) -> None:

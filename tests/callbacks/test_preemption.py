@@ -169,8 +169,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left behind that were let alone, and two whose launcher got SIGUSR1 at batch 5."""
     folder = tmp_path_factory.mktemp("two_ranks")
     straight = start(folder / "straight", launcher=TORCHRUN)
-    arguments = ["--end", "sigusr1-to-parent", "--at", "5", "--rank", "1"]
-    preempted = start(folder / "preempted", *arguments, launcher=[*LAUNCHER, "--"], is_warm=False)
+    arguments = ["--end", "sigusr1-to-launcher", "--at", "5", "--rank", "1"]
+    preempted = start(folder / "preempted", *arguments, launcher=[*LAUNCHER, "--"])
     ended = wait(straight)
     assert ended.status == 0, ended.output
     ended = wait(preempted)

@@ -240,13 +240,16 @@ def _is_environment_or_result(folder: pathlib.Path, names: Set[str]) -> bool:
     return described and any(os.path.lexists(folder / name) for name in (*layout.STATE_FILES, layout.CODE_DIR))
 
 
+_normalize = functools.cache(os.path.normpath)
+
+
 def _find_imported(directory: pathlib.Path) -> set[str]:
     """Return the paths of loaded modules' files below ``directory``, except Python's own and installed modules."""
     roots = [os.path.abspath(directory), os.path.realpath(directory)]  # noqa: PTH100 (the first keeps links)
     roots += [os.path.realpath(sysconfig.get_path("stdlib")), os.path.realpath(sysconfig.get_path("platstdlib"))]
     here, real, *pythons_own = map(os.path.join, roots, itertools.repeat(""))  # each with a slash at the end
     found = set()
-    # Thousands of modules are loaded, and few of them are there: calling a function for each would be slow.
+    # Thousands of modules are loaded, and few of them are there: resolving the path of each would be slow.
     for module in list(sys.modules.values()):
         try:
             # getattr() would import a lazy module.
@@ -254,15 +257,18 @@ def _find_imported(directory: pathlib.Path) -> set[str]:
         except AttributeError:  # another object in place of a module
             continue
         file = attributes.get("__file__") if isinstance(attributes, dict) else None
-        if not isinstance(file, str) or not (path := os.path.abspath(file)).startswith((here, real)):  # noqa: PTH100
+        if not isinstance(file, str):
             continue
-        relative = pathlib.PurePath(path.removeprefix(here).removeprefix(real))
+        path = _normalize(file) if file.startswith(os.sep) else os.path.abspath(file)  # noqa: PTH100
+        if not path.startswith((here, real)):
+            continue
+        relative = path.removeprefix(here).removeprefix(real)
         if (
-            {"site-packages", "dist-packages"}.isdisjoint(relative.parts)
-            and pathlib.Path(path).is_file()  # unlike "<stdin>"
+            {"site-packages", "dist-packages"}.isdisjoint(relative.split(os.sep))
+            and os.path.isfile(path)  # unlike "<stdin>"
             and not os.path.realpath(path).startswith(tuple(pythons_own))
         ):
-            found.add(relative.as_posix())
+            found.add(pathlib.PurePath(relative).as_posix())
     return found
 
 

@@ -83,23 +83,26 @@ class ImportedTrial:
                 os.environ.update(environment)
 
     def modules(self) -> list[ModuleType]:
-        return [module for name, module in sys.modules.copy().items() if self._is_own(name, module)]
+        return list(self._find_own().values())
 
     def _forget_modules(self) -> dict[str, ModuleType]:
-        own = {name: module for name, module in sys.modules.items() if self._is_own(name, module)}
+        own = self._find_own()
         for name in own:
             del sys.modules[name]
         return own
 
-    def _is_own(self, name: str, module: Any) -> bool:
-        if name.partition(".")[0] in _KEPT:
-            return False
+    def _find_own(self) -> dict[str, ModuleType]:
+        modules = sys.modules.copy().items()
+        return {name: module for name, module in modules if name.split(".", 1)[0] not in _KEPT and self._is_own(module)}
+
+    def _is_own(self, module: Any) -> bool:
         file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            return is_own_file(file, self.directory)
         try:
-            files = [file] if isinstance(file, str) else [str(path) for path in getattr(module, "__path__", None) or ()]
+            return any(is_own_file(str(path), self.directory) for path in getattr(module, "__path__", None) or ())
         except Exception:  # a lazy module may raise anything
             return False
-        return any(is_own_file(file, self.directory) for file in files)
 
     def _import_module(self) -> ModuleType:
         try:
@@ -149,6 +152,8 @@ def _find_base(value: Any) -> type | None:
 
 def is_own_file(file: str, directory: Path) -> bool:
     """Return whether a file is the user's code below ``directory``: neither an installed package nor det_lightning."""
+    if not file.startswith(str(directory)):  # nearly all of thousands of files
+        return False
     path = Path(file)
     installed = {"site-packages", "dist-packages"} & set(path.parts)
     return not installed and path.is_relative_to(directory) and not path.is_relative_to(Path(__file__).parents[2])
