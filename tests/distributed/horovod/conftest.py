@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.launching import environment
+from tests.warm_python import WarmPython
+
 MISSING = importlib.util.find_spec("horovod") is None
 
 Launch = Callable[..., str]
@@ -26,21 +25,19 @@ def needs_horovod() -> None:
 
 
 @pytest.fixture(scope="session")
-def launch(needs_horovod: None) -> Launch:
+def launch(needs_horovod: None, warm_python: WarmPython) -> Launch:
     """Run a module on two ranks of Horovod, or of torchrun, or in one process; return what was printed."""
 
     def run(*arguments: str, launcher: str = "horovod", fails: bool = False, **variables: str) -> str:
         launchers = {
-            "horovod": ["det_lightning.launch.horovod", "-np", "2", "--", sys.executable, "-m"],
+            "horovod": ["det_lightning.launch.horovod", "-np", "2", "--", warm_python.executable, "-m"],
             "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"],
-            "horovodrun": ["horovod.runner.launch", "-np", "2", sys.executable, "-m"],
+            "horovodrun": ["horovod.runner.launch", "-np", "2", warm_python.executable, "-m"],
             "none": [],
         }
-        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **variables}
-        command = [sys.executable, "-m", *launchers[launcher], *arguments]
+        command = [warm_python.executable, "-m", *launchers[launcher], *arguments]
         # What hangs under Horovod hangs forever.
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment(**variables))
         assert (done.returncode != 0) == fails, done.stdout[-3000:] + done.stderr[-6000:]
         return done.stdout + done.stderr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.horovod.conftest import ROOT
+from tests.warm_python import ROOT
 
 SCRIPT = ROOT / "scripts" / "build_horovod.sh"
 
