@@ -86,7 +86,7 @@ def serve(folder: Path) -> None:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     # The name is for a log, and looked for in the sources of all modules.
-    dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name  # noqa: SLF001
+    dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
     for module in (os.environ.get("DET_LIGHTNING_PACKAGE") or "pytorch_lightning", *_BEGIN_WITH):
         importlib.import_module(module)
     # Their end would look at all of these objects, and copy the memory that they are in.
@@ -178,8 +178,8 @@ def become(content: list[str], files: list[int], executable: str) -> None:
 
 def leave(status: int) -> None:
     """End as Python does, but without clearing all modules, which would copy the memory that they are in."""
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
-    atexit._run_exitfuncs()  # noqa: SLF001
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -262,13 +262,13 @@ def _find_imported(directory: pathlib.Path) -> set[str]:
         path = _normalize(file) if file.startswith(os.sep) else os.path.abspath(file)  # noqa: PTH100
         if not path.startswith((here, real)):
             continue
-        relative = path.removeprefix(here).removeprefix(real)
+        relative = pathlib.PurePath(path.removeprefix(here).removeprefix(real))
         if (
-            {"site-packages", "dist-packages"}.isdisjoint(relative.split(os.sep))
-            and os.path.isfile(path)  # unlike "<stdin>"
+            {"site-packages", "dist-packages"}.isdisjoint(relative.parts)
+            and pathlib.Path(path).is_file()  # unlike "<stdin>"
             and not os.path.realpath(path).startswith(tuple(pythons_own))
         ):
-            found.add(pathlib.PurePath(relative).as_posix())
+            found.add(relative.as_posix())
     return found
 
 
