@@ -36,8 +36,8 @@ def test_what_callbacks_add_is_reported_and_saved() -> None:
         with open(f"{checkpoint_dir}/note.txt", "w") as file:  # noqa: PTH123 (as a trial would)
             file.write("note")
 
-    hooks = {"on_validation_end": doubles, "on_checkpoint_save_start": adds, "on_checkpoint_end": adds_file}
-    trace = compare(calling(**hooks), max_length=5, validation_period=2)
+    in_checkpoint = {"on_checkpoint_save_start": adds, "on_checkpoint_end": adds_file}
+    trace = compare(calling(Basic, on_validation_end=doubles, **in_checkpoint), max_length=5, validation_period=2)
     assert trace.checkpoints[-1]["keys"][-1] == "extra"
 
 

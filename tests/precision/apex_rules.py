@@ -16,19 +16,19 @@ class PlainScaler:
     scale: float
     dynamic: bool
     window: int
-    lowest: float = 0.0
-    highest: float = 2.0**24
+    min_loss_scale: float = 0.0
+    max_loss_scale: float = 2.0**24
     unskipped: int = 0
 
     def update(self, overflow: bool) -> bool:
         """Return whether to skip the step."""
         if overflow and self.dynamic:
-            self.scale = max(self.lowest, self.scale / 2)
+            self.scale = max(self.min_loss_scale, self.scale / 2)
             self.unskipped = 0
             return True
         self.unskipped += 1
         if self.dynamic and self.unskipped == self.window:
-            self.scale = min(self.highest, self.scale * 2)
+            self.scale = min(self.max_loss_scale, self.scale * 2)
             self.unskipped = 0
         return False
 

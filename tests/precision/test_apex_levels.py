@@ -106,21 +106,20 @@ class Configured:
         ("O1", None, {}),
         ("O1", 128.0, {}),
         ("O2", None, {}),
-        ("O2", None, {"lowest": 2.0**15, "highest": 2.0**16}),
+        ("O2", None, {"min_loss_scale": 2.0**15, "max_loss_scale": 2.0**16}),
         ("O2", 128.0, {}),
         ("O3", None, {}),
         ("O0", None, {}),
     ],
 )
 def test_levels_train_as_documented(
-    level: str, scale: float | None, rules: dict[str, float], make_optimizer: Any
+    level: str, scale: float | None, rules: dict[str, Any], make_optimizer: Any
 ) -> None:
     overflows = scale is None and level in ("O1", "O2")
     loss_of = squares if overflows else lambda outputs, targets, index: squares(outputs, targets, index=-1)
     plain = PlainLoop(level, network(), make_optimizer, scale, window=3, **rules)
     plain.train(BATCHES, loss_of, clip=0.1)
-    overrides = {f"{'min' if name == 'lowest' else 'max'}_loss_scale": value for name, value in rules.items()}
-    ours = Configured(level, make_optimizer, window=3, loss_scale=scale, **overrides)
+    ours = Configured(level, make_optimizer, window=3, loss_scale=scale, **rules)
     scales = ours.train(BATCHES, clip=0.1, loss_of=loss_of)
     assert scales == plain.scales
     assert len(plain.skipped) == (len(OVERFLOWS) if overflows else 0)

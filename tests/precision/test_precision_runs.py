@@ -23,7 +23,8 @@ from tests.trials import SmallTrial, seed_everything, weights_of
 
 def lightning_trainer(**flags: Any) -> pl.Trainer:
     features = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return pl.Trainer(accelerator="cpu", devices=1, **dict.fromkeys(features, False), **flags)
+    quiet: dict[str, Any] = dict.fromkeys(features, False)
+    return pl.Trainer(accelerator="cpu", devices=1, **quiet, **flags)
 
 
 class Leveled(SmallTrial):
@@ -190,7 +191,7 @@ def amp_context(scaler: Any, aggregation: int = 1) -> tuple[pytorch.PyTorchTrial
     context.precision.scaler = scaler
     context.precision.use_scaling(TorchAmp(scaler, context.backend.gradients))
     torch.manual_seed(0)
-    model = context.wrap_model(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
+    model: Any = context.wrap_model(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
     adam = context.wrap_optimizer(torch.optim.Adam(model[0].parameters(), lr=0.1))
     adagrad = context.wrap_optimizer(torch.optim.Adagrad(model[1].parameters(), lr=0.1))
     return context, model, [adam, adagrad]
