@@ -25,17 +25,6 @@ from tests.conformance.ranks import connect
 Events = list[Any]
 
 
-class Numbers(torch.utils.data.Dataset[torch.Tensor]):
-    def __init__(self, records: int) -> None:
-        self.records = records
-
-    def __len__(self) -> int:
-        return self.records
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([float(index)])
-
-
 def recording_processor(api: Any, events: Events) -> type:
     """Return a processor that writes down what it is called with."""
 
@@ -47,11 +36,10 @@ def recording_processor(api: Any, events: Events) -> type:
         def __init__(self, context: Any) -> None:
             self.context = context
             self.last: int | None = None
-            events.append(
-                ["begin", context.get_distributed_rank(), context.get_distributed_size(), str(context.device)]
-            )
-            model = context.prepare_model_for_inference(torch.nn.Dropout())
-            self.model, self.total = model, context.wrap_reducer(reduce, name="total", for_validation=False)
+            ranks = [context.get_distributed_rank(), context.get_distributed_size()]
+            events.append(["begin", *ranks, str(context.device)])
+            self.model = context.prepare_model_for_inference(torch.nn.Dropout())
+            self.total = context.wrap_reducer(reduce, name="total", for_validation=False)
 
         def process_batch(self, batch: Any, batch_idx: int) -> None:
             output = self.model(self.context.to_device(batch))
@@ -93,7 +81,7 @@ def process(side: str, case: dict[str, Any], storage: Path, latest_checkpoint: s
     events: Events = []
     api = importlib.import_module(f"{side}.pytorch.experimental")
     case = dict(case)
-    dataset = Numbers(case.pop("records"))
+    dataset: Any = [torch.tensor([float(index)]) for index in range(case.pop("records"))]
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     own = {"checkpoint_storage": str(storage), "latest_checkpoint": latest_checkpoint} if side != "determined" else {}
     with contextlib.ExitStack() as stack:
@@ -104,9 +92,8 @@ def process(side: str, case: dict[str, Any], storage: Path, latest_checkpoint: s
             stack.enter_context(determined_off_cluster(storage, latest_checkpoint, ranks))
         distributed = None if ranks == 1 else connect(side)
         try:
-            api.torch_batch_process(
-                recording_processor(api, events), dataset, distributed_context=distributed, **case, **own
-            )
+            processor = recording_processor(api, events)
+            api.torch_batch_process(processor, dataset, distributed_context=distributed, **case, **own)
         except Exception as error:
             events.append(["error", type(error).__name__])
     return [*events, *(["warning"] for _ in caught)]

@@ -166,12 +166,19 @@ def recorded(trial: type[Trial], api: Any, trace: Trace) -> type:
 
 
 @contextlib.contextmanager
-def _loading_as_before_torch_2_6(side: str) -> Iterator[None]:
+def loading_as_before_torch_2_6(side: str) -> Iterator[None]:
     """Determined 0.38.1 can load its own checkpoints only with the default that torch had then."""
     load = torch.load
     patched = lambda *args, **kwargs: load(*args, **{"weights_only": False, **kwargs})  # noqa: E731
     with mock.patch("torch.load", patched) if side == "determined" else contextlib.nullcontext():
         yield
+
+
+def load_trial(side: str, directory: Path, **arguments: Any) -> Any:
+    """Load a trial from a checkpoint with the function of a side."""
+    with loading_as_before_torch_2_6(side):
+        load: Any = importlib.import_module(f"{side}.pytorch").load_trial_from_checkpoint_path
+        return load(str(directory), **arguments)
 
 
 def epoch(value: Any) -> Callable[[Any], Any]:
@@ -194,7 +201,7 @@ def run(
     quiet = {} if side == "determined" else {"enable_progress_bar": False}
     seed(trial_seed)
     with (
-        _loading_as_before_torch_2_6(side),
+        loading_as_before_torch_2_6(side),
         api.init(**{"enable_tensorboard_logging": False, **(init or {})}) as context,
     ):
         trial = recording(context)
@@ -231,6 +238,7 @@ def compare(trial: type[Trial], **run_arguments: Any) -> Trace:
 
 def raises_alike(trial: type[Trial], match: str, **run_arguments: Any) -> None:
     """Assert that both sides raise, and that ours names the culprit with an error of the same name or base."""
+    run_arguments = {"max_length": 3, **run_arguments}
     with pytest.raises(BaseException) as real:
         run("determined", trial, **run_arguments)
     with pytest.raises(BaseException, match=match) as ours:
@@ -238,6 +246,14 @@ def raises_alike(trial: type[Trial], match: str, **run_arguments: Any) -> None:
     alike = {real.type.__name__, *(base.__name__ for base in real.type.__mro__ if base.__module__ == "builtins")}
     alike -= {"object", "BaseException", "Exception"} if real.type.__module__ != "builtins" else {"object"}
     assert {base.__name__ for base in ours.type.__mro__} & alike, (real.type, ours.type)
+
+
+def outcome(action: Callable[[], Any]) -> Any:
+    """Return the result of a call, or the name of the error."""
+    try:
+        return action()
+    except Exception as error:
+        return type(error).__name__
 
 
 def as_unit(value: Any) -> Any:

@@ -11,8 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conformance import sides
 from tests.conformance.sides import compare, epoch
-from tests.conformance.trials import Basic, callback, make_data
+from tests.conformance.trials import Basic, callback, make_data, schedule
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "momentum": lambda parameters: torch.optim.SGD(parameters, 0.05, momentum=0.9, weight_decay=0.01),
@@ -69,14 +70,6 @@ class Data:
 
 
 @dataclasses.dataclass
-class Stop:
-    """The trial asks to stop at the ``call``-th call of a method, counted from 0."""
-
-    method: str
-    call: int
-
-
-@dataclasses.dataclass
 class Deed:
     """What a callback does at the ``call``-th call of a hook, counted from 0, or at every call."""
 
@@ -128,11 +121,7 @@ DEEDS: dict[str, Callable[[Any, list[Any]], Any]] = {
     "stop": lambda context, arguments: context.set_stop_requested(True),
     "go on": lambda context, arguments: context.set_stop_requested(False),
 }
-HOOKS = [
-    *("on_training_start", "on_training_epoch_start", "on_training_epoch_end", "on_training_workload_end"),
-    *("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end"),
-    *("on_checkpoint_save_start", "on_checkpoint_write_end", "on_checkpoint_upload_end", "on_trial_shutdown"),
-]
+HOOKS = [hook for hook in sides.HOOKS if hook not in ("on_trial_startup", "on_checkpoint_load_start")]
 ORDERS: dict[str, Callable[[int, Any], Any]] = {
     "weighted": lambda n, generator: torch.utils.data.WeightedRandomSampler([*range(1, n + 1)], n, generator=generator),
     "subset": lambda n, generator: torch.utils.data.SubsetRandomSampler(range(0, n, 2), generator=generator),
@@ -161,11 +150,12 @@ DATA = st.builds(
     drop_last=st.booleans(),
     own_generator=st.booleans(),
 )
-STOPS = st.none() | st.builds(Stop, st.sampled_from(["train_batch", "evaluate_batch"]), st.integers(0, 5))
+#: At which call of which method, counted from 0, the trial asks to stop.
+STOPS = st.none() | st.tuples(st.sampled_from(["train_batch", "evaluate_batch"]), st.integers(0, 5))
 PERIODS = st.integers(0, 8) | st.integers(1, 3).map(epoch) | st.lists(st.integers(1, 9), min_size=1, max_size=3)
 
 
-def put_together(parts: list[Part], data: Data, stop: Stop | None, deeds: list[Deed]) -> type[Basic]:
+def put_together(parts: list[Part], data: Data, stop: tuple[str, int] | None, deeds: list[Deed]) -> type[Basic]:
     """Return a trial whose prediction is the sum of those of its models."""
 
     class PutTogether(Basic):
@@ -176,16 +166,14 @@ def put_together(parts: list[Part], data: Data, stop: Stop | None, deeds: list[D
             self.optimizers: list[Any] = []
             self.schedulers: list[Any] = []
             for part, model in zip(parts, self.models, strict=True):
-                self.wrap_rest(part, model)
+                plain = OPTIMIZERS[part.optimizer](model.parameters())
+                optimizer = context.wrap_optimizer(plain, average_aggregated_gradients=part.average)
+                self.optimizers.append(optimizer)
+                if part.scheduler is not None:
+                    scheduler = SCHEDULERS[part.scheduler](optimizer)
+                    self.schedulers.append((part, scheduler))
+                    schedule(self, scheduler, part.step_mode, frequency=part.frequency)
             self.spread = context.wrap_reducer(lambda values: max(values) - min(values), name="spread")
-
-        def wrap_rest(self, part: Part, model: torch.nn.Module) -> None:
-            plain = OPTIMIZERS[part.optimizer](model.parameters())
-            optimizer = self.context.wrap_optimizer(plain, average_aggregated_gradients=part.average)
-            self.optimizers.append(optimizer)
-            if part.scheduler is not None:
-                mode, scheduler = self.api.LRScheduler.StepMode[part.step_mode], SCHEDULERS[part.scheduler](optimizer)
-                self.schedulers.append((part, self.context.wrap_lr_scheduler(scheduler, mode, part.frequency)))
 
         def build_callbacks(self) -> dict[str, Any]:
             return {"does": callback_that_does(deeds, self.api, self.context)}
@@ -203,7 +191,7 @@ def put_together(parts: list[Part], data: Data, stop: Stop | None, deeds: list[D
             return loss
 
         def count(self, method: str) -> None:
-            if stop == Stop(method, self.calls[method]):
+            if stop == (method, self.calls[method]):
                 self.context.set_stop_requested(True)
             self.calls[method] += 1
 

@@ -42,25 +42,17 @@ def describe(folder: Path, name: str, ranks: int) -> Found:
     """Return what a case has led to: calls of the processor on each rank, checkpoints, and files."""
     storage = folder / name
     checkpoints = checkpoints_in(storage)
-    outputs = {json.loads((path / "metadata.json").read_text())["default_output_uuid"] for path in checkpoints}
     contents = [{file.name: json.loads(file.read_text()) for file in path.iterdir()} for path in checkpoints]
+    outputs = {content["metadata.json"].pop("default_output_uuid") for content in contents}
     others = {path for path in storage.glob("*/") if path not in checkpoints and not path.name.startswith(".")}
+    files = [(path, other) for other in others for path in other.rglob("*") if path.is_file()]
     return {
         "events": [json.loads((folder / f"{rank}.json").read_text())[name] for rank in range(ranks)],
-        "checkpoints": [{**content, "metadata.json": without_id(content["metadata.json"])} for content in contents],
+        "checkpoints": contents,
         "outputs": len(outputs),
         "the files are in the output that the checkpoints name": {path.name for path in others} == outputs,
-        "files": {
-            path.relative_to(other).as_posix(): path.read_text()
-            for other in others
-            for path in other.rglob("*")
-            if path.is_file()
-        },
+        "files": {path.relative_to(other).as_posix(): path.read_text() for path, other in files},
     }
-
-
-def without_id(metadata: dict[str, Any]) -> dict[str, Any]:
-    return {name: "id" if name == "default_output_uuid" else value for name, value in metadata.items()}
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])

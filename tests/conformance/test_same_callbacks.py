@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.conformance.sides import SIDES, Trace, assert_same, compare, epoch, recording_callback, run
-from tests.conformance.trials import Basic, callback, calling, make_data
+from tests.conformance.trials import Basic, built, callback, calling, changed, make_data
 
 CHECKPOINT_HOOKS = ["on_checkpoint_save_start", "on_checkpoint_write_end", "on_checkpoint_upload_end"]
 
@@ -24,28 +24,21 @@ def invalid_hp(api: Any) -> Exception:
     return importlib.import_module(api.__name__.partition(".")[0]).InvalidHP("no")
 
 
-def test_changed_metrics_are_reported() -> None:
+def test_what_callbacks_add_is_reported_and_saved() -> None:
     def doubles(metrics: dict[str, Any]) -> None:
         metrics["doubled"] = metrics["validation_loss"] * 2
 
-    compare(calling(on_validation_end=doubles), max_length=5, validation_period=2)
-
-
-def test_additions_to_a_checkpoint_are_in_it() -> None:
     def adds(checkpoint: dict[str, Any]) -> None:
         checkpoint["extra"] = {"answer": 42}
         checkpoint["rng_state"]["mine"] = 1
 
-    trace = compare(calling(on_checkpoint_save_start=adds), max_length=2)
-    assert trace.checkpoints[-1]["keys"][-1] == "extra"
-
-
-def test_added_files_are_in_the_directory() -> None:
-    def adds(checkpoint_dir: str) -> None:
+    def adds_file(checkpoint_dir: str) -> None:
         with open(f"{checkpoint_dir}/note.txt", "w") as file:  # noqa: PTH123 (as a trial would)
             file.write("note")
 
-    compare(calling(on_checkpoint_end=adds), max_length=2)
+    in_checkpoint = {"on_checkpoint_save_start": adds, "on_checkpoint_end": adds_file}
+    trace = compare(calling(Basic, on_validation_end=doubles, **in_checkpoint), max_length=5, validation_period=2)
+    assert trace.checkpoints[-1]["keys"][-1] == "extra"
 
 
 def test_functions_given_to_an_object_are_called() -> None:
@@ -64,23 +57,18 @@ def test_functions_given_to_an_object_are_called() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_epoch_starts_in_their_old_form() -> None:
     starts: list[str] = []
-
-    def on_training_epoch_start() -> None:
-        starts.append("epoch")
-
-    compare(calling(on_training_epoch_start=on_training_epoch_start), max_length=epoch(2))
+    compare(calling(on_training_epoch_start=lambda: starts.append("epoch")), max_length=epoch(2))
     assert len(starts) == 4  # two on each side
 
 
 class Noisy:
     """A batch that draws when it is moved."""
 
-    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        self.inputs = inputs
-        self.targets = targets
+    def __init__(self, *parts: torch.Tensor) -> None:
+        self.parts = parts
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter((self.inputs, self.targets))
+        return iter(self.parts)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Noisy) and all(map(torch.equal, self, other))
@@ -88,22 +76,20 @@ class Noisy:
     __hash__ = None  # type: ignore[assignment]
 
     def to(self, device: Any, *_: Any, **__: Any) -> Noisy:
-        return Noisy(self.inputs.to(device) + 0.1 * torch.randn_like(self.inputs), self.targets.to(device))
+        inputs, targets = self.parts
+        return Noisy(inputs.to(device) + 0.1 * torch.randn_like(inputs), targets.to(device))
 
 
 @pytest.mark.parametrize("periods", [{}, {"validation_period": 4}])
 def test_epoch_starts_before_its_batch_is_moved(periods: dict[str, Any]) -> None:
-    class Moving(Basic):
-        def build_training_data_loader(self) -> Any:
-            def collate(samples: list[Any]) -> Noisy:
-                return Noisy(*(torch.stack(parts) for parts in zip(*samples, strict=True)))
+    def collate(samples: list[Any]) -> Noisy:
+        return Noisy(*(torch.stack(parts) for parts in zip(*samples, strict=True)))
 
-            return self.api.DataLoader(make_data(), batch_size=4, collate_fn=collate)
-
-        def get_batch_length(self, batch: Any) -> int:
-            return len(next(iter(batch)))
-
-    draws = calling(Moving, on_training_epoch_start=lambda epoch_idx: torch.randn(epoch_idx + 2))
+    moving = changed(
+        build_training_data_loader=lambda self: self.api.DataLoader(make_data(), batch_size=4, collate_fn=collate),
+        get_batch_length=lambda self, batch: len(next(iter(batch))),
+    )
+    draws = calling(moving, on_training_epoch_start=lambda epoch_idx: torch.randn(epoch_idx + 2))
     compare(draws, max_length=epoch(2), **periods)
 
 
@@ -122,8 +108,7 @@ def test_an_exception_reaches_every_shutdown(hook: str, kind: type[BaseException
     class Failing(Basic):
         def build_callbacks(self) -> dict[str, Any]:
             first, second = ({"on_trial_shutdown": functools.partial(ends.append, name)} for name in "ab")
-            hooks: list[dict[str, Any]] = [first, second, {hook: fails}]
-            return {f"callback {i}": callback(self.api, **own) for i, own in enumerate(hooks)}
+            return {str(own): callback(self.api, **own) for own in (first, second, {hook: fails})}
 
     for side in SIDES:
         with pytest.raises(kind, match=hook):
@@ -200,15 +185,11 @@ def test_all_records_are_counted(on_instance: bool) -> None:
         counted.append(len(batch[0]))
         return len(batch[0])
 
-    class Counting(Basic):
-        def __init__(self, context: Any) -> None:
-            super().__init__(context)
-            if on_instance:
-                self.get_batch_length = get_batch_length
+    def give(trial: Any) -> None:
+        trial.get_batch_length = get_batch_length
 
-    if not on_instance:
-        Counting.get_batch_length = staticmethod(get_batch_length)
-    compare(Counting, max_length=7, validation_period=4)
+    counting = built(give) if on_instance else changed(get_batch_length=staticmethod(get_batch_length))
+    compare(counting, max_length=7, validation_period=4)
     half = 7 + 2 * 3
     assert counted[:half] == counted[half:]
     assert len(counted) == 2 * half
@@ -239,6 +220,4 @@ def test_profiler_steps_right_after_train_batch() -> None:
     compare(profiled, max_length=epoch(2), reporting_period=3)
     real, ours = events[: len(events) // 2], events[len(events) // 2 :]
     assert ours == real
-    ends = [index for index, (name, _) in enumerate(ours) if name == "epoch"]
-    assert len(ends) == 2
-    assert all(ours[index - 1][0] == "step" for index in ends)
+    assert [ours[index - 1][0] for index, (name, _) in enumerate(ours) if name == "epoch"] == ["step"] * 2

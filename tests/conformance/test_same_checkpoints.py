@@ -7,11 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tests.conformance.sides import SIDES, assert_same, frozen, run, seed
+from det_lightning import import_from_path, pytorch
+from tests.conformance.sides import SIDES, assert_same, frozen, load_trial, run
 from tests.conformance.trials import EPOCH_LEN, Adversarial, Basic, Trial, of_side
+from tests.trials import fit_trial
 
 
 def checkpoints() -> list[Path]:
@@ -19,24 +22,19 @@ def checkpoints() -> list[Path]:
     return sorted((path.parent for path in storage.glob("*/metadata.json")), key=lambda p: p.stat().st_mtime_ns)
 
 
-def load(side: str, path: Path, trial: Any, **kwargs: Any) -> Any:
-    api = importlib.import_module(f"{side}.pytorch")
-    if side == "determined":
-        kwargs["torch_load_kwargs"] = {"weights_only": False}  # it cannot load on today's torch otherwise
-    return api.load_trial_from_checkpoint_path(str(path), trial_class=of_side(api, trial), **kwargs)
+def load(side: str, path: Path, trial: type[Trial]) -> Any:
+    return load_trial(side, path, trial_class=of_side(importlib.import_module(f"{side}.pytorch"), trial))
 
 
 @pytest.mark.parametrize("init", [{}, {"hparams": {"lr": 0.1}, "exp_conf": {"name": "x"}}], ids=str)
 @pytest.mark.parametrize("trial", [Basic, Adversarial])
 @pytest.mark.parametrize("writer", SIDES)
 def test_either_loads_what_either_wrote(writer: str, trial: Any, init: dict[str, Any]) -> None:
-    assert run(writer, trial, init, max_length=7, checkpoint_policy="none").final["weights"]
+    written = run(writer, trial, init, max_length=7, checkpoint_policy="none")
     (path,) = checkpoints()
-    saved = torch.load(path / "state_dict.pth", weights_only=False)["models_state_dict"]
     for reader in SIDES:
-        weights = [model.state_dict() for model in load(reader, path, trial).context.models]
-        for mine, written in zip(weights, saved, strict=True):
-            assert all(torch.equal(mine[name], written[name]) for name in written)
+        models = load(reader, path, trial).context.models
+        assert frozen([model.state_dict() for model in models]) == written.final["weights"]
 
 
 class Generating(Trial):
@@ -61,11 +59,10 @@ def test_changed_settings_are_in_checkpoints() -> None:
             self.context.get_experiment_config()["data"]["seen"] = batch_idx
             return super().train_batch(batch, epoch_idx, batch_idx)
 
-    def settings() -> dict[str, Any]:
-        return {"hparams": {"network": {"widths": []}}, "exp_conf": {"name": "x", "data": {}}}
-
-    periods: dict[str, Any] = {"max_length": 4, "checkpoint_period": 2}
-    traces = [run(side, Changing, settings(), **periods) for side in SIDES]
+    traces = []
+    for side in SIDES:
+        settings = {"hparams": {"network": {"widths": []}}, "exp_conf": {"name": "x", "data": {}}}
+        traces.append(run(side, Changing, settings, max_length=4, checkpoint_period=2))
     assert_same(*traces)
     assert traces[1].checkpoints[-1]["load_data"]["hparams"] == {"network": {"widths": [0, 1, 2, 3]}}
 
@@ -86,13 +83,8 @@ def test_the_real_one_goes_on_from_ours(trial: Any) -> None:
 def test_ours_goes_on_at_the_next_batch() -> None:
     """Knowingly different: batches are counted on, and the shuffle begins a new pass, which no file tells of."""
     run("determined", Basic, max_length=EPOCH_LEN, checkpoint_policy="none")
-    trace = run(
-        "det_lightning",
-        Basic,
-        max_length=EPOCH_LEN + 4,
-        latest_checkpoint=str(checkpoints()[-1]),
-        checkpoint_policy="none",
-    )
+    resume: dict[str, Any] = {"latest_checkpoint": str(checkpoints()[-1]), "checkpoint_policy": "none"}
+    trace = run("det_lightning", Basic, max_length=EPOCH_LEN + 4, **resume)
     assert [entry[1:3] for entry in trace.named("train_batch")] == [(1, EPOCH_LEN + i) for i in range(4)]
     straight = run("determined", Basic, max_length=EPOCH_LEN, checkpoint_policy="none")
     assert trace.named("on_checkpoint_load_start")
@@ -105,14 +97,8 @@ def test_resumed_run_ends_as_a_straight_one(stop: int) -> None:
     length = 2 * EPOCH_LEN + 3
     straight = run("determined", Basic, max_length=length, checkpoint_policy="none")
     run("det_lightning", Basic, max_length=stop, checkpoint_policy="none")
-    resumed = run(
-        "det_lightning",
-        Basic,
-        trial_seed=99,
-        max_length=length,
-        checkpoint_policy="none",
-        latest_checkpoint=checkpoints()[-1].name,
-    )
+    resume: dict[str, Any] = {"latest_checkpoint": checkpoints()[-1].name, "checkpoint_policy": "none"}
+    resumed = run("det_lightning", Basic, trial_seed=99, max_length=length, **resume)
     assert resumed.final == straight.final
     assert resumed.named("train_batch") == straight.named("train_batch")[stop:]
 
@@ -120,15 +106,10 @@ def test_resumed_run_ends_as_a_straight_one(stop: int) -> None:
 def test_best_works_off_cluster() -> None:
     """Knowingly different: the real one falls back to "all" even when the metric is named."""
     searcher = {"searcher": {"metric": "validation_loss", "smaller_is_better": False}}
-    arguments: dict[str, Any] = {
-        "init": {"exp_conf": searcher, "hparams": {}},
-        "max_length": 10,
-        "validation_period": 2,
-    }
-    real = run("determined", Basic, **arguments)
-    ours = run("det_lightning", Basic, **arguments)
-    losses = [float(torch.frombuffer(bytes.fromhex(e[1]["validation_loss"][3]), dtype=torch.float32)) for e in
-              ours.named("on_validation_end")]  # fmt: skip
+    init = {"exp_conf": searcher, "hparams": {}}
+    real, ours = (run(side, Basic, init, max_length=10, validation_period=2) for side in SIDES)
+    values = [metrics["validation_loss"][3] for _, metrics in ours.named("on_validation_end")]
+    losses = [float(np.frombuffer(bytes.fromhex(value), np.float32)[0]) for value in values]
     improvements = sum(loss > max(losses[:i], default=float("-inf")) for i, loss in enumerate(losses))
     final = int(losses[-1] <= max(losses[:-1]))
     assert len(real.checkpoints) == 5
@@ -141,16 +122,9 @@ def test_code_in_a_checkpoint_builds_the_trial() -> None:
         "class MyTrial(of_side(pytorch, Basic)):\n"
         "    def __init__(self, context, width=1):\n        super().__init__(context)\n        self.width = width\n"
     )
-    api = importlib.import_module("det_lightning.pytorch")
-    seed(1)
-    from det_lightning import import_from_path
-
     with import_from_path(Path.cwd()):
-        model_def = importlib.import_module("model_def")
-        with api.init(enable_tensorboard_logging=False) as context:
-            trial = model_def.MyTrial(context)
-            api.Trainer(trial, context, enable_progress_bar=False).fit(max_length=api.Batch(2))
+        trial = fit_trial(importlib.import_module("model_def").MyTrial, checkpoint_storage=None)
     Path("model_def.py").unlink()
-    loaded = api.load_trial_from_checkpoint_path(str(checkpoints()[-1]), trial_kwargs={"width": 4})
+    loaded = pytorch.load_trial_from_checkpoint_path(str(checkpoints()[-1]), trial_kwargs={"width": 4})
     assert (type(loaded).__name__, loaded.width) == ("MyTrial", 4)
     assert torch.equal(loaded.model[0].weight, trial.model[0].weight)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
 import inspect
 import json
+import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.conformance.sides import SIDES
+from tests.conformance.sides import SIDES, outcome
+from tests.ranks.ranks import free_port, in_threads, numbers
 
 CLASSES = [
-    "CheckpointContext",
-    "Context",
-    "DistributedContext",
-    "ExperimentalCoreContext",
-    "PreemptContext",
-    "ProfilerContext",
-    "SearcherContext",
-    "SearcherOperation",
-    "TrainContext",
+    *("CheckpointContext", "Context", "DistributedContext", "ExperimentalCoreContext", "PreemptContext"),
+    *("ProfilerContext", "SearcherContext", "SearcherOperation", "TrainContext"),
 ]
 ENUMS = ["DownloadMode", "EarlyExitReason", "PreemptMode", "SearcherMode", "TensorboardMode", "Unit"]
 
@@ -31,10 +29,6 @@ ENUMS = ["DownloadMode", "EarlyExitReason", "PreemptMode", "SearcherMode", "Tens
 def core_of(side: str) -> Any:
     importlib.import_module(side)
     return importlib.import_module(f"{side}.core")
-
-
-def methods_of(cls: type) -> dict[str, Any]:
-    return {name: member for name, member in inspect.getmembers(cls) if not name.startswith("_")}
 
 
 def shown(default: Any) -> Any:
@@ -48,12 +42,13 @@ def list_parameters(function: Any) -> list[tuple[str, Any, Any]]:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_public_methods_take_the_same_arguments(name: str) -> None:
-    theirs, ours = (methods_of(getattr(core_of(side), name)) for side in SIDES)
-    assert theirs.keys() <= ours.keys()
-    for method, member in theirs.items():
+    theirs, ours = (getattr(core_of(side), name) for side in SIDES)
+    public = {name: member for name, member in inspect.getmembers(theirs) if not name.startswith("_")}
+    assert public.keys() <= set(dir(ours))
+    for method, member in public.items():
         if not callable(member):
             continue
-        expected, found = list_parameters(member), list_parameters(ours[method])
+        expected, found = list_parameters(member), list_parameters(getattr(ours, method))
         # Ours may take more.
         assert found[: len(expected)] == expected or set(expected) <= set(found), method
 
@@ -77,13 +72,6 @@ def tree(directory: Path) -> dict[str, Any]:
     }
 
 
-def outcome(action: Any) -> Any:
-    try:
-        return action()
-    except Exception as error:
-        return type(error).__name__
-
-
 def complete(operation: Any) -> int:
     operation.report_progress(1)
     operation.report_completed(0.5)
@@ -91,13 +79,11 @@ def complete(operation: Any) -> int:
 
 
 def run_checkpoints(core: Any, folder: Path) -> list[Any]:
-    own = folder / "own"
-    (own / "part" / "empty").mkdir(parents=True)
-    (own / "part" / "data").write_text("data")
-    (own / "model").write_text("model")
-    linked = folder / "linked"
-    (linked / "of" / "script").mkdir(parents=True)
-    (linked / "of" / "script" / "run").write_text("run")
+    own, linked = folder / "own", folder / "linked"
+    for file in (own / "part" / "data", own / "model", linked / "of" / "script" / "run"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(file.name)
+    (own / "part" / "empty").mkdir()
     (linked / "of" / "script" / "run").chmod(0o700)
     (linked / "to").symlink_to(linked / "of", target_is_directory=True)
     seen: list[Any] = []
@@ -118,13 +104,11 @@ def run_checkpoints(core: Any, folder: Path) -> list[Any]:
         look(checkpoint.upload(linked))
         look(checkpoint.upload(own, shard=True))
         look(checkpoint.upload(own, selector=lambda name: name != "part/data"))
-        with checkpoint.store_path({"steps_completed": 2}) as (path, storage_id):
-            (path / "file").write_text("content")
-            seen.append((path.name == storage_id, path.is_dir()))
-        look(storage_id)
-        with checkpoint.store_path({"steps_completed": 3}, shard=True) as (path, storage_id):
-            (path / "file").write_text("content")
-        look(storage_id)
+        for shard in (False, True):
+            with checkpoint.store_path({"steps_completed": 2}, shard=shard) as (path, storage_id):
+                (path / "file").write_text("content")
+                seen.append((path.name == storage_id, path.is_dir()))
+            look(storage_id)
         checkpoint.delete(storage_id)
         checkpoint.delete(storage_id)
         seen += [
@@ -190,3 +174,72 @@ def test_invalid_hyperparameters_end_alike(tmp_path: Path) -> None:
             raise importlib.import_module(side).InvalidHP
         codes.append(ended.value.code)
     assert codes[0] == codes[1]
+
+
+# The ranks of a run exchange the same objects
+
+
+def on_ranks(side: str, nodes: int, per_node: int, do: Callable[[Any], Any]) -> list[Any]:
+    core = core_of(side)
+    ports = {"pub_port": free_port(), "pull_port": free_port(), "force_tcp": True}
+
+    def on_rank(rank: int) -> Any:
+        context = core.DistributedContext(**numbers(rank, nodes, per_node), **ports)
+        with contextlib.closing(context):
+            result = do(context)
+            context.gather(None)  # the real one may close before others have read its last broadcast
+            return result
+
+    return in_threads(range(nodes * per_node), on_rank)
+
+
+OPERATIONS = ["gather", "allgather", "broadcast", "gather_local", "allgather_local", "broadcast_local"]
+NUMBERS = ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"]
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (1, 2), (1, 3), (2, 1), (3, 1), (2, 2)])
+def test_operations_and_numbers_are_the_same(nodes: int, per_node: int) -> None:
+    def do(context: Any) -> list[Any]:
+        stuff = [context.rank, None, {"rank": context.rank, "data": b"x" * 5000}, (context.local_rank, 1.5)]
+        exchanged = [getattr(context, operation)(mine) for operation in OPERATIONS for mine in stuff]
+        told = [context.get_rank(), context.get_local_rank(), context.get_size(), context.get_num_agents()]
+        return [exchanged, told, [getattr(context, name) for name in NUMBERS]]
+
+    real, ours = (on_ranks(side, nodes, per_node, do) for side in SIDES)
+    assert ours == real
+
+
+def test_the_same_objects_are_copies() -> None:
+    def do(context: Any) -> list[list[bool]]:
+        copied = []
+        for operation in OPERATIONS[:-1]:
+            mine = [context.rank]
+            found = getattr(context, operation)(mine)
+            copied.append([one is mine for one in (found if isinstance(found, list) else [found])] + [found is mine])
+        return copied
+
+    real, ours = (on_ranks(side, 1, 3, do) for side in SIDES)
+    assert ours == real
+
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+DEEPSPEED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
+
+@pytest.mark.parametrize(("method", "names"), [("from_torch_distributed", TORCHRUN), ("from_deepspeed", DEEPSPEED)])
+def test_the_same_variables_are_read(method: str, names: tuple[str, ...]) -> None:
+    alone, two_nodes = dict(zip(names, "010101", strict=True)), dict(zip(names, "020102", strict=True))
+    for side in SIDES:
+        context_class = core_of(side).DistributedContext
+        with mock.patch.dict(os.environ, alone):
+            assert getattr(context_class, method)().get_size() == 1
+        with mock.patch.dict(os.environ, two_nodes), pytest.raises(AssertionError, match="chief_ip"):
+            getattr(context_class, method)()
+
+
+@pytest.mark.parametrize("missing", NUMBERS)
+def test_all_numbers_are_asked_for(missing: str) -> None:
+    given = {**dict(zip(NUMBERS, (0, 1) * 3, strict=True)), missing: None}
+    for side in SIDES:
+        with pytest.raises(ValueError, match=missing):
+            core_of(side).DistributedContext(**given)

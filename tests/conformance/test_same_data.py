@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from det_lightning.pytorch import DataLoader, samplers
 from tests.conformance.sides import compare, epoch
-from tests.conformance.trials import Basic, Drawing, make_data
+from tests.conformance.trials import SAMPLES, Basic, Drawing, make_data
 
 theirs = pytest.importorskip("determined.pytorch")
 
@@ -86,15 +86,14 @@ def test_batches_left_where_they_are() -> None:
     compare(loading(make_loader, lambda batch: tuple(map(torch.as_tensor, batch))), max_length=8)
 
 
-def test_loader_may_build_the_real_one_itself() -> None:
-    def make_loader(api: Any, context: Any) -> Any:
-        class Halved(api.DataLoader):
-            def get_data_loader(self, repeat: bool = False, **arguments: Any) -> Any:
-                return super().get_data_loader(repeat, **{**arguments, "skip": arguments["skip"] + 2 * repeat})
+def skipping_loader(api: Any, context: Any) -> Any:
+    """Return one that builds the real one itself."""
 
-        return Halved(make_data(), batch_size=4, shuffle=True)
+    class Skipping(api.DataLoader):
+        def get_data_loader(self, repeat: bool = False, **arguments: Any) -> Any:
+            return super().get_data_loader(repeat, **{**arguments, "skip": arguments["skip"] + 2 * repeat})
 
-    compare(loading(make_loader, validate_too=True), max_length=9, validation_period=4)
+    return Skipping(make_data(), batch_size=4, shuffle=True)
 
 
 def endless_loader(api: Any, context: Any) -> Any:
@@ -112,14 +111,9 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 
 def stream_loader(api: Any, context: Any) -> Any:
+    """Return one of an iterable dataset, which has no length, so its epoch does not end."""
     context.experimental.disable_dataset_reproducibility_checks()
     return torch.utils.data.DataLoader(Stream(), batch_size=4)
-
-
-@pytest.mark.parametrize("make_loader", [endless_loader, stream_loader])
-def test_loaders_of_torch_that_do_not_end(make_loader: Any) -> None:
-    """An iterable dataset has no length, so its epoch does not end."""
-    compare(loading(make_loader), max_length=9, validation_period=4)
 
 
 def shuffled_samples(api: Any, context: Any) -> Any:
@@ -136,37 +130,38 @@ def own_generator(api: Any, context: Any) -> Any:
     return api.DataLoader(make_data(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(9))
 
 
-@pytest.mark.parametrize("make_loader", [shuffled_samples, shuffled_batches, own_generator])
-def test_orders_of_the_users_own(make_loader: Any) -> None:
-    compare(loading(make_loader), max_length=15)
+@pytest.mark.parametrize(
+    ("make_loader", "validate_too"),
+    [
+        (skipping_loader, True),
+        (endless_loader, False),
+        (stream_loader, False),
+        (shuffled_samples, False),
+        (shuffled_batches, False),
+        (own_generator, False),
+        (own_generator, True),  # its sampler draws once more at the end of the data
+    ],
+)
+def test_loaders_of_the_users_own(make_loader: Any, validate_too: bool) -> None:
+    trace = compare(loading(make_loader, validate_too=validate_too), max_length=15, validation_period=4)
+    assert len(trace.named("on_validation_end")) == 4
 
 
-def test_validation_with_a_generator_of_its_own() -> None:
-    """Its sampler draws once more at the end of the data."""
-    trace = compare(loading(own_generator, validate_too=True), max_length=9, validation_period=2)
-    assert len(trace.named("on_validation_end")) == 5
+class Unsteady(list[Any]):
+    """Batches of a sampler that says how many there are, which need not be right."""
 
-
-class Unsteady:
-    """A batch sampler that says how many batches it has, which need not be right."""
-
-    def __init__(self, says: int, samples: int = 22) -> None:
-        self.says = says
-        self.samples = samples
+    says: int
 
     def __len__(self) -> int:
         return self.says
-
-    def __iter__(self) -> Any:
-        yield from (list(range(i, min(i + 4, self.samples))) for i in range(0, self.samples, 4))
 
 
 @pytest.mark.parametrize("says", [1, 4, 9])
 def test_batch_samplers_of_a_wrong_length(says: int) -> None:
     """Epochs end by what the training one says; a validation goes on to the end of the data."""
-    unsteady = loading(
-        lambda api, context: api.DataLoader(make_data(), batch_sampler=Unsteady(says)), validate_too=True
-    )
+    batches = Unsteady(range(i, min(i + 4, SAMPLES)) for i in range(0, SAMPLES, 4))
+    batches.says = says
+    unsteady = loading(lambda api, context: api.DataLoader(make_data(), batch_sampler=batches), validate_too=True)
     trace = compare(unsteady, max_length=epoch(2), validation_period=epoch(1))
     assert [len(outputs) - 1 for _, outputs in trace.named("on_validation_epoch_end")] == [6, 6]
 
@@ -197,24 +192,11 @@ def test_datasets_that_draw_random_numbers(workers: dict[str, Any], frequency: i
         def build_validation_data_loader(self) -> Any:
             return self.api.DataLoader(Augmented(10), 4, shuffle=True, **workers)
 
-    compare(
-        Augmenting,
-        init={"aggregation_frequency": frequency},
-        max_length=9,
-        validation_period=4,
-        checkpoint_period=3,
-        step_zero_validation=True,
-    )
+    fit: dict[str, Any] = {"validation_period": 4, "checkpoint_period": 3, "step_zero_validation": True}
+    compare(Augmenting, init={"aggregation_frequency": frequency}, max_length=9, **fit)
 
 
-@given(
-    length=st.integers(0, 30),
-    batch=st.integers(1, 7),
-    workers=st.integers(1, 4),
-    rank=st.integers(0, 3),
-    skip=st.integers(0, 12),
-    drop_last=st.booleans(),
-)
+@given(st.integers(0, 30), st.integers(1, 7), st.integers(1, 4), st.integers(0, 3), st.integers(0, 12), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_every_sampler_element_by_element(
     length: int, batch: int, workers: int, rank: int, skip: int, drop_last: bool

@@ -6,37 +6,32 @@ import importlib
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 from tests.checkpoint import layouts
 from tests.checkpoint.layouts import HPARAMS, LAYOUTS, Layout
-from tests.conformance.sides import SIDES, frozen
+from tests.conformance.sides import SIDES, frozen, load_trial, loading_as_before_torch_2_6
 
 BATCHES = 8
 
 
 def load(side: str, directory: Path) -> Any:
-    api = importlib.import_module(f"{side}.pytorch")
-    # The real one cannot load on today's torch otherwise.
-    kwargs = {"torch_load_kwargs": {"weights_only": False}} if side == "determined" else {}
-    loaded = api.load_trial_from_checkpoint_path(str(directory), **kwargs)
+    loaded = load_trial(side, directory)
     for file in directory.glob("code/*.py"):
         sys.modules.pop(file.stem, None)  # the real one leaves them behind, for the next test of such a module to find
     return loaded if isinstance(loaded, torch.nn.Module) else loaded.model
 
 
-def state_after_loading(side: str, directory: Path, storage: Path) -> Any:
+def state_after_loading(side: str, directory: Path) -> Any:
     """Begin to train from a checkpoint; return models, optimizers and schedulers as the first batch finds them."""
     api = importlib.import_module(f"{side}.pytorch")
     source = layouts.CODE.replace("determined.", f"{side}.").replace("import helper_module", "")
     namespace: dict[str, Any] = {"__name__": f"model_def_of_{side}"}
     exec(source.replace("helper_module.WIDTH", "2"), namespace)
-    found: list[Any] = []
-
     old_trial: Any = namespace["OldTrial"]
+    found: list[Any] = []
 
     class Recorded(old_trial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
@@ -45,17 +40,9 @@ def state_after_loading(side: str, directory: Path, storage: Path) -> Any:
                 found.extend(frozen([one.state_dict() for one in kind]) for kind in wrapped)
             return super().train_batch(batch=batch, epoch_idx=epoch_idx, batch_idx=batch_idx)
 
-    load_as_before = torch.load
-    allow = lambda *args, **kwargs: load_as_before(*args, **{"weights_only": False, **kwargs})  # noqa: E731
-    length = {"max_length": api.Batch(BATCHES + 2), "checkpoint_policy": "none"}
-    with api.init(hparams=HPARAMS, enable_tensorboard_logging=False) as context:
-        trial = Recorded(context)
-        if side == "determined":
-            with mock.patch("torch.load", allow):
-                api.Trainer(trial, context).fit(latest_checkpoint=directory.name, **length)
-        else:
-            trainer = api.Trainer(trial, context, enable_progress_bar=False)
-            trainer.fit(latest_checkpoint=directory, checkpoint_storage=storage, **length)
+    fit = {"max_length": api.Batch(BATCHES + 2), "checkpoint_policy": "none", "latest_checkpoint": directory.name}
+    with loading_as_before_torch_2_6(side), api.init(hparams=HPARAMS, enable_tensorboard_logging=False) as context:
+        api.Trainer(Recorded(context), context).fit(**fit)
     return found
 
 
@@ -81,5 +68,5 @@ def test_model_before_0_12_13_is_returned(single_keys: bool, tmp_path: Path) -> 
 def test_a_run_begins_with_the_same_state(layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     directory = layouts.write(tmp_path / "determined/old", layout, BATCHES)
-    real, ours = (state_after_loading(side, directory, tmp_path / "storage") for side in SIDES)
+    real, ours = (state_after_loading(side, directory) for side in SIDES)
     assert ours == real

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.conformance.sides import compare, epoch
-from tests.conformance.trials import BATCH, EPOCH_LEN, Adversarial, Basic, Drawing, callback, make_data
+from tests.conformance.sides import SIDES, Trace, assert_same, compare, epoch, recorded, seed
+from tests.conformance.trials import BATCH, EPOCH_LEN, Adversarial, Basic, Drawing, built, callback, changed, make_data
 
 
 @pytest.mark.parametrize("policy", ["all", "best", "none"])
@@ -108,9 +110,43 @@ def test_position_can_be_asked_for() -> None:
 
 
 def test_earlier_gradients_count() -> None:
-    class Prepared(Basic):
-        def __init__(self, context: Any) -> None:
-            super().__init__(context)
-            self.model(torch.ones(1, 3)).sum().backward()
+    compare(built(lambda trial: trial.model(torch.ones(1, 3)).sum().backward()), max_length=3)
 
-    compare(Prepared, max_length=3)
+
+# One batch, tried out
+
+CONFIG = {"hyperparameters": {"global_batch_size": 4}, "data": {"folder": "images"}, "searcher": {"metric": "loss"}}
+
+
+def tried_out(side: str, trial: type[Basic]) -> Trace:
+    trace = Trace()
+    trial_class = recorded(trial, importlib.import_module(f"{side}.pytorch"), trace)
+    seed(3)
+    importlib.import_module(f"{side}.experimental").test_one_batch(trial_class, CONFIG)
+    return trace
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_batch_goes_the_whole_way() -> None:
+    def look(trial: Any) -> None:
+        assert trial.context.get_per_slot_batch_size() == 4
+        assert trial.context.get_data_config() == {"folder": "images"}
+
+    real, ours = (tried_out(side, built(look)) for side in SIDES)
+    # Ours has the configuration before the trial is built, and so does what it saves.
+    for trace in (real, ours):
+        trace.checkpoints[0].pop("load_data")
+    assert_same(real, ours)
+    assert len(ours.named("train_batch")) == 1
+
+
+def test_nothing_is_left_behind() -> None:
+    before = set(Path.cwd().iterdir())
+    tried_out("det_lightning", Basic)
+    assert set(Path.cwd().iterdir()) == before
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_errors_of_a_trial_come_out(side: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        tried_out(side, changed(evaluate_batch=lambda self, batch: 1 / 0))

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from tests.conformance.sides import SIDES, compare, run
-from tests.conformance.trials import Basic, Training, calling
+from tests.conformance.trials import Basic, Training, built, calling
 
 
 def returning(metrics_of: Any) -> type[Basic]:
@@ -23,8 +23,7 @@ def returning(metrics_of: Any) -> type[Basic]:
 
     class Returning(Basic):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            loss = super().train_batch(batch, epoch_idx, batch_idx)["loss"]
-            return metrics_of(loss, batch_idx)
+            return metrics_of(super().train_batch(batch, epoch_idx, batch_idx)["loss"], batch_idx)
 
     return Returning
 
@@ -66,69 +65,62 @@ def test_metrics_in_a_mapping_that_is_no_dict() -> None:
     assert ours.final == real.final
 
 
-def evaluating(metrics_of: Any, reducer: Any = lambda reducer: reducer.AVG) -> type[Basic]:
+def plain(loss: Any, i: int) -> Any:
+    return {"a": loss, "i": i, "v": np.arange(3.0) + i}
+
+
+def odd(loss: Any, i: int) -> Any:
+    of_batch = {"took": np.timedelta64(i, "s"), "b": i % 2 == 0, 1: loss}
+    return {**of_batch, "nan": float("nan") if i else 1.0, "huge": 2**70 + i}
+
+
+MATRIX = torch.randn(7, 100, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("metrics_of", "reducer"),
+    [
+        *((plain, name) for name in ("AVG", "SUM", "MAX", "MIN")),
+        *((odd, name) for name in ("SUM", "MAX")),
+        (lambda loss, i: {"transposed": MATRIX.t() * (i + 1)}, "AVG"),  # to be averaged in the order of its memory
+        (lambda loss, i: {"l": loss, "f": 0.1 * i, "d": loss.double()}, "AVG"),
+        (lambda loss, i: {"l": loss, "f": 0.1 * i, "d": loss.double(), "batches": 3}, "AVG"),
+        (lambda loss, i: {"a": loss, "b": i}, {"b": "SUM", "a": "MAX"}),
+    ],
+)
+def test_kinds_of_validation_metrics(metrics_of: Any, reducer: Any) -> None:
     class Evaluating(Basic):
         def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
             return metrics_of(self.loss(batch), batch_idx)
 
         def evaluation_reducer(self) -> Any:
-            return reducer(self.api.Reducer)
+            ways = self.api.Reducer
+            return ways[reducer] if isinstance(reducer, str) else {name: ways[way] for name, way in reducer.items()}
 
-    return Evaluating
-
-
-def test_transposed_matrix_is_averaged_in_order() -> None:
-    matrix = torch.randn(7, 100, generator=torch.Generator().manual_seed(0))
-    compare(evaluating(lambda loss, i: {"matrix": matrix.t() * (i + 1)}), max_length=2)
-
-
-@pytest.mark.parametrize("name", ["AVG", "SUM", "MAX", "MIN"])
-def test_each_reducer(name: str) -> None:
-    trial = evaluating(lambda loss, i: {"a": loss, "i": i, "v": np.arange(3.0) + i}, lambda reducer: reducer[name])
-    compare(trial, max_length=2)
-
-
-@pytest.mark.parametrize("name", ["SUM", "MAX"])
-def test_odd_validation_metrics(name: str) -> None:
-    trial = evaluating(
-        lambda loss, i: (
-            {"took": np.timedelta64(i, "s"), "b": i % 2 == 0, 1: loss}
-            | {"nan": float("nan") if i else 1.0, "huge": 2**70 + i}
-        ),
-        lambda reducer: reducer[name],
-    )
-    compare(trial, max_length=2)
+    compare(Evaluating, max_length=2)
 
 
 def _keyword_with_default(self: Any, batch: Any, *, batch_idx: int = 99) -> dict[str, Any]:
     return {"index": batch_idx}
 
 
-def _one_argument(method: Any) -> Any:
-    @functools.wraps(method)
-    def wrapper(self: Any, batch: Any) -> Any:
-        return method(self, batch, 7)
-
-    return wrapper
+def _index(self: Any, batch: Any, batch_idx: int) -> Any:
+    return {"index": batch_idx}
 
 
-def _any_arguments(method: Any) -> Any:
-    @functools.wraps(method)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **kwargs)
-
-    return wrapper
+def _index_with_default(self: Any, batch: Any, batch_idx: int = 5) -> Any:
+    return {"index": batch_idx}
 
 
 @pytest.mark.parametrize(
     "method",
     [
         _keyword_with_default,
-        _any_arguments(lambda self, batch, batch_idx=5: {"index": batch_idx}),
-        torch.no_grad()(lambda self, batch, batch_idx=5: {"index": batch_idx}),
+        functools.wraps(_index_with_default)(lambda *args, **kwargs: _index_with_default(*args, **kwargs)),
+        torch.no_grad()(_index_with_default),
         staticmethod(lambda batch, index=5: {"index": index}),
-        _one_argument(lambda self, batch, batch_idx: {"index": batch_idx}),
-        lambda self, batch, batch_idx=5: {"index": batch_idx},
+        functools.wraps(_index)(lambda self, batch: _index(self, batch, 7)),
+        _index_with_default,
         lambda self, batch, *args: {"index": len(args)},
         lambda self, batch_idx, batch: {"index": batch_idx},
     ],
@@ -142,26 +134,14 @@ def test_the_index_goes_to_those_who_take_it(method: Any) -> None:
 
 
 def test_evaluation_given_to_the_trial() -> None:
-    class Given(Training):
-        def __init__(self, context: Any) -> None:
-            super().__init__(context)
-            self.evaluate_batch = lambda batch: {"loss": self.loss(batch)}
+    def give(trial: Any) -> None:
+        trial.evaluate_batch = lambda batch: {"loss": trial.loss(batch)}
 
-    compare(Given, max_length=2)
+    compare(built(give, Training), max_length=2)
 
 
 def test_cleared_metrics_are_not_reduced() -> None:
     compare(calling(on_validation_epoch_end=lambda outputs: outputs.clear()), max_length=2)
-
-
-def test_a_reducer_for_each_metric() -> None:
-    trial = evaluating(lambda loss, i: {"a": loss, "b": i}, lambda reducer: {"b": reducer.SUM, "a": reducer.MAX})
-    compare(trial, max_length=2)
-
-
-@pytest.mark.parametrize("own", [{}, {"batches": 3}], ids=str)
-def test_kinds_of_validation_metrics(own: dict[str, Any]) -> None:
-    compare(evaluating(lambda loss, i: {"l": loss, "f": 0.1 * i, "d": loss.double(), **own}), max_length=2)
 
 
 def test_the_full_dataset() -> None:
@@ -277,13 +257,6 @@ def test_kept_metrics_are_arrays() -> None:
     compare(Keeping, max_length=6, validation_period=3)
 
 
-def close_summary_writers() -> None:
-    """Let what is still to be written arrive, at a path from the working directory; the real one does not close."""
-    for writer in gc.get_objects():
-        if type(writer) is SummaryWriter:
-            writer.close()
-
-
 def test_tensorboard_files(monkeypatch: pytest.MonkeyPatch) -> None:
     written: dict[str, Any] = {}
     trial = returning(lambda loss, i: {"loss": loss, "text": "no number", "val": float(i)})
@@ -293,7 +266,9 @@ def test_tensorboard_files(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.chdir(directory)
             run(side, trial, init={"enable_tensorboard_logging": True}, max_length=9, validation_period=4)
-            close_summary_writers()
+            # Else the real one would not write the last values, at a path from the working directory.
+            for writer in [one for one in gc.get_objects() if type(one) is SummaryWriter]:
+                writer.close()
         written[side] = {}
         for folder in {path.parent for path in directory.glob("runs/**/*tfevents*")}:
             events = EventAccumulator(str(folder))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import operator
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from det_lightning import pytorch
-from tests.conformance.sides import SIDES
+from tests.conformance.sides import SIDES, outcome
 
 #: What talks to a master or to storages for one, starts processes in its containers, or belongs to its training loop.
 LEFT_OUT = {
@@ -55,9 +56,8 @@ def test_every_public_name_is_here_or_left_out(path: str) -> None:
         and not isinstance(value, types.ModuleType)
         and (getattr(value, "__module__", None) or "determined").startswith("determined")
     }
-    missing = {name for name in public if not hasattr(ours, name)}
     # Others may come to be here: `experimental` says of its names what to use.
-    assert missing <= set(LEFT_OUT[path].split())
+    assert {name for name in public if not hasattr(ours, name)} <= set(LEFT_OUT[path].split())
 
 
 CONFIGURATIONS: list[dict[str, Any]] = [
@@ -80,13 +80,6 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"profiling": {"enabled": True}, "searcher": {"metric": 1}, "entrypoint": ["python3", 1]},
     {"entrypoint": 5, "min_validation_period": 100, "min_checkpoint_period": None},
 ]
-
-
-def outcome(action: Callable[[], Any]) -> Any:
-    try:
-        return action()
-    except Exception as error:
-        return type(error).__name__
 
 
 @pytest.mark.parametrize("config", CONFIGURATIONS)
@@ -155,10 +148,8 @@ def test_functions_for_scripts_return_the_same(function: str, arguments: tuple[A
 
 
 def test_boundaries_have_the_same_types() -> None:
-    theirs, ours = (
-        {member.name: member.value for member in module_of(side, "pytorch")._TrainBoundaryType} for side in SIDES
-    )
-    assert ours == theirs
+    theirs, ours = (module_of(side, "pytorch")._TrainBoundaryType for side in SIDES)
+    assert [(member.name, member.value) for member in ours] == [(member.name, member.value) for member in theirs]
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -182,23 +173,23 @@ def test_trial_context_is_the_general_one_too() -> None:
     assert [name for name in methods if not hasattr(ours, name)] == []
 
 
-CLUSTER = ["container_addrs", "container_rank", "container_slot_counts", "gpu_uuids", "latest_checkpoint", "user_data"]
+CLUSTER = [
+    *("container_addrs", "container_rank", "container_slot_counts", "gpu_uuids", "latest_checkpoint"),
+    *("user_data", "trial.hparams"),
+]
 
 
 @pytest.mark.parametrize("task_type", ["TRIAL", "NOTEBOOK", "COMMAND"])
 def test_task_information_is_the_same(task_type: str) -> None:
-    theirs, ours = (describe_task(module_of(side, ""), task_type) for side in SIDES)
-    assert ours == theirs
-
-
-def describe_task(det: Any, task_type: str) -> dict[str, Any]:
-    info = det.ClusterInfo(
-        *("http://master:8080", "cluster", "agent", [0, 1], "task", "allocation", "token", task_type),
-        latest_checkpoint="uuid",
-        trial_info=det.TrialInfo(1, 2, 3, {"lr": 0.1}, {"data": {"a": 1}}, 0, 0, False, None),
-        rendezvous_info=det.RendezvousInfo(["10.0.0.1", "10.0.0.2"], 1, [2, 2]),
-        resources_info=det.ResourcesInfo(["GPU-1", "GPU-2"]),
-    )
-    found = {name: outcome(lambda name=name: getattr(info, name)) for name in CLUSTER}  # type: ignore[misc]
-    trial = outcome(lambda: info.trial.hparams)
-    return {**found, "trial": trial, "property": isinstance(det.ResourcesInfo.gpu_uuids, property)}
+    found = []
+    for det in (module_of(side, "") for side in SIDES):
+        info = det.ClusterInfo(
+            *("http://master:8080", "cluster", "agent", [0, 1], "task", "allocation", "token", task_type),
+            latest_checkpoint="uuid",
+            trial_info=det.TrialInfo(1, 2, 3, {"lr": 0.1}, {"data": {"a": 1}}, 0, 0, False, None),
+            rendezvous_info=det.RendezvousInfo(["10.0.0.1", "10.0.0.2"], 1, [2, 2]),
+            resources_info=det.ResourcesInfo(["GPU-1", "GPU-2"]),
+        )
+        values = {name: outcome(functools.partial(operator.attrgetter(name), info)) for name in CLUSTER}
+        found.append({**values, "property": isinstance(det.ResourcesInfo.gpu_uuids, property)})
+    assert found[0] == found[1]

@@ -6,25 +6,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import lr_scheduler
 
 from tests.conformance.sides import compare
-from tests.conformance.trials import EPOCH_LEN, Adversarial, Basic, callback
+from tests.conformance.trials import EPOCH_LEN, Adversarial, Basic, built, callback, changed, schedule
 
 LENGTH = 2 * EPOCH_LEN + 3
-FREQUENCIES = (1, 2, 3, 1.5)
 
 
 @pytest.mark.parametrize("average", [None, True, False])
 @pytest.mark.parametrize("frequency", [1, 2, 4, 5])
 def test_aggregation(frequency: int, average: bool | None) -> None:
-    class Aggregating(Basic):
-        def __init__(self, context: Any) -> None:
-            super().__init__(context)
-            optimizer = torch.optim.SGD(self.model.parameters(), 0.05)
-            context.optimizers.clear()
-            self.optimizer = context.wrap_optimizer(optimizer, average_aggregated_gradients=average)
+    def wrap_another(trial: Any) -> None:
+        optimizer = torch.optim.SGD(trial.model.parameters(), 0.05)
+        trial.context.optimizers.clear()
+        trial.optimizer = trial.context.wrap_optimizer(optimizer, average_aggregated_gradients=average)
 
-    compare(Aggregating, init={"aggregation_frequency": frequency}, max_length=LENGTH)
+    compare(built(wrap_another), init={"aggregation_frequency": frequency}, max_length=LENGTH)
 
 
 @pytest.mark.parametrize("frequency", [1, 3])
@@ -43,11 +41,8 @@ def test_two_optimizers_under_aggregation(frequency: int) -> None:
     ids=["SGD", "AdamW", "RMSprop", "Adagrad"],
 )
 def test_kinds_of_optimizers(make_optimizer: Any) -> None:
-    class Kind(Basic):
-        def make_optimizer(self, parameters: Any) -> Any:
-            return make_optimizer(parameters)
-
-    compare(Kind, max_length=9, checkpoint_policy="none")
+    trial = changed(make_optimizer=lambda self, parameters: make_optimizer(parameters))
+    compare(trial, max_length=9, checkpoint_policy="none")
 
 
 class PlainDescent:
@@ -77,11 +72,8 @@ class PlainDescent:
 
 @pytest.mark.parametrize("frequency", [1, 2])
 def test_an_optimizer_that_is_none_of_torchs(frequency: int) -> None:
-    class Plain(Basic):
-        def make_optimizer(self, parameters: Any) -> Any:
-            return PlainDescent(parameters)
-
-    trace = compare(Plain, init={"aggregation_frequency": frequency}, max_length=9)
+    trial = changed(make_optimizer=lambda self, parameters: PlainDescent(parameters))
+    trace = compare(trial, init={"aggregation_frequency": frequency}, max_length=9)
     assert trace.final["optimizers"][1] == {"steps": 9 // frequency}
 
 
@@ -119,9 +111,8 @@ def test_clipping_sees_averaged_gradients(frequency: int) -> None:
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             loss, norms = self.loss(batch), []
             self.context.backward(loss)
-            self.context.step_optimizer(
-                self.optimizer, clip_grads=lambda p: norms.append(torch.nn.utils.clip_grad_norm_(p, 0.1))
-            )
+            clips = lambda p: norms.append(torch.nn.utils.clip_grad_norm_(p, 0.1))  # noqa: E731
+            self.context.step_optimizer(self.optimizer, clip_grads=clips)
             return {"loss": loss, "norm": sum(norms)}
 
     compare(Clipping, init={"aggregation_frequency": frequency}, max_length=9)
@@ -147,18 +138,13 @@ def test_step_modes(aggregation: int) -> None:
     class Scheduled(Basic):
         def __init__(self, context: Any) -> None:
             super().__init__(context)
-            self.by_hand = [self.schedule("MANUAL_STEP", frequency) for frequency in FREQUENCIES]
-            for mode in ("STEP_EVERY_EPOCH", "STEP_EVERY_BATCH", "STEP_EVERY_OPTIMIZER_STEP"):
-                for frequency in FREQUENCIES:
-                    self.schedule(mode, frequency)
-
-        def schedule(self, mode: str, frequency: float) -> Any:
-            optimizer = self.context.wrap_optimizer(self.make_optimizer(self.model.parameters()))
-            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-            step_mode = self.api.LRScheduler.StepMode[mode]
-            wrapped = self.context.wrap_lr_scheduler(scheduler, step_mode, frequency=frequency)
-            assert wrapped is scheduler
-            return wrapped
+            self.by_hand = []
+            for mode in ("MANUAL_STEP", "STEP_EVERY_EPOCH", "STEP_EVERY_BATCH", "STEP_EVERY_OPTIMIZER_STEP"):
+                for frequency in (1, 2, 3, 1.5):
+                    optimizer = context.wrap_optimizer(self.make_optimizer(self.model.parameters()))
+                    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
+                    assert schedule(self, scheduler, mode, frequency=frequency) is scheduler
+                    self.by_hand += [scheduler] if mode == "MANUAL_STEP" else []
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             for optimizer in self.context.optimizers:
@@ -176,35 +162,24 @@ def test_step_modes(aggregation: int) -> None:
 @pytest.mark.parametrize(
     "make_scheduler",
     [
-        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
-        lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
-        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
-        lambda o: torch.optim.lr_scheduler.SequentialLR(
-            o,
-            [torch.optim.lr_scheduler.ConstantLR(o), torch.optim.lr_scheduler.StepLR(o, 2)],
-            milestones=[4],
-        ),
+        lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
+        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
+        lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+        lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.ConstantLR(o), lr_scheduler.StepLR(o, 2)], milestones=[4]),
     ],
     ids=["OneCycle", "WarmRestarts", "Lambda", "Sequential"],
 )
 def test_kinds_of_schedulers(make_scheduler: Any) -> None:
-    class Scheduled(Basic):
-        def __init__(self, context: Any) -> None:
-            super().__init__(context)
-            mode = self.api.LRScheduler.StepMode.STEP_EVERY_BATCH
-            context.wrap_lr_scheduler(make_scheduler(self.optimizer), mode)
-
-    compare(Scheduled, max_length=14, validation_period=6)
+    trial = built(lambda trial: schedule(trial, make_scheduler(trial.optimizer), "STEP_EVERY_BATCH"))
+    compare(trial, max_length=14, validation_period=6)
 
 
 def test_plateau_scheduler_stepped_by_a_callback() -> None:
     class Plateau(Basic):
         def __init__(self, context: Any) -> None:
             super().__init__(context)
-            self.scheduler = context.wrap_lr_scheduler(
-                torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer, patience=0, threshold=0.5),
-                self.api.LRScheduler.StepMode.MANUAL_STEP,
-            )
+            plateau = lr_scheduler.ReduceLROnPlateau(self.optimizer, patience=0, threshold=0.5)
+            self.scheduler = schedule(self, plateau)
 
         def build_callbacks(self) -> dict[str, Any]:
             step = lambda metrics: self.scheduler.step(metrics["validation_loss"])  # noqa: E731

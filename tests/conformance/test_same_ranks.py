@@ -57,9 +57,8 @@ def test_aggregation_is_the_same_but_for_rounding(runs: Runs) -> None:
     assert ours[0].final["weights"] == ours[1].final["weights"]
     batches = [[entry[:3] for entry in trace.named("train_batch")] for trace in (real[0], ours[0])]
     assert batches[0] == batches[1]
-    real_losses, our_losses = (losses_of(trace) for trace in (real[0], ours[0]))
+    real_losses, our_losses = (
+        [float.fromhex(averages["loss"][1]) for _, averages, _ in trace.named("on_training_workload_end")]
+        for trace in (real[0], ours[0])
+    )
     assert our_losses == pytest.approx(real_losses, rel=1e-5)
-
-
-def losses_of(trace: Trace) -> list[float]:
-    return [float.fromhex(entry[1]["loss"][1]) for entry in trace.named("on_training_workload_end")]

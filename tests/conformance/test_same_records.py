@@ -24,22 +24,18 @@ SETTINGS = RunSettings(hparams={"lr": 0.05, "global_batch_size": 4}, batches=8, 
 
 TRIAL = """
 import random
-
 import numpy as np
 import torch
 from det_lightning import pytorch
 
-
 class Stopper(pytorch.PyTorchCallback):
-    def __init__(self):
-        self.validations = 0
+    validations = 0
 
     def on_validation_end(self, metrics):
         self.validations += 1
 
     def state_dict(self):
         return {"validations": self.validations}
-
 
 class Noisy(pytorch.PyTorchTrial):
     def __init__(self, context, width=5):
@@ -76,7 +72,6 @@ class Noisy(pytorch.PyTorchTrial):
 
     def evaluate_batch(self, batch):
         return {"validation_loss": self.loss(batch)}
-
 
 class Failing(Noisy):
     def train_batch(self, batch, epoch_idx, batch_idx):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,25 @@ def calling(base: type[Basic] = Basic, **hooks: Any) -> type[Basic]:
             return {"calls": callback(self.api, **hooks)}
 
     return Calling
+
+
+def changed(**methods: Any) -> type[Basic]:
+    return type("Changed", (Basic,), methods)
+
+
+def built(build: Callable[[Any], Any], base: type[Training] = Basic) -> type[Basic]:
+    """Return a trial whose ``__init__`` ends with ``build(trial)``."""
+
+    class Built(base):  # type: ignore[misc, valid-type]
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            build(self)
+
+    return Built
+
+
+def schedule(trial: Any, scheduler: Any, mode: str = "MANUAL_STEP", **frequency: Any) -> Any:
+    return trial.context.wrap_lr_scheduler(scheduler, trial.api.LRScheduler.StepMode[mode], **frequency)
 
 
 class Drawing(Basic):

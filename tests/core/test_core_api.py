@@ -45,6 +45,16 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStorage
     return CheckpointStorage(f"s3://{new_bucket('s3', options)}/prefix", options=options)
 
 
+@pytest.fixture
+def checkpoint(storage: CheckpointStorage) -> CheckpointContext:
+    return CheckpointContext(core.DistributedContext(), storage)
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> CheckpointContext:
+    return CheckpointContext(core.DistributedContext(), CheckpointStorage(tmp_path / "storage"))
+
+
 def make_files(directory: Path, **contents: str) -> Path:
     """Write files, ``a__b`` being ``a/b``, and return their directory."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -57,26 +67,22 @@ def make_files(directory: Path, **contents: str) -> Path:
 
 def files_in(directory: Path) -> dict[str, str]:
     """Return the files below a directory with their contents."""
-    return {
-        path.relative_to(directory).as_posix(): path.read_text()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    return {path.relative_to(directory).as_posix(): path.read_text() for path in files}
 
 
 def content_of(checkpoint: CheckpointContext, storage_id: str) -> dict[str, str]:
     """Return the files of a checkpoint but its metadata."""
     with checkpoint.restore_path(storage_id) as path:
-        found = files_in(path)
-    found.pop("metadata.json")
-    return found
+        return {name: content for name, content in files_in(path).items() if name != "metadata.json"}
 
 
 # Checkpoints of a single process
 
 
-def test_uploaded_files_are_downloaded(storage: CheckpointStorage, tmp_path: Path) -> None:
-    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+def test_uploaded_files_are_downloaded(
+    checkpoint: CheckpointContext, storage: CheckpointStorage, tmp_path: Path
+) -> None:
     own = make_files(tmp_path / "own", model="weights", part__data="more")
     storage_id = checkpoint.upload(own, {"steps_completed": 3, "note": [1, None]})
     checkpoint.download(storage_id, tmp_path / "copy")
@@ -93,30 +99,29 @@ def test_uploaded_files_are_downloaded(storage: CheckpointStorage, tmp_path: Pat
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_upload_follows_links(storage: CheckpointStorage, tmp_path: Path, shard: bool) -> None:
+def test_upload_follows_links(checkpoint: CheckpointContext, tmp_path: Path, shard: bool) -> None:
     own = make_files(tmp_path / "own", model="weights")
     (own / "more").symlink_to(make_files(tmp_path / "elsewhere", part__data="more"), target_is_directory=True)
     (tmp_path / "elsewhere/part/back").symlink_to(own, target_is_directory=True)
-    checkpoint = CheckpointContext(core.DistributedContext(), storage)
     storage_id = checkpoint.upload(own, shard=shard)
     assert content_of(checkpoint, storage_id) == {"model": "weights", "more/part/data": "more"}
 
 
-def test_download_does_not_follow_links(tmp_path: Path) -> None:
-    checkpoint = CheckpointContext(core.DistributedContext(), CheckpointStorage(tmp_path / "storage"))
-    with checkpoint.store_path() as (path, storage_id):
+def test_download_does_not_follow_links(on_disk: CheckpointContext, tmp_path: Path) -> None:
+    with on_disk.store_path() as (path, storage_id):
         (path / "link").symlink_to(make_files(tmp_path / "elsewhere", file="of the machine"), target_is_directory=True)
         (path / "to nowhere").symlink_to("nowhere")
-    checkpoint.download(storage_id, tmp_path / "copy", selector=lambda name: name != "to nowhere")
+    on_disk.download(storage_id, tmp_path / "copy", selector=lambda name: name != "to nowhere")
     assert files_in(tmp_path / "copy").keys() == {"metadata.json"}
 
 
-def test_unwritable_copy_is_a_storage_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    checkpoint = CheckpointContext(core.DistributedContext(), CheckpointStorage(tmp_path / "storage"))
-    storage_id = checkpoint.upload(make_files(tmp_path / "own", part__data="more"))
+def test_unwritable_copy_is_a_storage_error(
+    on_disk: CheckpointContext, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage_id = on_disk.upload(make_files(tmp_path / "own", part__data="more"))
     make_files(tmp_path / "copy", part="a file")
     with pytest.raises(errors.StorageError, match=storage_id):
-        checkpoint.download(storage_id, tmp_path / "copy")
+        on_disk.download(storage_id, tmp_path / "copy")
     assert "Trying again" not in caplog.text  # the file will still be in the way
 
 
@@ -134,8 +139,7 @@ def test_copy_makes_no_directory_outside(name: str, tmp_path: Path) -> None:
     storage.root.remove()
 
 
-def test_stored_path_is_a_checkpoint(storage: CheckpointStorage) -> None:
-    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+def test_stored_path_is_a_checkpoint(checkpoint: CheckpointContext, storage: CheckpointStorage) -> None:
     with checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):
         make_files(path, model="weights", part__data="more")
         assert path.name == storage_id
@@ -143,8 +147,7 @@ def test_stored_path_is_a_checkpoint(storage: CheckpointStorage) -> None:
     assert content_of(checkpoint, storage_id) == {"model": "weights", "part/data": "more"}
 
 
-def test_a_save_that_fails_leaves_nothing(storage: CheckpointStorage) -> None:
-    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+def test_a_save_that_fails_leaves_nothing(checkpoint: CheckpointContext, storage: CheckpointStorage) -> None:
     with pytest.raises(ZeroDivisionError), checkpoint.store_path() as (path, _):
         make_files(path, model="weights")
         raise ZeroDivisionError
@@ -153,23 +156,19 @@ def test_a_save_that_fails_leaves_nothing(storage: CheckpointStorage) -> None:
     assert storage.root.find_files() == {}
 
 
-def test_metadata_are_strict_json(storage: CheckpointStorage, tmp_path: Path) -> None:
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+def test_metadata_are_strict_json(checkpoint: CheckpointContext, storage: CheckpointStorage, tmp_path: Path) -> None:
     metadata = {"loss": float("nan"), "best": [float("-inf"), np.float32(0.5)], "steps_completed": np.int64(3)}
     storage_id = checkpoint.upload(make_files(tmp_path / "own", model="weights"), metadata)
     expected = {"loss": "NaN", "best": ["-Infinity", 0.5], "steps_completed": 3}
     text = (storage.root.checkpoint(storage_id) / "metadata.json").read()
-    assert json.loads(text, parse_constant=refuse) == expected
+    # A constant that JSON does not know, such as NaN, would be read as None.
+    assert json.loads(text, parse_constant=lambda _: None) == expected
     assert checkpoint.get_metadata(storage_id) == expected
     with pytest.raises(TypeError, match=r"metadata\['tags'\] is a set, which JSON cannot hold"):
         checkpoint.upload(tmp_path / "own", {"tags": {"a"}})
 
 
-def test_selectors_choose_what_is_copied(storage: CheckpointStorage, tmp_path: Path) -> None:
-    checkpoint = CheckpointContext(core.DistributedContext(), storage)
+def test_selectors_choose_what_is_copied(checkpoint: CheckpointContext, tmp_path: Path) -> None:
     own = make_files(tmp_path / "own", keep="1", skip="2", part__keep="3", part__skip="4")
     storage_id = checkpoint.upload(own, selector=lambda name: "skip" not in name)
     assert content_of(checkpoint, storage_id) == {"keep": "1", "part/keep": "3"}
@@ -185,10 +184,9 @@ def test_selectors_choose_what_is_copied(storage: CheckpointStorage, tmp_path: P
         ({"ckpt_dir": None, "shard": True, "selector": str}, "no files to select"),
     ],
 )
-def test_an_upload_of_nothing_is_refused(arguments: dict[str, Any], named: str, tmp_path: Path) -> None:
-    checkpoint = CheckpointContext(core.DistributedContext(), CheckpointStorage(tmp_path))
+def test_an_upload_of_nothing_is_refused(arguments: dict[str, Any], named: str, on_disk: CheckpointContext) -> None:
     with pytest.raises(RuntimeError, match=named):
-        checkpoint.upload(**arguments)
+        on_disk.upload(**arguments)
 
 
 # Checkpoints of several ranks
@@ -196,21 +194,22 @@ def test_an_upload_of_nothing_is_refused(arguments: dict[str, Any], named: str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 1)])
-def test_ranks_contribute_files(nodes: int, per_node: int, storage: CheckpointStorage, tmp_path: Path) -> None:
+def test_ranks_contribute_files(
+    nodes: int, per_node: int, checkpoint: CheckpointContext, storage: CheckpointStorage, tmp_path: Path
+) -> None:
     common = make_files(tmp_path / "common", model="weights")
 
     def save(context: core.DistributedContext) -> list[str]:
         rank = str(context.rank)
-        checkpoint = CheckpointContext(context, storage)
+        of_rank = CheckpointContext(context, storage)
         own = make_files(tmp_path / f"own{rank}", **{f"shard{rank}": rank, "same": "in both"})
-        uploaded = checkpoint.upload(own, {"steps_completed": 2, "of": {rank: context.rank}}, shard=True)
-        with checkpoint.store_path({"steps_completed": 2}, shard=True) as (path, stored):
+        uploaded = of_rank.upload(own, {"steps_completed": 2, "of": {rank: context.rank}}, shard=True)
+        with of_rank.store_path({"steps_completed": 2}, shard=True) as (path, stored):
             make_files(path, **{f"shard{rank}": rank})
-        return [uploaded, stored, checkpoint.upload(common, shard=True)]
+        return [uploaded, stored, of_rank.upload(common, shard=True)]
 
     ids, of_other = on_ranks(nodes, per_node, save)
     assert ids == of_other
-    checkpoint = CheckpointContext(core.DistributedContext(), storage)
     shards = {"shard0": "0", "shard1": "1"}
     assert [content_of(checkpoint, one) for one in ids] == [{**shards, "same": "in both"}, shards, {"model": "weights"}]
     assert checkpoint.get_metadata(ids[0]) == {"steps_completed": 2, "of": {"0": 0, "1": 1}}
@@ -310,7 +309,7 @@ VALUES = st.recursive(st.integers(0, 2), lambda inner: st.dictionaries(st.sample
 def test_metadata_of_ranks_are_merged_or_named(of_ranks: list[dict[str, Any]]) -> None:
     def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
         for key, value in tree.items():
-            if isinstance(value, dict) and value:
+            if isinstance(value, dict):
                 yield from leaves(value, f"{path}/{key}")
             else:
                 yield f"{path}/{key}", value
@@ -322,8 +321,7 @@ def test_metadata_of_ranks_are_merged_or_named(of_ranks: list[dict[str, Any]]) -
         assert conflicts
         assert all(re.search(r"ranks \d+(, \d+)+$", conflict) for conflict in conflicts)
     else:
-        assert {name for metadata in of_ranks for name, value in leaves(metadata) if value != {}} <= found.keys()
-        assert all(found[name] == value for metadata in of_ranks for name, value in leaves(metadata) if value != {})
+        assert all(leaf in found.items() for metadata in of_ranks for leaf in leaves(metadata))
 
 
 # Metrics, metadata and operations
@@ -360,8 +358,7 @@ def test_there_is_one_operation_of_length_one(tmp_path: Path) -> None:
         assert context.info is None
         assert context.searcher.get_configured_units() is core.Unit.EPOCHS
         with pytest.warns(FutureWarning, match="deprecated"):
-            operations = list(map(complete, context.searcher.operations()))
-        assert operations == [1]
+            assert list(map(complete, context.searcher.operations())) == [1]
         with pytest.warns(FutureWarning), pytest.raises(RuntimeError, match="report_completed"):
             list(context.searcher.operations())
 
@@ -407,13 +404,12 @@ sys.exit(3)
 @pytest.mark.slow
 def test_all_ranks_learn_of_a_preemption() -> None:
     def ask(context: core.DistributedContext) -> list[bool]:
-        preempt = core.PreemptContext(context)
-        with preempt:
-            answers = [preempt.should_preempt()]
+        with core.PreemptContext(context) as preempt:
+            before = preempt.should_preempt()
             context.allgather(None)
             if context.rank == 1:
                 preempt.request()
-            return [*answers, preempt.should_preempt()]
+            return [before, preempt.should_preempt()]
 
     assert on_ranks(1, 2, ask) == [[False, True], [False, True]]
 

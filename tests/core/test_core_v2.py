@@ -97,11 +97,11 @@ def test_restarted_script_resumes_by_ids(warm_python: WarmPython) -> None:
 def test_a_trial_is_named_within_an_experiment() -> None:
     with pytest.raises(ValueError, match=r"external_trial_id='t'\) names a trial of no experiment"):
         core_v2.init(config=core_v2.Config(external_trial_id="t"))
-    core_v2.init(config=core_v2.Config(external_experiment_id="e", checkpoint_storage="kept"))
-    with core_v2.checkpoint.store_path({"steps_completed": 1}):
-        pass
-    core_v2.init(config=core_v2.Config(external_experiment_id="e", checkpoint_storage="kept"))
-    assert core_v2.info.latest_checkpoint is None
+    for _ in range(2):
+        core_v2.init(config=core_v2.Config(external_experiment_id="e", checkpoint_storage="kept"))
+        assert core_v2.info.latest_checkpoint is None
+        with core_v2.checkpoint.store_path({"steps_completed": 1}):
+            pass
 
 
 def test_init_context_is_for_a_with_block() -> None:

@@ -1,8 +1,9 @@
-"""Reports that Determined's master refuses are refused, alone and in a trial of an experiment."""
+"""Reports of a script: what Determined's master refuses is refused, alone and in a trial of an experiment."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,21 @@ import numpy as np
 import pytest
 import torch
 
+import det_lightning
 from det_lightning import core
-from det_lightning.core._task import TrialTask
+from det_lightning.core._task import TASK_VARIABLE, TrialTask
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialTask:
+    """A run of a trial, which this process becomes."""
+    config = {"data": {"url": "here"}, "searcher": {"name": "single"}, "debug": True}
+    checkpoints = str(tmp_path / "checkpoints")
+    task = TrialTask(tmp_path / "trial", 3, 2, 1, 42, {"lr": 0.1}, config, [0], checkpoints, "some-id", 7)
+    task.directory.mkdir()
+    task.write()
+    monkeypatch.setenv(TASK_VARIABLE, str(task.file))
+    return task
 
 
 @pytest.fixture(params=["alone", "in an experiment"])
@@ -27,14 +41,7 @@ def context(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[core.Con
 def report(context: core.Context, group: str, steps: Any, metrics: dict[str, Any]) -> None:
     """Report with the method that scripts use for the group."""
     methods = {"training": context.train.report_training_metrics, "validation": context.train.report_validation_metrics}
-    if group in methods:
-        methods[group](steps, metrics)
-    else:
-        context.train.report_metrics(group, steps, metrics)
-
-
-def records_of(task: TrialTask) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in task.metrics_file.read_text().splitlines()]
+    methods.get(group, functools.partial(context.train.report_metrics, group))(steps, metrics)
 
 
 @pytest.mark.parametrize("group", ["training", "validation", "inference"])
@@ -76,7 +83,8 @@ def test_steps_of_a_trial_are_integers(task: TrialTask) -> None:
         for steps in (-1, "last", 2.5):
             with pytest.raises(ValueError, match="metadata of a checkpoint steps_completed must be a whole number"):
                 context.checkpoint.upload(task.directory, {"steps_completed": steps})
-    assert [record["steps_completed"] for record in records_of(task)] == [1, 2]
+    records = [json.loads(line) for line in task.metrics_file.read_text().splitlines()]
+    assert [record["steps_completed"] for record in records] == [1, 2]
 
 
 @pytest.mark.parametrize("group", ["training", "validation", "inference"])
@@ -115,3 +123,31 @@ def test_restart_reports_a_step_again(task: TrialTask) -> None:
 def test_progress_that_is_no_fraction_is_named(progress: Any) -> None:
     with core.init() as context, pytest.raises(ValueError, match="Progress must be a number from 0 to 1; got"):
         context.train.report_progress(progress)
+
+
+def test_no_cluster_outside_of_experiments() -> None:
+    assert det_lightning.get_cluster_info() is None
+
+
+@pytest.mark.usefixtures("task")
+def test_fields_of_a_trial() -> None:
+    info = det_lightning.get_cluster_info()
+    assert info is not None
+    assert (info.trial.trial_id, info.trial.experiment_id, info.trial.trial_seed) == (2, 3, 42)
+    assert info.trial.hparams == {"lr": 0.1}
+    assert (info.latest_checkpoint, info.user_data, info.slot_ids) == ("some-id", {"url": "here"}, [0])
+    assert (info.task_type, info.task_id, info.allocation_id) == ("TRIAL", "3.2", "3.2.1")
+    assert (info.container_addrs, info.container_rank, info.container_slot_counts) == (["127.0.0.1"], 0, [1])
+
+
+def test_a_report_is_a_line_of_json(task: TrialTask) -> None:
+    task.report("validation", 5, {"loss": float("nan"), "size": 1})
+    (line,) = task.metrics_file.read_text().splitlines()
+    assert '"metrics": {"loss": "NaN", "size": 1}' in line
+
+
+def test_unreportable_metric_is_named(task: TrialTask, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        task.report("training", 5, {"loss": np.float32(0.5), "raw": b"x"})
+    assert ['"metrics": {"loss": 0.5}' in line for line in task.metrics_file.read_text().splitlines()] == [True, True]
+    assert caplog.text.count("training metrics['raw'] is a bytes") == 1

@@ -8,24 +8,26 @@ import pytest
 import torch
 
 from det_lightning.checkpoint import load_checkpoint
-from tests.distributed.ranks import DDP_SCENARIOS
+from tests.distributed.ranks import DDP_SCENARIOS, SCENARIOS
 from tests.distributed.trained import TOLERANCE, checkpoint_in, last_weights, results
+from tests.versions import needs_shards
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.mark.parametrize("scenario", DDP_SCENARIOS)
-def test_ranks_are_equal_after_every_update(folder: Path, scenario: str) -> None:
-    first, second = results(folder, f"{scenario}-trial_ddp")
-    assert len(first["updates"]) == len(second["updates"]) > 2
-    for ours, theirs in zip(first["updates"], second["updates"], strict=True):
-        assert torch.equal(ours, theirs)
+TRAININGS = [
+    *((scenario, "trial_ddp") for scenario in DDP_SCENARIOS),
+    *(pytest.param(scenario, "trial_fsdp", marks=needs_shards) for scenario in SCENARIOS),
+]
 
 
-@pytest.mark.parametrize("scenario", [name for name in DDP_SCENARIOS if name != "random"])
-def test_two_ranks_are_one_with_twice_the_batch(folder: Path, scenario: str) -> None:
-    two, one = last_weights(folder, f"{scenario}-trial_ddp"), last_weights(folder, f"{scenario}-one")
-    torch.testing.assert_close(two, one, **TOLERANCE)
+@pytest.mark.parametrize(("scenario", "strategy"), TRAININGS)
+def test_two_ranks_are_one_with_twice_the_batch(folder: Path, scenario: str, strategy: str) -> None:
+    """Both have the same weights after every update."""
+    first, second = results(folder, f"{scenario}-{strategy}")
+    assert len(first["updates"]) > 2
+    torch.testing.assert_close(first["updates"], second["updates"], rtol=0, atol=0)
+    if scenario != "random":  # one process draws other numbers
+        torch.testing.assert_close(first["updates"][-1], last_weights(folder, f"{scenario}-one"), **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["lightning", "lightning-ddp", "lightning-options", "lightning-hook"])
@@ -50,10 +52,18 @@ def test_a_stop_that_one_rank_asks_for_ends_all(folder: Path) -> None:
     assert [len(rank["updates"]) for rank in results(folder, "stopped")] == [4, 4]
 
 
-@pytest.mark.parametrize("scenario", ["random", "aggregated"])
-def test_resumed_run_ends_the_same(folder: Path, scenario: str) -> None:
-    resumed, straight = (results(folder, f"{scenario}-trial_ddp{more}") for more in ("-trial_ddp", ""))
+@pytest.mark.parametrize(
+    ("scenario", "strategy", "updates"),
+    [
+        ("random", "trial_ddp", 7),
+        ("aggregated", "trial_ddp", 3),
+        pytest.param("random", "trial_fsdp", 7, marks=needs_shards),
+    ],
+)
+def test_resumed_run_ends_the_same(folder: Path, scenario: str, strategy: str, updates: int) -> None:
+    resumed, straight = (results(folder, f"{scenario}-{strategy}{more}") for more in (f"-{strategy}", ""))
     for ours, theirs in zip(resumed, straight, strict=True):
+        assert len(ours["updates"]) == updates
         assert torch.equal(ours["updates"][-1], theirs["updates"][-1])
 
 

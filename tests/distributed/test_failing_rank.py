@@ -1,20 +1,21 @@
-"""An exception on one rank ends all of them, soon, and with its message."""
+"""An exception on one rank ends all of them, soon, and with its message; after InvalidHP they end well."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.launching import TORCHRUN, Ended, start, wait
+from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.slow
 
 #: Starting takes its time too.
 START_S = 120  # for several processes that import torch, on a busy machine
 END_S = 30
-
 
 #: Trainings that end at batch 5: by which launcher, by which Trainer, how, and on which rank.
 TRAININGS: dict[str, tuple[list[str], str, str, int]] = {
@@ -53,3 +54,22 @@ def test_torchrun_names_the_first_failure(tmp_path: Path) -> None:
         _, report = ended.output.split("Root Cause (first observed failure):")
         assert re.findall(r" rank +: (\d)", report) == ["1"], ended.output
         assert ("Signal 9" if name == "killed" else "ValueError: the culprit's message") in report
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cases"),
+    [
+        ("trial_ddp", ["1:__init__", "0:train_batch", "1:reducer", "1:on_checkpoint_upload_end"]),
+        ("trial_fsdp", ["1:train_batch", "0:evaluate_batch"]),
+    ],
+)
+def test_whichever_rank_gives_up_all_end_well(
+    strategy: str, cases: list[str], warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """It is reported to the experiment, wherever it is raised."""
+    ended = warm_python.run(Path(__file__).with_name("giving_up.py"), strategy, *cases, cwd=tmp_path)
+    found = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [case["case"] for case in found] == cases, ended.stderr
+    for case in found:
+        assert (case["statuses"], case["reports"]) == ([0, 0], ["INVALID_HP"]), case
+        assert all("the culprit's message" in output for output in case["outputs"])

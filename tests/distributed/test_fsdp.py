@@ -1,4 +1,4 @@
-"""Two processes with sharded models, under either Trainer: the weights of one process, and of replicated models."""
+"""Two processes with sharded models, under either Trainer: the weights of replicated models; see also test_ddp.py."""
 
 from __future__ import annotations
 
@@ -8,26 +8,12 @@ import pytest
 import torch
 
 from det_lightning import pytorch
-from tests.distributed.ranks import DDP_SCENARIOS, SCENARIOS
+from tests.distributed.ranks import DDP_SCENARIOS
 from tests.distributed.trained import TOLERANCE, checkpoint_in, flat_weights, last_weights, reader, results, state_in
 from tests.distributed.trials import LARGE_STATE_BYTES
 from tests.versions import needs_shards
 
 pytestmark = [pytest.mark.slow, needs_shards]
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_weights_stay_equal_on_all_ranks(folder: Path, scenario: str) -> None:
-    first, second = results(folder, f"{scenario}-trial_fsdp")
-    assert len(first["updates"]) == len(second["updates"]) > 2
-    for ours, theirs in zip(first["updates"], second["updates"], strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "random"])
-def test_two_ranks_are_one_with_twice_the_batch(folder: Path, scenario: str) -> None:
-    two, one = last_weights(folder, f"{scenario}-trial_fsdp"), last_weights(folder, f"{scenario}-one")
-    torch.testing.assert_close(two, one, **TOLERANCE)
 
 
 @pytest.mark.parametrize("scenario", DDP_SCENARIOS)
@@ -41,13 +27,6 @@ def test_shards_train_as_replicas_do(folder: Path, scenario: str) -> None:
 
 def test_finer_units_train_the_same(folder: Path) -> None:
     torch.testing.assert_close(last_weights(folder, "units"), last_weights(folder, "gan-trial_fsdp"), **TOLERANCE)
-
-
-def test_resumed_run_ends_the_same(folder: Path) -> None:
-    resumed, straight = (results(folder, f"random-trial_fsdp{more}") for more in ("-trial_fsdp", ""))
-    for ours, theirs in zip(resumed, straight, strict=True):
-        assert len(ours["updates"]) == 7
-        assert torch.equal(ours["updates"][-1], theirs["updates"][-1])
 
 
 @pytest.mark.parametrize("resumed", ["trial_fsdp-trial_fsdp", "trial_fsdp-trial_ddp", "trial_ddp-trial_fsdp"])

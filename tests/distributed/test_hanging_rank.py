@@ -34,15 +34,15 @@ def hanging(folder: Path) -> Iterator[dict[str, Any]]:
 
     In the last two one rank takes more than 8 s after a signal, and the other waits for it.
     """
-    arguments = ["--at", "5", "--rank", "1"]
-    launched: Any = {"launcher": [*LAUNCHER, "--"]}
+    arguments = ["--at", "5", "--rank", "1", "--end"]
+    launcher = [*LAUNCHER, "--"]
     notice: Any = {"DET_LIGHTNING_WAIT_NOTICE_S": "2"}
     started = {
-        "late": start(folder / "late", *arguments, "--end", "barrier", "--late-s", "4", launcher=TORCHRUN, **notice),
-        "one rank": start(folder / "one rank", *arguments, "--end", "sleep", launcher=TORCHRUN, **notice),
-        "lightning": start(folder / "lightning", *arguments, "--end", "barrier", "--trainer", "lightning", **notice),
-        "saving": start(folder / "saving", *arguments, "--slow-save", "--end", "sigterm-to-launcher", **launched),
-        "computing": start(folder / "computing", *arguments, "--end", "compute", **launched),
+        "late": start(folder / "late", *arguments, "barrier", "--late-s", "4", launcher=TORCHRUN, **notice),
+        "one rank": start(folder / "one rank", *arguments, "sleep", launcher=TORCHRUN, **notice),
+        "lightning": start(folder / "lightning", *arguments, "barrier", "--trainer", "lightning", **notice),
+        "saving": start(folder / "saving", *arguments, "sigterm-to-launcher", "--slow-save", launcher=launcher),
+        "computing": start(folder / "computing", *arguments, "compute", launcher=launcher),
     }
     try:
         yield started

@@ -25,13 +25,14 @@ def gradients_of(model: torch.nn.Module) -> list[torch.Tensor | None]:
     return [parameter.grad for parameter in model.parameters()]
 
 
-def trained(model: torch.nn.Module) -> torch.nn.Module:
+def trained() -> Wrapper:
+    model = Wrapper()
     model(torch.ones(1, 2)).sum().backward()
     return model
 
 
 def test_equal_names_keep_gradients() -> None:
-    model = trained(Wrapper())
+    model = trained()
     expected = gradients_of(model)
     saved = ModelStates().gradients(model)
     model.zero_grad()
@@ -41,7 +42,7 @@ def test_equal_names_keep_gradients() -> None:
 
 @pytest.mark.parametrize("has_gradient", ["weight", "module.weight"])
 def test_equal_names_share_no_gradient(has_gradient: str) -> None:
-    model = trained(Wrapper())
+    model = trained()
     saved = {has_gradient: ModelStates().gradients(model)[has_gradient]}
     ModelStates().load_gradients(model, saved)
     assert [name for name, parameter in model.named_parameters() if parameter.grad is not None] == [has_gradient]

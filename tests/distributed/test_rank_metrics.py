@@ -16,6 +16,8 @@ from det_lightning.pytorch._reducer import simple_reduce
 from tests.distributed.group_ranks import CountedCollectives, in_processes
 from tests.ranks.ranks import on_ranks
 
+pytestmark = pytest.mark.slow
+
 BATCHES = 100
 METRICS = 10
 REPORTS = 3
@@ -26,15 +28,8 @@ HEADER = 2
 def metric_of(kind: int, random: np.random.RandomState) -> Any:
     """Return a number of one of all plain types, whose mean depends on the order in which such are added."""
     value = random.lognormal(0, 8)
-    return (
-        float(value),
-        np.array(value, np.float32),
-        np.array(value, np.float64),
-        np.float32(value),
-        int(value),
-        np.array(int(value), np.int64),
-        np.array(int(value) % 1000, np.int32),
-    )[kind % 7]
+    floats = [float(value), np.array(value, np.float32), np.array(value, np.float64), np.float32(value)]
+    return [*floats, int(value), np.array(int(value), np.int64), np.array(int(value) % 1000, np.int32)][kind % 7]
 
 
 def window_of(rank: int) -> list[dict[str, Any]]:
@@ -67,7 +62,6 @@ def report(context: DistributedContext) -> tuple[Any, int, list[list[int]]]:
     return window, flags, sent
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 8])
 def test_report_takes_two_collectives(size: int, tmp_path: Path) -> None:
     expected = mean_of_gathered(size)
@@ -82,15 +76,12 @@ def test_report_takes_two_collectives(size: int, tmp_path: Path) -> None:
         assert 8 * shares < 8 * (BATCHES * METRICS + HEADER + size)
 
 
+REDUCERS = {f"{way.name} {kind}": way for way in Reducer for kind in range(7)}
+
+
 def validation_of(rank: int, batches: int) -> list[dict[str, Any]]:
     random = np.random.RandomState(100 + rank)
-    return [
-        {f"{way.name} {kind}": metric_of(kind, random) for way in Reducer for kind in range(7)} for _ in range(batches)
-    ]
-
-
-def reducers_of(names: list[str]) -> dict[str, Reducer]:
-    return {name: Reducer[name.split()[0]] for name in names}
+    return [{name: metric_of(int(name[-1]), random) for name in REDUCERS} for _ in range(batches)]
 
 
 def reduce_of_gathered(size: int, batches: list[int]) -> dict[str, Any]:
@@ -99,20 +90,18 @@ def reduce_of_gathered(size: int, batches: list[int]) -> dict[str, Any]:
     counts = [count for count in batches if count]
     return {
         name: simple_reduce(way, [simple_reduce(way, np.stack([b[name] for b in rank])) for rank in ranks], counts)
-        for name, way in reducers_of(list(ranks[0][0])).items()
+        for name, way in REDUCERS.items()
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "without"), [(2, 0), (2, 1), (8, 0)])
 def test_uneven_validation_equals_gathered(size: int, without: int, tmp_path: Path) -> None:
     counts = [3 + rank % 2 for rank in range(size - without)] + [0] * without
 
     def validate(context: DistributedContext) -> tuple[dict[str, Any], int, int]:
         batches = validation_of(context.rank, counts[context.rank])
-        reducers = reducers_of(list(validation_of(0, 1)[0]))
         with CountedCollectives() as counted:
-            metrics, flags = reduce_validation_metrics(batches, reducers, RankExchange(context), context.rank & 1)
+            metrics, flags = reduce_validation_metrics(batches, REDUCERS, RankExchange(context), context.rank & 1)
         return metrics, flags, len(counted.sent)
 
     expected = reduce_of_gathered(size, counts)
@@ -124,7 +113,6 @@ def test_uneven_validation_equals_gathered(size: int, without: int, tmp_path: Pa
         assert not wrong
 
 
-@pytest.mark.slow
 def test_other_metrics_are_gathered(tmp_path: Path) -> None:
     values: list[Any] = [np.array(3.0, np.float16), np.array([1.0, 2.0]), True, 2**80]
 
@@ -138,7 +126,6 @@ def test_other_metrics_are_gathered(tmp_path: Path) -> None:
         assert found == [[(1.5, float(np.mean(value))) for value in values]] * 2
 
 
-@pytest.mark.slow
 def test_ranks_with_other_metrics_are_named(tmp_path: Path) -> None:
     def average(context: DistributedContext) -> Any:
         return average_over_ranks([{f"of rank {context.rank}": 1.0}], RankExchange(context), 0)
@@ -147,7 +134,6 @@ def test_ranks_with_other_metrics_are_named(tmp_path: Path) -> None:
         assert all("1 times ['of rank 0'] on rank 0, and 1 times ['of rank 1'] on rank 1" in str(e) for e in found)
 
 
-@pytest.mark.slow
 def test_windows_of_changing_length(tmp_path: Path) -> None:
     def average(context: DistributedContext) -> list[list[dict[str, Any]]]:
         exchange = RankExchange(context)
@@ -158,7 +144,6 @@ def test_windows_of_changing_length(tmp_path: Path) -> None:
         assert found == [[{"a": batch + 0.5} for batch in range(length)] for length in (3, 1, 7, 2, 7)]
 
 
-@pytest.mark.slow
 def test_objects_of_any_size_use_the_group(tmp_path: Path) -> None:
     """Also ones that are larger than all before, and such that are much smaller."""
     sizes = [10, 100_000, 100_001, 0, 2_000_000, 5]

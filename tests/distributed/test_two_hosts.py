@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,41 +48,23 @@ def hosts() -> Iterator[list[str]]:
         yield names
 
 
-def train_on(hosts: list[str], folder: Path, launcher: list[str], **variables: str) -> list[str]:
-    """Train in one process on each host; return what they wrote."""
+def test_two_hosts_train_as_one(hosts: list[str], tmp_path: Path) -> None:
+    """With restarts the ranks do not meet at torchrun's store but at one that the chief runs, on port 12360."""
+    alone = start(tmp_path / "one_host", launcher=TORCHRUN)
+    folder = tmp_path / "two_hosts"
     (folder / "checkpoints").mkdir(parents=True)
+    launcher = [sys.executable, "-m", "det_lightning.launch.torch_distributed", "--max-restarts", "1"]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:29400", "--rdzv-id", NAME]
     started = []
     for index, (host, address) in enumerate(zip(hosts, ADDRESSES, strict=True)):
         # Hosts of their own would find out by their names which of them is meant.
         meeting += ["--rdzv-conf", f"is_host={int(index == 0)}"]
         options = ["--nnodes", "2", "--nproc-per-node", "1", "--local-addr", address, *meeting]
-        split = ["--"] if launcher[1].startswith("det_lightning") else []
-        command = [sys.executable, *launcher, *options, *split, "-m", "tests.ending", str(folder)]
-        started.append(
-            subprocess.Popen(
-                ["ip", "netns", "exec", host, *command],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                cwd=folder,
-                env=environment(GLOO_SOCKET_IFNAME=f"v{host}", **variables),
-            )
-        )
-    ended = [wait(process) for process in started]
-    assert [one.status for one in ended] == [0, 0], "\n".join(one.output for one in ended)
-    return [one.output for one in ended]
-
-
-def test_two_hosts_train_as_one(hosts: list[str], tmp_path: Path) -> None:
-    alone = start(tmp_path / "one_host", launcher=TORCHRUN)
-    train_on(hosts, tmp_path / "torchrun", ["-m", "torch.distributed.run"])
-    # With restarts allowed the ranks do not meet at torchrun's store but at one that the chief runs, on port 12360.
-    launcher = ["-m", "det_lightning.launch.torch_distributed", "--max-restarts", "1"]
-    train_on(hosts, tmp_path / "launcher", launcher, DET_CHIEF_IP=ADDRESSES[0])
-    ended = wait(alone)
-    assert ended.status == 0, ended.output
+        command = ["ip", "netns", "exec", host, *launcher, *options, "--", "-m", "tests.ending", str(folder)]
+        env = environment(GLOO_SOCKET_IFNAME=f"v{host}", DET_CHIEF_IP=ADDRESSES[0])
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(command, cwd=folder, env=env, **pipes))
+    ended = [wait(process) for process in (*started, alone)]
+    assert [one.status for one in ended] == [0, 0, 0], "\n".join(one.output for one in ended)
     expected = end_of(tmp_path / "one_host")["weights"]
-    for kind in ("torchrun", "launcher"):
-        for rank in range(2):
-            assert torch.equal(end_of(tmp_path / kind, rank)["weights"], expected)
+    assert all(torch.equal(end_of(folder, rank)["weights"], expected) for rank in range(2))

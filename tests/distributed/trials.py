@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from det_lightning import pytorch
+from tests.conformance.trials import callback
 
 BATCHES, GLOBAL_BATCH = 12, 8
 
@@ -49,8 +50,7 @@ class Plain(pytorch.PyTorchTrial):
     def build_training_data_loader(self) -> pytorch.DataLoader:
         return self.make_loader()
 
-    def build_validation_data_loader(self) -> pytorch.DataLoader:
-        return self.make_loader()
+    build_validation_data_loader = build_training_data_loader
 
     def loss(self, batch: Any) -> torch.Tensor:
         inputs, targets = batch
@@ -210,16 +210,8 @@ class Uneven(Plain):
         return super().make_loader(samples)
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-        self.epochs = EpochStarts()
-        return {"epochs": self.epochs}
-
-
-class EpochStarts(pytorch.PyTorchCallback):
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-
-    def on_training_epoch_start(self, epoch_idx: int) -> None:
-        self.seen.append(epoch_idx)
+        self.epochs: list[int] = []
+        return {"epochs": callback(pytorch, on_training_epoch_start=lambda epoch_idx: self.epochs.append(epoch_idx))}
 
 
 class Looking(Random):
@@ -227,19 +219,15 @@ class Looking(Random):
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         self.seen: list[str] = []
-        return {"look": Look(self.seen)}
 
+        def see_state(checkpoint: dict[str, Any]) -> None:
+            weight = checkpoint["models_state_dict"][0]["0.weight"]
+            self.seen.append(f"{weight.device} {[*weight.shape]}")
 
-class Look(pytorch.PyTorchCallback):
-    def __init__(self, seen: list[str]) -> None:
-        self.seen = seen
+        def see_files(checkpoint_dir: str) -> None:
+            self.seen.append(" ".join(sorted(path.name for path in Path(checkpoint_dir).glob("shards/*"))))
 
-    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        weight = checkpoint["models_state_dict"][0]["0.weight"]
-        self.seen.append(f"{weight.device} {[*weight.shape]}")
-
-    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        self.seen.append(" ".join(sorted(path.name for path in Path(checkpoint_dir).glob("shards/*"))))
+        return {"look": callback(pytorch, on_checkpoint_save_start=see_state, on_checkpoint_write_end=see_files)}
 
 
 class Large(Plain):
@@ -257,7 +245,12 @@ class Large(Plain):
         return self.make_loader(samples=8)
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-        return {"watch": Watch(self)}
+        return {"watch": callback(pytorch, on_validation_end=self.begin_to_watch)}
+
+    def begin_to_watch(self, metrics: Any) -> None:
+        ctypes.CDLL(None).malloc_trim(0)
+        self.before = resident_bytes()
+        threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self) -> None:
         while True:
@@ -267,16 +260,6 @@ class Large(Plain):
 
 #: Weights of the large model and two states of its optimizer, each a float32 for a weight.
 LARGE_STATE_BYTES = 3 * 4 * (16 * 1024**2 + 6 * 1024 + 1)
-
-
-class Watch(pytorch.PyTorchCallback):
-    def __init__(self, trial: Large) -> None:
-        self.trial = trial
-
-    def on_validation_end(self, metrics: Any) -> None:
-        ctypes.CDLL(None).malloc_trim(0)
-        self.trial.before = resident_bytes()
-        threading.Thread(target=self.trial.watch, daemon=True).start()
 
 
 def resident_bytes() -> int:

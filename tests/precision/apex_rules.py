@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 
+@dataclasses.dataclass
 class PlainScaler:
     """A loss scale that an overflow halves, and ``window`` passes without one double."""
 
-    def __init__(self, scale: float, dynamic: bool, window: int, lowest: float | None, highest: float) -> None:
-        self.scale, self.dynamic, self.window = scale, dynamic, window
-        self.lowest, self.highest = lowest, highest
-        self.unskipped = 0
+    scale: float
+    dynamic: bool
+    window: int
+    min_loss_scale: float = 0.0
+    max_loss_scale: float = 2.0**24
+    unskipped: int = 0
 
     def update(self, overflow: bool) -> bool:
         """Return whether to skip the step."""
         if overflow and self.dynamic:
-            self.scale = self.scale / 2 if self.lowest is None else max(self.lowest, self.scale / 2)
+            self.scale = max(self.min_loss_scale, self.scale / 2)
             self.unskipped = 0
             return True
         self.unskipped += 1
         if self.dynamic and self.unskipped == self.window:
-            self.scale = min(self.highest, self.scale * 2)
+            self.scale = min(self.max_loss_scale, self.scale * 2)
             self.unskipped = 0
         return False
 
@@ -41,10 +45,8 @@ class PlainLoop:
         level: str,
         model: torch.nn.Module,
         make_optimizer: Callable[[Any], torch.optim.Optimizer],
-        scale: float | None = None,
-        window: int = 2000,
-        lowest: float | None = None,
-        highest: float = 2.0**24,
+        scale: float | None,
+        **rules: Any,
     ) -> None:
         self.level, self.model = level, model
         self.masters = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
@@ -56,8 +58,7 @@ class PlainLoop:
                             tensor.data = tensor.data.bfloat16()
         self.optimizer = make_optimizer(self.masters if level == "O2" else list(model.parameters()))
         dynamic = scale is None and level in ("O1", "O2")
-        initial = 2.0**16 if dynamic else scale or 1.0
-        self.scaler = PlainScaler(min(initial, highest), dynamic, window, lowest, highest)
+        self.scaler = PlainScaler(2.0**16 if dynamic else scale or 1.0, dynamic, **rules)
         self.scales: list[float] = []
         self.skipped: list[int] = []
 

@@ -10,16 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
-from det_lightning import core, errors, pytorch
-from det_lightning.adapters import TrialModule
+from det_lightning import errors, pytorch
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
-from tests.distributed.trials import GLOBAL_BATCH, Plain
-from tests.trials import seed_everything
+from tests.distributed.ranks import context_of, fit
+from tests.distributed.trials import Plain, whole
 from tests.versions import SHARDS
 
 #: The batches of which one rank's loss is infinite.
@@ -30,14 +27,13 @@ SCENARIOS = {
     "O2-aggregated": ("trial_ddp", {"opt_level": "O2"}, 3),
     "O3": ("trial_ddp", {"opt_level": "O3", "loss_scale": "dynamic"}, 1),
 }
-SHARDED_SCENARIOS = {
-    "O1-sharded-aggregated": ("trial_fsdp", {"opt_level": "O1"}, 3),
-    "O2-sharded": ("trial_fsdp", {"opt_level": "O2"}, 1),
-    "O2-sharded-aggregated": ("trial_fsdp", {"opt_level": "O2"}, 3),
-    "O3-sharded": ("trial_fsdp", {"opt_level": "O3", "loss_scale": "dynamic"}, 1),
-}
 if SHARDS:
-    SCENARIOS |= SHARDED_SCENARIOS
+    SCENARIOS |= {
+        "O1-sharded-aggregated": ("trial_fsdp", {"opt_level": "O1"}, 3),
+        "O2-sharded": ("trial_fsdp", {"opt_level": "O2"}, 1),
+        "O2-sharded-aggregated": ("trial_fsdp", {"opt_level": "O2"}, 3),
+        "O3-sharded": ("trial_fsdp", {"opt_level": "O3", "loss_scale": "dynamic"}, 1),
+    }
 #: Those that are stopped within an aggregation, too.
 RESUMED = [name for name in ("O2-aggregated", "O2-sharded-aggregated") if name in SCENARIOS]
 STRATEGIES = ["trial_ddp", "trial_fsdp"] if SHARDS else ["trial_ddp"]
@@ -67,26 +63,17 @@ class Leveled(Plain):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         loss = self.train_on(batch)
         if self.context.is_update_batch():
-            detached = [p.detach() for p in self.model.parameters()]
-            whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in detached]
-            self.updates.append(torch.cat([tensor.reshape(-1) for tensor in whole]))
+            self.updates.append(torch.cat([whole(p).reshape(-1) for p in self.model.parameters()]))
         return {"loss": loss}
 
 
 def train(
-    strategy: Any, level: dict[str, Any], frequency: int, storage: Path, *, kind: type[Leveled] = Leveled, **fit: Any
+    strategy: Any, level: dict[str, Any], frequency: int, storage: Path, *, kind: type[Leveled] = Leveled, **more: Any
 ) -> Leveled:
-    seed_everything()
-    with pytorch.init(
-        distributed=core.DistributedContext.from_torch_distributed(),
-        enable_tensorboard_logging=False,
-        aggregation_frequency=frequency,
-        hparams={"global_batch_size": GLOBAL_BATCH},
-        strategy=strategy,
-    ) as context:
+    with context_of(strategy, frequency) as context:
         trial = kind(context, level)
-        fit = {"checkpoint_policy": "none", "max_length": pytorch.Batch(12), **fit}
-        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(checkpoint_storage=storage, **fit)
+        arguments = {"checkpoint_policy": "none", "max_length": pytorch.Batch(12), **more}
+        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(checkpoint_storage=storage, **arguments)
         return trial
 
 
@@ -104,21 +91,7 @@ def through_lightning(strategy: str) -> dict[str, Any]:
         wrap = Plain.wrap
         train_on = Plain.train_on
 
-    seed_everything()
-    module = TrialModule(Plainly, {"global_batch_size": GLOBAL_BATCH}, max_length=pytorch.Batch(12))
-    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False)
-    size = dist.get_world_size()
-    trainer = pl.Trainer(
-        strategy=strategy,
-        devices=size,
-        accelerator="cpu",
-        precision="bf16-mixed",
-        enable_progress_bar=False,
-        **quiet,
-    )
-    trainer.fit(module)
-    assert isinstance(module.trial, Plainly)
-    return {"updates": module.trial.updates}
+    return {"updates": fit(Plainly, strategy, precision="bf16-mixed").trial.updates}
 
 
 class Normed(Leveled):

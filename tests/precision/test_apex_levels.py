@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -42,11 +43,22 @@ def squares(outputs: torch.Tensor, targets: torch.Tensor, index: int) -> torch.T
     return ((outputs - targets) ** 2).mean() * (float("inf") if index in OVERFLOWS else 1.0)
 
 
-def wrapped(model: torch.nn.Module) -> tuple[pytorch.PyTorchTrialContext, Any, torch.optim.Optimizer]:
+def wrapped(
+    model: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer] = adam
+) -> tuple[pytorch.PyTorchTrialContext, Any, torch.optim.Optimizer]:
     """Return a context, and a model and an optimizer that are wrapped."""
     context = pytorch.PyTorchTrialContext()
     model = context.wrap_model(model)
-    return context, model, context.wrap_optimizer(adam(model.parameters()))
+    return context, model, context.wrap_optimizer(make_optimizer(model.parameters()))
+
+
+@contextlib.contextmanager
+def batch_of(context: pytorch.PyTorchTrialContext, index: int) -> Iterator[None]:
+    """What the training does around each batch."""
+    context.position.batch_idx = index
+    context.precision.scaling.begin_batch(context.is_update_batch())
+    yield
+    context.precision.scaling.end_batch()
 
 
 class Configured:
@@ -57,18 +69,16 @@ class Configured:
         level: str,
         make_optimizer: Callable[[Any], torch.optim.Optimizer] = adam,
         window: int | None = None,
+        model: torch.nn.Module | None = None,
         **overrides: Any,
     ) -> None:
-        self.context = pytorch.PyTorchTrialContext()
-        model = self.context.wrap_model(network())
-        optimizer = self.context.wrap_optimizer(make_optimizer(model.parameters()))
+        self.context, model, optimizer = wrapped(model or network(), make_optimizer)
         self.model, self.optimizer = self.context.configure_apex_amp(model, optimizer, opt_level=level, **overrides)
         if window is not None:
-            masters = dict(zip(self.model.parameters(), self.parameters(), strict=True))
-            own = {half: master for half, master in masters.items() if half is not master}
-            level_of = self.levels.level
-            levels = ApexLevels(level_of, self.context.backend, self.context.optimizers, own, growth_interval=window)
-            self.context.precision.use_scaling(levels)
+            masters = zip(self.model.parameters(), self.parameters(), strict=True)
+            own = {half: master for half, master in masters if half is not master}
+            parts = (self.levels.level, self.context.backend, self.context.optimizers, own)
+            self.context.precision.use_scaling(ApexLevels(*parts, growth_interval=window))
 
     @property
     def levels(self) -> ApexLevels:
@@ -78,20 +88,14 @@ class Configured:
     def parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def scale(self) -> float:
-        scale: float = self.levels.state_dict()["amp_state"]["loss_scaler0"]["loss_scale"]
-        return scale
-
     def train(self, batches: list[Any], clip: float = 0.0, loss_of: Callable[..., Any] = squares) -> list[float]:
         scales = []
+        clips = (lambda p: torch.nn.utils.clip_grad_norm_(p, clip)) if clip else None
         for index, (inputs, targets) in enumerate(batches):
-            self.context.position.batch_idx = index
-            self.levels.begin_batch(self.context.is_update_batch())
-            self.context.backward(loss_of(self.model(inputs), targets, index))
-            clips = (lambda p: torch.nn.utils.clip_grad_norm_(p, clip)) if clip else None
-            self.context.step_optimizer(self.optimizer, clip_grads=clips)
-            self.levels.end_batch()
-            scales.append(self.scale())
+            with batch_of(self.context, index):
+                self.context.backward(loss_of(self.model(inputs), targets, index))
+                self.context.step_optimizer(self.optimizer, clip_grads=clips)
+            scales.append(self.levels.state_dict()["amp_state"]["loss_scaler0"]["loss_scale"])
         return scales
 
 
@@ -102,33 +106,26 @@ class Configured:
         ("O1", None, {}),
         ("O1", 128.0, {}),
         ("O2", None, {}),
-        ("O2", None, {"lowest": 2.0**15, "highest": 2.0**16}),
+        ("O2", None, {"min_loss_scale": 2.0**15, "max_loss_scale": 2.0**16}),
         ("O2", 128.0, {}),
         ("O3", None, {}),
         ("O0", None, {}),
     ],
 )
 def test_levels_train_as_documented(
-    level: str, scale: float | None, rules: dict[str, float], make_optimizer: Any
+    level: str, scale: float | None, rules: dict[str, Any], make_optimizer: Any
 ) -> None:
-    loss_of = squares if scale is None and level in ("O1", "O2") else finite_squares
+    overflows = scale is None and level in ("O1", "O2")
+    loss_of = squares if overflows else lambda outputs, targets, index: squares(outputs, targets, index=-1)
     plain = PlainLoop(level, network(), make_optimizer, scale, window=3, **rules)
     plain.train(BATCHES, loss_of, clip=0.1)
-    overrides = {f"{'min' if name == 'lowest' else 'max'}_loss_scale": value for name, value in rules.items()}
-    ours = Configured(level, make_optimizer, window=3, loss_scale=scale, **overrides)
+    ours = Configured(level, make_optimizer, window=3, loss_scale=scale, **rules)
     scales = ours.train(BATCHES, clip=0.1, loss_of=loss_of)
     assert scales == plain.scales
-    assert len(plain.skipped) == (len(OVERFLOWS) if loss_of is squares else 0)
+    assert len(plain.skipped) == (len(OVERFLOWS) if overflows else 0)
     weights = plain.masters if level == "O2" else list(plain.model.parameters())
-    for mine, theirs in zip(ours.parameters(), weights, strict=True):
-        assert mine.dtype is theirs.dtype
-        assert torch.equal(mine, theirs)
-    for mine, theirs in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def finite_squares(outputs: torch.Tensor, targets: torch.Tensor, index: int) -> torch.Tensor:
-    return ((outputs - targets) ** 2).mean()
+    torch.testing.assert_close(ours.parameters(), weights, rtol=0, atol=0)
+    torch.testing.assert_close([*ours.model.parameters()], [*plain.model.parameters()], rtol=0, atol=0)
 
 
 def test_o2_keeps_float32() -> None:
@@ -176,15 +173,13 @@ class TwoLosses:
 
     def train(self, factors: tuple[float, ...]) -> None:
         self.batch += 1
-        self.context.position.batch_idx = self.batch
-        self.context.precision.scaling.begin_batch(self.context.is_update_batch())
         inputs, targets = BATCHES[self.batch]
-        for index, factor in enumerate(factors):
-            loss = ((self.models[index % 2](inputs) - targets) ** 2).mean() * factor
-            self.context.backward(loss, retain_graph=True)
-        for optimizer in self.optimizers:
-            self.context.step_optimizer(optimizer)
-        self.context.precision.scaling.end_batch()
+        with batch_of(self.context, self.batch):
+            for index, factor in enumerate(factors):
+                loss = ((self.models[index % 2](inputs) - targets) ** 2).mean() * factor
+                self.context.backward(loss, retain_graph=True)
+            for optimizer in self.optimizers:
+                self.context.step_optimizer(optimizer)
 
     def scales(self) -> list[float]:
         entries = self.context.precision.scaling.state_dict()["amp_state"]
@@ -212,13 +207,12 @@ def test_losses_with_own_scales_add_up() -> None:
     scaled, plain = TwoLosses(num_losses=3), network()
     scaled.train((1.0, float("nan"), 1.0))
     assert scaled.scales() == [1, 0.5, 1]
-    reference = adam(plain.parameters())
     inputs, targets = BATCHES[0]
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):
             outputs = plain(inputs).float()
         ((outputs - targets) ** 2).mean().backward()
-    reference.step()
+    adam(plain.parameters()).step()
     expected = torch.cat([p.detach().reshape(-1) for p in plain.parameters()])
     torch.testing.assert_close(scaled.weights(0), expected, rtol=1e-3, atol=1e-4)
 
@@ -274,16 +268,12 @@ def test_compiled_models(level: str, compiles: str) -> None:
     def compiled_if(moment: str, model: torch.nn.Module) -> Any:
         return torch.compile(model, backend="eager") if moment == compiles else model
 
-    context = pytorch.PyTorchTrialContext()
-    model = context.wrap_model(compiled_if("before", network()))
-    optimizer = context.wrap_optimizer(adam(model.parameters()))
-    model, optimizer = context.configure_apex_amp(model, optimizer, opt_level=level)
-    ours, plain = Configured.__new__(Configured), Configured(level)
-    ours.context, ours.model, ours.optimizer = context, compiled_if("after", model), optimizer
+    ours, plain = Configured(level, model=compiled_if("before", network())), Configured(level)
+    ours.model = compiled_if("after", ours.model)
     assert ours.train(BATCHES[:3]) == plain.train(BATCHES[:3])
     for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-3)
-    saved = [value for name, value in context.models[0].state_dict().items() if "weight" in name]
+    saved = [value for name, value in ours.context.models[0].state_dict().items() if "weight" in name]
     assert {value.dtype for value in saved} == {torch.float32}
     torch._dynamo.reset()
 
@@ -314,12 +304,10 @@ def test_recurrent_and_tied_weights(level: str, monkeypatch: pytest.MonkeyPatch)
     tokens = torch.arange(12).reshape(2, 6) % 7
     losses = []
     for batch in range(40):
-        context.position.batch_idx = batch
-        context.precision.scaling.begin_batch(context.is_update_batch())
-        loss = torch.nn.functional.cross_entropy(model(tokens, reverse=False).flatten(0, 1), tokens.flatten())
-        context.backward(loss)
-        context.step_optimizer(optimizer)
-        context.precision.scaling.end_batch()
+        with batch_of(context, batch):
+            loss = torch.nn.functional.cross_entropy(model(tokens, reverse=False).flatten(0, 1), tokens.flatten())
+            context.backward(loss)
+            context.step_optimizer(optimizer)
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 2
 
@@ -329,9 +317,8 @@ def test_unconfigured_optimizers() -> None:
     models: list[Any] = [context.wrap_model(torch.nn.Linear(2, 2)) for _ in range(2)]
     optimizers = [context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]
     context.configure_apex_amp(models[0], optimizers[0], opt_level="O2", loss_scale=1024.0)
-    context.position.batch_idx = 0
-    context.precision.scaling.begin_batch(context.is_update_batch())
-    context.backward(models[1](models[0](torch.ones(1, 2))).sum())
+    with batch_of(context, 0):
+        context.backward(models[1](models[0](torch.ones(1, 2))).sum())
     assert torch.equal(models[1].bias.grad, torch.ones(2))
 
 

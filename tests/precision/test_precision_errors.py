@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from det_lightning import errors, pytorch
+from tests.precision.test_apex_levels import batch_of
 
 Context = pytorch.PyTorchTrialContext
 
@@ -83,10 +84,7 @@ class Parts:
         (lambda p: ([p.model], [p.optimizer, p.of_other]), r"optimizer 1 \(SGD\) has no parameters"),
         (lambda p: (torch.nn.Linear(2, 1), p.optimizer), r"model 0 \(Linear\) was not wrapped: .*wrap_model\(\)"),
         (lambda p: (p.model, sgd(p.model)), r"optimizer 0 \(SGD\) was not wrapped: .*wrap_optimizer\(\)"),
-        (
-            lambda p: ([p.model, p.half], p.optimizer),
-            r"'weight' of model 1 .* torch.float16 already.*\.half\(\)",
-        ),
+        (lambda p: ([p.model, p.half], p.optimizer), r"'weight' of model 1 .* torch.float16 already.*\.half\(\)"),
         (lambda p: ("model", p.optimizer), r"configure_apex_amp\(models=.*'model' of type str"),
         (lambda p: (p.model, [p.optimizer, None]), r"configure_apex_amp\(optimizers=.*None of type NoneType"),
         (lambda p: (p.half, p.of_other), "has no parameters.*is of type torch.float16"),
@@ -99,33 +97,33 @@ def test_unfit_parts(given: Callable[[Parts], tuple[Any, Any]], message: str) ->
     assert parts.model.weight.dtype is torch.float32
 
 
-def use_amp(context: Context) -> None:
-    context.experimental.use_amp()
-
-
-def step_by_scaler(context: Context) -> None:
-    context.step_optimizer(context.optimizers[0], scaler=torch.amp.GradScaler("cpu"))
+SCALER = torch.amp.GradScaler("cpu")
 
 
 @pytest.mark.parametrize(
-    ("calls", "message"),
+    ("first", "second", "message"),
     [
-        ([use_amp, configure()], "either torch.amp or apex levels"),
-        ([lambda c: c.wrap_scaler(torch.amp.GradScaler("cpu")), configure()], "either torch.amp or apex levels"),
-        ([configure(), use_amp], "either torch.amp or apex levels"),
-        ([configure(), lambda c: c.configure_apex_amp([], [])], "called a second time"),
-        ([configure(), lambda c: c.wrap_model(torch.nn.Linear(1, 1))], r"wrap_model\(\) before configure_apex_amp\(\)"),
-        ([configure(), lambda c: c.wrap_optimizer(sgd(c.models[0]))], r"wrap_optimizer\(\) before configure_apex_amp"),
-        ([configure(), step_by_scaler], r"step_optimizer\(scaler=...\) got a GradScaler after configure_apex_amp\(\)"),
+        (lambda c: c.experimental.use_amp(), configure(), "either torch.amp or apex levels"),
+        (lambda c: c.wrap_scaler(SCALER), configure(), "either torch.amp or apex levels"),
+        (configure(), lambda c: c.experimental.use_amp(), "either torch.amp or apex levels"),
+        (configure(), lambda c: c.configure_apex_amp([], []), "called a second time"),
+        (configure(), lambda c: c.wrap_model(torch.nn.Linear(1, 1)), r"wrap_model\(\) before configure_apex_amp\(\)"),
+        (configure(), lambda c: c.wrap_optimizer(sgd(c.models[0])), r"wrap_optimizer\(\) before configure_apex_amp"),
+        (
+            configure(),
+            lambda c: c.step_optimizer(c.optimizers[0], scaler=SCALER),
+            r"step_optimizer\(scaler=...\) got a GradScaler after configure_apex_amp\(\)",
+        ),
     ],
 )
-def test_calls_in_the_wrong_order(calls: list[Callable[[Context], Any]], message: str) -> None:
+def test_calls_in_the_wrong_order(
+    first: Callable[[Context], Any], second: Callable[[Context], Any], message: str
+) -> None:
     context = Context()
     context.position.batch_idx = 0
-    for call in calls[:-1]:
-        call(context)
+    first(context)
     with pytest.raises(errors.InvalidExperimentException, match=message):
-        calls[-1](context)
+        second(context)
 
 
 def test_disabled_levels() -> None:
@@ -196,14 +194,11 @@ def test_an_installed_apex_is_used(installed: Callable[[str | None], None]) -> N
     model, optimizer = configure(opt_level="O2", loss_scale=4.0)(context)
     import apex.amp  # type: ignore[import-not-found]
 
-    assert apex.amp.calls[0]["opt_level"] == "O2"
-    assert apex.amp.calls[0]["num_losses"] == 1
-    context.position.batch_idx = 0
-    context.precision.scaling.begin_batch(context.is_update_batch())
+    assert (apex.amp.calls[0]["opt_level"], apex.amp.calls[0]["num_losses"]) == ("O2", 1)
     before = model.weight.detach().clone()
-    context.backward(model(torch.ones(1, 2)).sum())
-    context.step_optimizer(optimizer)
-    context.precision.scaling.end_batch()
+    with batch_of(context, 0):
+        context.backward(model(torch.ones(1, 2)).sum())
+        context.step_optimizer(optimizer)
     torch.testing.assert_close(model.weight, before - 0.1)
     state = context.precision.scaling.state_dict()
     assert state == {"amp_state": apex.amp.state_dict()}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from det_lightning.checkpoint import load_checkpoint
+from tests.distributed.trained import last_weights, results
 from tests.launching import TORCHRUN, environment
 from tests.precision.precision_ranks import RESUMED, SCENARIOS, STRATEGIES
 from tests.versions import needs_shards
@@ -19,10 +20,6 @@ pytestmark = pytest.mark.slow
 
 #: Two ranks add the gradients of half a batch each, which are rounded to bfloat16 before; 4e-3 was seen.
 TOLERANCE: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-2}
-
-
-def results(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
-    return [torch.load(folder / f"{name}-{ranks}-{rank}.pt", weights_only=True) for rank in range(ranks)]
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_two_ranks_train_as_one(folder: Path, scenario: str) -> None:
-    first, second = results(folder, scenario, 2)
-    assert len(first["updates"]) == len(second["updates"]) > 3
-    for ours, theirs in zip(first["updates"], second["updates"], strict=True):
-        assert torch.equal(ours, theirs)
-    (one,) = results(folder, scenario, 1)
+    first, second = results(folder, f"{scenario}-2")
+    assert len(first["updates"]) > 3
+    torch.testing.assert_close(first["updates"], second["updates"], rtol=0, atol=0)
+    (one,) = results(folder, f"{scenario}-1", ranks=1)
     torch.testing.assert_close(first["updates"][-1], one["updates"][-1], **TOLERANCE)
     # Two overflows, and seven clean passes since.
     expected = {"loss_scaler0": {"loss_scale": 2.0**14, "unskipped": 7}}
@@ -52,30 +48,28 @@ def test_two_ranks_train_as_one(folder: Path, scenario: str) -> None:
 
 @pytest.mark.parametrize("scenario", RESUMED)
 def test_resume_within_an_aggregation(folder: Path, scenario: str) -> None:
-    for resumed, straight in zip(results(folder, f"{scenario}-resumed", 2), results(folder, scenario, 2), strict=True):
-        assert torch.equal(resumed["updates"][-1], straight["updates"][-1])
-        assert resumed["amp_state"] == straight["amp_state"]
+    resumed, straight = (results(folder, f"{scenario}{more}") for more in ("-resumed-2", "-2"))
+    for ours, theirs in zip(resumed, straight, strict=True):
+        assert torch.equal(ours["updates"][-1], theirs["updates"][-1])
+        assert ours["amp_state"] == theirs["amp_state"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_lightnings_precision_on_two_ranks(folder: Path, strategy: str) -> None:
     """The same as under O1, but that nothing is scaled, and no batch overflows."""
-    first, second = results(folder, f"bf16-mixed-{strategy}", 2)
+    first, second = results(folder, f"bf16-mixed-{strategy}-2")
     assert torch.equal(first["updates"][-1], second["updates"][-1])
     assert first["updates"][-1].dtype is torch.float32
-    ddp, _ = results(folder, "bf16-mixed-trial_ddp", 2)
+    ddp, _ = results(folder, "bf16-mixed-trial_ddp-2")
     torch.testing.assert_close(first["updates"][-1], ddp["updates"][-1], rtol=1e-4, atol=1e-4)
-    level, _ = results(folder, "O1", 2)
+    level, _ = results(folder, "O1-2")
     # The first update is not skipped in either.
     torch.testing.assert_close(first["updates"][0], level["updates"][0], **TOLERANCE)
 
 
 @needs_shards
 def test_sharded_batch_norms_in_float32(folder: Path) -> None:
-    sharded, replicated = (
-        [torch.load(folder / f"normed-{name}-{rank}.pt", weights_only=True) for rank in (0, 1)]
-        for name in ("sharded", "replicated")
-    )
+    sharded, replicated = (results(folder, f"normed-{name}") for name in ("sharded", "replicated"))
     for ours, theirs in zip(sharded, replicated, strict=True):
         assert ours["types"] == theirs["types"] == {"torch.float32", "torch.bfloat16"}
         assert ours["amp_state"] == theirs["amp_state"]
@@ -87,7 +81,7 @@ def test_checkpoints_of_sharded_masters(folder: Path) -> None:
     (directory,) = (folder / "sharded").glob("*/")
     (weights,) = load_checkpoint(directory).state["models_state_dict"]
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32, torch.int64}
-    last, _ = (torch.load(folder / f"normed-sharded-{rank}.pt", weights_only=True)["updates"][-1] for rank in (0, 1))
+    last = last_weights(folder, "normed-sharded")
     trained = torch.cat([weights[name].reshape(-1) for name in weights if name.endswith(("weight", "bias"))])
     # The masters have more digits than the weights that were computed with.
     assert not torch.equal(trained, last)

@@ -17,13 +17,14 @@ from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.precision.casting import WholeModelPrecision, cast_floats, halves_to_float
 from det_lightning.precision.scaling import TorchAmp, make_scaler
+from tests.precision.test_apex_levels import batch_of
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 
 def lightning_trainer(**flags: Any) -> pl.Trainer:
-    for feature in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"):
-        flags[feature] = False
-    return pl.Trainer(accelerator="cpu", devices=1, **flags)
+    features = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet: dict[str, Any] = dict.fromkeys(features, False)
+    return pl.Trainer(accelerator="cpu", devices=1, **quiet, **flags)
 
 
 class Leveled(SmallTrial):
@@ -66,6 +67,16 @@ def fit(kind: type[Any], storage: Path, batches: int, aggregation: int = 1, **ar
         return trial
 
 
+def train_under(
+    precision: Any, kind: type[Any] = SmallTrial, batches: int = 6, path: Path | None = None
+) -> tuple[TrialModule, pl.Trainer]:
+    seed_everything()
+    module = TrialModule(kind, max_length=pytorch.Batch(batches), reporting_period=pytorch.Batch(2))
+    trainer = lightning_trainer(precision=precision)
+    trainer.fit(module, ckpt_path=path)
+    return module, trainer
+
+
 @pytest.mark.parametrize(("kind", "aggregation"), [(Leveled, 1), (Leveled, 3), (LeveledO1, 3), (LeveledO3, 1)])
 def test_resumed_runs_end_bit_equal(tmp_path: Path, kind: type[Leveled], aggregation: int) -> None:
     """Scale, growth counter and float32 masters go on."""
@@ -91,13 +102,13 @@ def test_o2_saves_float32(tmp_path: Path) -> None:
     trained = fit(Leveled, tmp_path, 6)
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
     weights = load_checkpoint(tmp_path / checkpoint).state["models_state_dict"]
-    masters = [group["params"] for optimizer in (trained.adam, trained.sgd) for group in optimizer.param_groups]
-    for saved, of_model in zip(weights, masters, strict=True):
-        for value, master in zip(saved.values(), of_model, strict=True):
-            assert value.dtype is torch.float32
-            assert torch.equal(value, master)
+    optimizers = (trained.adam, trained.sgd)
+    masters = [p.detach() for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    saved = [value for of_model in weights for value in of_model.values()]
+    assert {value.dtype for value in saved} == {torch.float32}
+    torch.testing.assert_close(saved, masters, rtol=0, atol=0)
     plain = fit(SmallTrial, tmp_path / "plain", 6, latest_checkpoint=tmp_path / checkpoint)
-    assert torch.equal(weights_of(plain), torch.cat([p.detach().flatten() for group in masters for p in group]))
+    assert torch.equal(weights_of(plain), torch.cat([master.flatten() for master in masters]))
 
 
 def test_an_old_state_of_apex_goes_on() -> None:
@@ -123,13 +134,9 @@ def test_states_of_other_precisions(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_lightnings_checkpoints_hold_scales(tmp_path: Path) -> None:
-    def train(batches: int, path: Path | None = None) -> Leveled:
-        seed_everything()
-        module = TrialModule(Leveled, max_length=pytorch.Batch(batches), reporting_period=pytorch.Batch(2))
-        trainer = lightning_trainer()
-        trainer.fit(module, ckpt_path=path)
+    def train(batches: int, path: Path | None = None) -> Any:
+        module, trainer = train_under("32-true", Leveled, batches, path)
         trainer.save_checkpoint(tmp_path / f"{batches}.ckpt")
-        assert isinstance(module.trial, Leveled)
         return module.trial
 
     straight = train(8)
@@ -184,13 +191,10 @@ def amp_context(scaler: Any, aggregation: int = 1) -> tuple[pytorch.PyTorchTrial
     context.precision.scaler = scaler
     context.precision.use_scaling(TorchAmp(scaler, context.backend.gradients))
     torch.manual_seed(0)
-    model = context.wrap_model(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
-    kinds: list[Any] = [torch.optim.Adam, torch.optim.Adagrad]
-    optimizers = [
-        context.wrap_optimizer(kind(part.parameters(), lr=0.1))
-        for kind, part in zip(kinds, model.children(), strict=True)
-    ]
-    return context, model, optimizers
+    model: Any = context.wrap_model(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)))
+    adam = context.wrap_optimizer(torch.optim.Adam(model[0].parameters(), lr=0.1))
+    adagrad = context.wrap_optimizer(torch.optim.Adagrad(model[1].parameters(), lr=0.1))
+    return context, model, [adam, adagrad]
 
 
 def test_use_amp_updates_the_scaler_once_a_batch() -> None:
@@ -200,12 +204,10 @@ def test_use_amp_updates_the_scaler_once_a_batch() -> None:
     _, plain, references = amp_context(by_hand)
     for batch, inputs in enumerate(torch.randn(8, 4, 2)):
         factor = float("inf") if batch == 3 else 1.0
-        context.position.batch_idx = batch
-        context.precision.scaling.begin_batch(context.is_update_batch())
-        context.backward(model(inputs).square().mean() * factor)
-        for optimizer in optimizers:
-            context.step_optimizer(optimizer, clip_grads=lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1))
-        context.precision.scaling.end_batch()
+        with batch_of(context, batch):
+            context.backward(model(inputs).square().mean() * factor)
+            for optimizer in optimizers:
+                context.step_optimizer(optimizer, clip_grads=lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1))
         by_hand.scale(plain(inputs).square().mean() * factor).backward()
         if batch % 2 == 1:
             for reference in references:
@@ -218,8 +220,7 @@ def test_use_amp_updates_the_scaler_once_a_batch() -> None:
                 reference.zero_grad()
             by_hand.update()
         assert ours.state_dict() == by_hand.state_dict()
-        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-            assert torch.equal(mine, theirs)
+        torch.testing.assert_close([*model.parameters()], [*plain.parameters()], rtol=0, atol=0)
     assert ours.get_scale() == 2.0**15
     # No step, no update: torch would raise.
     context.precision.scaling.begin_batch(context.is_update_batch())
@@ -274,10 +275,9 @@ def test_nested_halves_become_float32(dtype: torch.dtype) -> None:
     }
     before = copy.deepcopy(nested)
     done = cast_floats(nested, halves_to_float)
-    for tensor in (done["list"][0], done["pair"].first, done["default"]["key"], done["output"]["logits"]):
-        assert tensor.dtype is torch.float32
-    for tensor in (done["frozen"].logits, done["frozen"].hidden[1], done["output"].logits):
-        assert tensor.dtype is torch.float32
+    cast = [done["list"][0], done["pair"].first, done["default"]["key"], done["output"]["logits"]]
+    cast += [done["frozen"].logits, done["frozen"].hidden[1], done["output"].logits]
+    assert {tensor.dtype for tensor in cast} == {torch.float32}
     assert done["list"][1] == (number, None)
     assert [type(done[key]) for key in done] == [type(nested[key]) for key in nested]
     assert (done["frozen"].note, done["default"].default_factory) == ("kept", list)
@@ -287,25 +287,13 @@ def test_nested_halves_become_float32(dtype: torch.dtype) -> None:
 
 
 def test_opaque_values_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    class Opaque:
-        pass
-
-    value = Opaque()
+    value = object()
     assert cast_floats([value, value], halves_to_float) == [value, value]
-    assert [record.getMessage() for record in caplog.records] == [
-        "A model in mixed precision takes or returns a Opaque; the tensors inside are not cast."
-    ]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == "A model in mixed precision takes or returns a object; the tensors inside are not cast."
 
 
 # Lightning's precision=
-
-
-def train_under(precision: Any, kind: type[Any] = SmallTrial) -> tuple[TrialModule, pl.Trainer]:
-    seed_everything()
-    module = TrialModule(kind, max_length=pytorch.Batch(6), reporting_period=pytorch.Batch(2))
-    trainer = lightning_trainer(precision=precision)
-    trainer.fit(module)
-    return module, trainer
 
 
 class ByHand(SmallTrial):

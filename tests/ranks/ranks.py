@@ -29,6 +29,11 @@ def numbers(rank: int, nodes: int, per_node: int) -> dict[str, Any]:
     }
 
 
+def meet(rank: int, port: int, size: int = 2, timeout_s: float = TIMEOUT_S, **changes: Any) -> DistributedContext:
+    """Return the context of a rank on one node, or as the changes say."""
+    return DistributedContext(**{**numbers(rank, 1, size), "pub_port": port, "timeout_s": timeout_s, **changes})
+
+
 def in_threads(ranks: Iterable[int], do: Callable[[int], Any]) -> list[Any]:
     """Run the function for every rank, each in a thread; return its results."""
     ranks = list(ranks)
@@ -45,7 +50,7 @@ def on_ranks(
     def on_rank(rank: int) -> Any:
         context = None
         try:
-            context = DistributedContext(**numbers(rank, nodes, per_node), pub_port=port, timeout_s=timeout_s)
+            context = meet(port=port, timeout_s=timeout_s, **numbers(rank, nodes, per_node))
             return do(context)
         except Exception as error:
             return error

@@ -24,10 +24,9 @@ from torch._C._distributed_c10d import TCPStore
 from det_lightning.core import DistributedContext
 from det_lightning.errors import InvalidHP
 from det_lightning.ranks import session
-from tests.ranks.ranks import TIMEOUT_S, free_port, in_threads, numbers, on_ranks
+from tests.launching import environment
+from tests.ranks.ranks import TIMEOUT_S, free_port, in_threads, meet, numbers, on_ranks
 from tests.warm_python import start_warm_python
-
-LAYOUTS = [(1, 2), (1, 3), (1, 4), (2, 1), (2, 2)]  # nodes, processes on each
 
 
 @pytest.fixture(autouse=True)
@@ -54,19 +53,17 @@ def store_of(context: DistributedContext) -> Any:
 
 OPERATIONS = ["gather", "allgather", "broadcast", "gather_local", "allgather_local", "broadcast_local"]
 objects = st.recursive(
-    st.none()
-    | st.booleans()
+    st.sampled_from([None, True, False, b"large" * 999])
     | st.integers()
     | st.floats(allow_nan=False)
-    | st.text(max_size=9)
-    | st.just(b"large" * 999),
+    | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("nodes", "per_node"), LAYOUTS)
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (1, 3), (1, 4), (2, 1), (2, 2)])
 @settings(max_examples=4)
 @given(data=st.data())
 def test_objects_come_in_rank_order(data: st.DataObject, nodes: int, per_node: int) -> None:
@@ -133,13 +130,11 @@ def test_many_operations_leave_few_keys() -> None:
 @pytest.mark.parametrize("size", [2, 16])
 def test_equal_contributions_stay_short(size: int) -> None:
     def do(context: DistributedContext) -> list[int]:
-        lengths = []
-        for exchange in (lambda: context.allgather((False, False)), lambda: context.broadcast("x" * 100)):
-            exchange()
-            store = store_of(context)
-            latest = max(
-                (key for key in store.list_keys() if key.endswith("/all")), key=lambda key: int(key.split("/")[-2])
-            )
+        lengths, store = [], store_of(context)
+        for operation, mine in (("allgather", (False, False)), ("broadcast", "x" * 100)):
+            getattr(context, operation)(mine)
+            of_rounds = [key for key in store.list_keys() if key.endswith("/all")]
+            latest = max(of_rounds, key=lambda key: int(key.split("/")[-2]))
             lengths.append(len(store.get(latest.partition("/")[2] if latest.startswith("/") else latest)))
         return lengths
 
@@ -178,8 +173,8 @@ def test_waiting_takes_little_processor_time() -> None:
 
 def test_no_numbers_are_a_single_process() -> None:
     context = DistributedContext()
-    assert (context.rank, context.size, context.local_rank, context.local_size) == (0, 1, 0, 1)
-    assert (context.cross_rank, context.cross_size) == (0, 1)
+    of_node = (context.local_rank, context.local_size)
+    assert [(context.rank, context.size), of_node, (context.cross_rank, context.cross_size)] == [(0, 1)] * 3
     assert [context.gather(1), context.allgather_local(1), context.broadcast(1)] == [[1], [1], 1]
     context.close()
     context.close()
@@ -190,17 +185,12 @@ def test_no_numbers_are_a_single_process() -> None:
     [
         ({"rank": 0, "size": 2}, ValueError, ["got only rank=0", "local_rank, local_size, cross_rank, cross_size"]),
         (
-            {"rank": 4, "size": 4, "local_rank": -1, "local_size": 2, "cross_rank": 0, "cross_size": 4, "chief_ip": "x"}
-            | {"timeout_s": 0},
+            {**numbers(0, 4, 2), "rank": 4, "size": 4, "local_rank": -1, "timeout_s": 0},
             ValueError,
             ["rank=4, size=4", "local_rank=-1", "of cross_size=4 nodes", "timeout_s=0"],
         ),
         ({**numbers(0, 2, 1), "chief_ip": None}, AssertionError, ["chief_ip"]),
-        (
-            {**numbers(0, 1, 2), "pub_port": 65000, "port_offset": 1000},
-            ValueError,
-            ["pub_port=65000 and port_offset=1000"],
-        ),
+        ({**numbers(0, 1, 2), "pub_port": 65000, "port_offset": 1000}, ValueError, ["pub_port=65000 and port_offset="]),
     ],
 )
 def test_wrong_numbers_are_named_at_once(given: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
@@ -214,9 +204,8 @@ def test_disagreeing_ranks_are_refused() -> None:
     port = free_port()
 
     def on_rank(rank: int) -> str:
-        topology = {**numbers(rank, 1, 4), "local_rank": 0, "local_size": 2, "cross_rank": rank // 2, "cross_size": 2}
         with pytest.raises(ValueError) as caught:
-            DistributedContext(**topology, pub_port=port, timeout_s=TIMEOUT_S)
+            meet(rank, port, 4, local_rank=0, local_size=2, cross_rank=rank // 2, cross_size=2)
         return str(caught.value)
 
     for message in in_threads(range(4), on_rank):
@@ -229,9 +218,8 @@ def test_port_offset_is_added() -> None:
 
     def on_rank(rank: int) -> Any:
         # Rank 1 names the same port differently.
-        ports: dict[str, Any] = {"pub_port": port - 7, "port_offset": 7} if rank else {"pub_port": port}
-        context = DistributedContext(**numbers(rank, 1, 2), **ports, pull_port=1, force_tcp=True, timeout_s=TIMEOUT_S)
-        with contextlib.closing(context):
+        offset = 7 * rank
+        with contextlib.closing(meet(rank, port - offset, port_offset=offset, pull_port=1, force_tcp=True)) as context:
             return context.allgather(rank)
 
     assert in_threads(range(2), on_rank) == [[0, 1], [0, 1]]
@@ -242,12 +230,11 @@ def test_store_of_one_node_is_local() -> None:
     def do(context: DistributedContext) -> bool:
         assert context._session is not None
         port = context._session.address.port
-        addresses = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), port, socket.AF_INET)}
-        outside = [address for address in addresses if not str(address).startswith("127.")]
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), port, socket.AF_INET)}
         reached = False
-        for address in outside:
+        for address in (one for one in addresses if not one.startswith("127.")):
             with contextlib.suppress(OSError):
-                socket.create_connection((str(address), port), timeout=2).close()
+                socket.create_connection((address, port), timeout=2).close()
                 reached = True
         context.allgather(None)
         return reached
@@ -322,7 +309,7 @@ def test_unstarted_rank_is_named() -> None:
 
     def on_rank(rank: int) -> str:
         with pytest.raises(RuntimeError) as caught:
-            DistributedContext(**numbers(rank, 1, 4), pub_port=port, timeout_s=2)
+            meet(rank, port, 4, timeout_s=2)
         return str(caught.value)
 
     chief, other = in_threads((0, 2), on_rank)
@@ -333,7 +320,7 @@ def test_unstarted_rank_is_named() -> None:
 @pytest.mark.slow
 def test_a_chief_that_is_never_started_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"Rank 1 has not reached the store at 127.0.0.1.* Check that rank 0 runs"):
-        DistributedContext(**numbers(1, 1, 2), pub_port=free_port(), timeout_s=1)
+        meet(1, free_port(), timeout_s=1)
 
 
 def test_a_port_that_is_in_use_is_named() -> None:
@@ -341,7 +328,7 @@ def test_a_port_that_is_in_use_is_named() -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(RuntimeError, match=f"cannot run the store .* port {taken.getsockname()[1]}.*port_offset="),
     ):
-        DistributedContext(**numbers(0, 1, 2), pub_port=taken.getsockname()[1], timeout_s=1)
+        meet(0, taken.getsockname()[1], timeout_s=1)
 
 
 @pytest.mark.slow
@@ -361,10 +348,7 @@ def test_early_close_ends_the_waiting(leaver: int) -> None:
 @pytest.mark.slow
 def test_different_operations_are_named() -> None:
     def do(context: DistributedContext) -> None:
-        if context.rank == 1:
-            context.broadcast(None)
-        else:
-            context.gather(None)
+        getattr(context, "broadcast" if context.rank == 1 else "gather")(None)
 
     found = errors(on_ranks(1, 3, do))
     assert found.keys() == {0, 1, 2}
@@ -375,10 +359,7 @@ def test_different_operations_are_named() -> None:
 @pytest.mark.slow
 def test_ranks_in_different_groups_end() -> None:
     def do(context: DistributedContext) -> None:
-        if context.rank == 3:
-            context.broadcast_local(None)
-        else:
-            context.allgather(None)
+        getattr(context, "broadcast_local" if context.rank == 3 else "allgather")(None)
 
     found = errors(on_ranks(2, 2, do, timeout_s=2))
     assert found.keys() == {0, 1, 2, 3}
@@ -414,10 +395,8 @@ def test_contexts_share_a_port() -> None:
     def on_rank(rank: int) -> list[Any]:
         found = []
         for number in range(3):
-            with (
-                contextlib.closing(DistributedContext(**numbers(rank, 1, 3), pub_port=port, timeout_s=30)) as one,
-                contextlib.closing(DistributedContext(**numbers(rank, 1, 3), pub_port=port, timeout_s=30)) as two,
-            ):
+            one, two = (meet(rank, port, 3, timeout_s=30) for _ in range(2))
+            with contextlib.closing(one), contextlib.closing(two):
                 found.append((one.allgather((number, 1)), two.allgather((number, 2))))
         return found
 
@@ -428,11 +407,7 @@ def test_contexts_share_a_port() -> None:
 def test_contexts_close_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_LINGER_S", 3600.0)  # as long as a chief would wait for the others
     port = free_port()
-
-    def on_rank(rank: int) -> DistributedContext:
-        return DistributedContext(**numbers(rank, 1, 3), pub_port=port, timeout_s=TIMEOUT_S)
-
-    for context in in_threads(range(3), on_rank):
+    for context in in_threads(range(3), lambda rank: meet(rank, port, 3)):
         context.close()
 
 
@@ -440,13 +415,13 @@ def test_contexts_close_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _exchange_in_process(rank: int, port: int, results: Any) -> None:
-    context = DistributedContext(**numbers(rank, 1, 2), pub_port=port, timeout_s=TIMEOUT_S)
+    context = meet(rank, port)
     results.put((rank, context.allgather({"rank": rank}), context.broadcast(rank)))
     # Neither closes: the chief has to go on serving until the other one has read the last object.
 
 
 def _die_in_process(rank: int, port: int, dying: int, others_are_ready: Any, results: Any) -> None:
-    context = DistributedContext(**numbers(rank, 1, 2), pub_port=port, timeout_s=TIMEOUT_S)
+    context = meet(rank, port)
     if rank == dying:
         others_are_ready.wait(TIMEOUT_S)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -491,22 +466,22 @@ def test_a_process_that_is_killed_is_named(dying: int) -> None:
         assert "allgather() of rank 0 has waited 2 s for rank 1." in text
 
 
-def torchrun(script: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def torchrun(script: str, directory: Path, *options: str) -> list[str]:
+    """Run a script on two ranks; return what each wrote."""
     path = directory / "script.py"
     path.write_text(textwrap.dedent(script))
     launcher = [start_warm_python().executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
     environment = {name: value for name, value in os.environ.items() if name != "INTER_TRAIN_PROCESS_COMM_PORT_1"}
-    return subprocess.run(
-        [*launcher, str(path)], cwd=directory, env=environment, capture_output=True, text=True, timeout=180, check=False
-    )
+    command = [*launcher, str(path)]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    return [(directory / f"out{rank}").read_text() for rank in range(2)]
 
 
 @lists_keys
 @pytest.mark.slow
-def test_torchrun_agents_store_is_used(
-    tmp_path: Path,
-) -> None:
-    done = torchrun(
+def test_torchrun_agents_store_is_used(tmp_path: Path) -> None:
+    found = torchrun(
         """
         import torch, torch.distributed as dist
         from pathlib import Path
@@ -528,14 +503,12 @@ def test_torchrun_agents_store_is_used(
         tmp_path,
         *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
     )
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        assert (tmp_path / f"out{rank}").read_text() == repr(([0, 1], 3, {"from": 0}, rank, []))
+    assert found == [repr(([0, 1], 3, {"from": 0}, rank, [])) for rank in range(2)]
 
 
 @pytest.mark.slow
 def test_restart_sees_no_old_keys(tmp_path: Path) -> None:
-    done = torchrun(
+    found = torchrun(
         """
         import os
         from pathlib import Path
@@ -552,38 +525,21 @@ def test_restart_sees_no_old_keys(tmp_path: Path) -> None:
         tmp_path,
         *("--max-restarts", "1", "--monitor-interval", "0.2", "--standalone"),
     )
-    assert done.returncode == 0, done.stderr
-    for rank in range(2):
-        expected = [[(1, 0), (1, 1)], [(1, 0, "again"), (1, 1, "again")]]
-        assert (tmp_path / f"out{rank}").read_text() == repr(expected)
+    assert found == [repr([[(1, 0), (1, 1)], [(1, 0, "again"), (1, 1, "again")]])] * 2
 
 
 @pytest.mark.slow
-def test_failed_process_ends_the_waiting(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import sys
-            from det_lightning.core import DistributedContext
-
-            rank, port = map(int, sys.argv[1:])
-            context = DistributedContext(
-                rank=rank, size=2, local_rank=rank, local_size=2, cross_rank=0, cross_size=1, pub_port=port
-            )
-            if rank == 1:
-                raise ValueError("the culprit")
-            context.gather(None)
-            """
-        )
-    )
-    port = str(free_port())
-    runs = [
-        subprocess.Popen(
-            [start_warm_python().executable, str(script), str(rank), port], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
+def test_failed_process_ends_the_waiting() -> None:
+    script = """
+from tests.ranks.ranks import meet
+context = meet({rank}, {port}, chief_ip=None)
+if {rank} == 1:
+    raise ValueError("the culprit")
+context.gather(None)
+"""
+    python, port = start_warm_python().executable, free_port()
+    commands = [[python, "-c", script.format(rank=rank, port=port)] for rank in range(2)]
+    runs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) for command in commands]
     chief, other = (run.communicate(timeout=120)[1] for run in runs)
     assert "the culprit" in other
     assert "rank 1 takes part no more, since its process has ended without close()" in chief
@@ -592,17 +548,11 @@ def test_failed_process_ends_the_waiting(tmp_path: Path) -> None:
 # Giving up on hyperparameters
 
 
-def give_up(context: DistributedContext) -> None:
-    context.give_up(InvalidHP("caught"))
-    context.allgather(None)
-
-
 def test_giving_up_is_told_to_others() -> None:
     def do(context: DistributedContext) -> str:
         if context.rank == 1:
-            give_up(context)
-        else:
-            context.allgather(None)
+            context.give_up(InvalidHP("caught"))
+        context.allgather(None)
         context.abandon(ValueError("later"))
         return context.given_up
 
@@ -611,7 +561,8 @@ def test_giving_up_is_told_to_others() -> None:
 
 def test_ranks_go_on_after_giving_up() -> None:
     def do(context: DistributedContext) -> str:
-        give_up(context)
+        context.give_up(InvalidHP("caught"))
+        context.allgather(None)
         assert context.meet(10.0, "the run ends")
         context.allgather(None)
         context.abandon(ValueError("later"))

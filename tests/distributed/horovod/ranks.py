@@ -27,15 +27,12 @@ FREQUENCY, UNTIL = 3, 5
 
 def train(kind: type[Plain], storage: Path, batches: int = BATCHES, frequency: int = 1, **arguments: Any) -> Plain:
     seed_everything()
-    exp_conf = {"name": "ranks", "optimizations": arguments.pop("optimizations", {})}
-    distributed = core.DistributedContext.from_torch_distributed() if dist.is_initialized() else None
-    with pytorch.init(
-        hparams={"global_batch_size": GLOBAL_BATCH},
-        exp_conf=exp_conf,
-        distributed=distributed,
-        aggregation_frequency=frequency,
-        enable_tensorboard_logging=False,
-    ) as context:
+    settings: dict[str, Any] = {
+        "hparams": {"global_batch_size": GLOBAL_BATCH},
+        "exp_conf": {"name": "ranks", "optimizations": arguments.pop("optimizations", {})},
+        "distributed": core.DistributedContext.from_torch_distributed() if dist.is_initialized() else None,
+    }
+    with pytorch.init(**settings, aggregation_frequency=frequency, enable_tensorboard_logging=False) as context:
         trial = kind(context)
         fit = {"checkpoint_policy": "none", "reporting_period": pytorch.Batch(4), **arguments}
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
@@ -53,7 +50,7 @@ def all_scenarios(output: Path, name: str, rank: int) -> None:
         trial = train(kind, output / f"{name}-{scenario}-storage", frequency=frequency)
         save(trial, output, f"{name}-{scenario}")
         if isinstance(trial, scenarios.Measured):
-            torch.save({key: float(trial.measured[key]) for key in ("error",)}, output / f"{name}-error-{rank}.pt")
+            torch.save({"error": float(trial.measured["error"])}, output / f"{name}-error-{rank}.pt")
         if isinstance(trial, scenarios.Unused):
             assert trial.hooks == len(trial.updates), "a hook after each step runs once"
 

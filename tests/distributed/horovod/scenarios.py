@@ -8,12 +8,13 @@ import torch
 import torchmetrics
 
 from det_lightning import pytorch
+from tests.conformance.trials import callback
 from tests.distributed.trials import Frozen, Gan, Orders, Plain
 
 
 class Sgd(Plain):
     def wrap(self) -> None:
-        self.model = self.context.wrap_model(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 1)))
+        self.model = self.context.wrap_model(self.make_model())
         self.optimizer = self.context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9))
 
 
@@ -78,7 +79,7 @@ class Passes(Orders):
     """Three backward passes before each step."""
 
     def wrap(self) -> None:
-        self.model = self.context.wrap_model(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 1)))
+        self.model = self.context.wrap_model(self.make_model())
         adamw = torch.optim.AdamW(self.model.parameters(), lr=0.05)
         self.optimizer = self.context.wrap_optimizer(adamw, backward_passes_per_step=3)
 
@@ -86,10 +87,11 @@ class Passes(Orders):
 class Unused(Plain):
     """A layer that only every third batch uses: weight decay and momentum have to rest on the others."""
 
+    def make_model(self) -> torch.nn.Module:
+        return torch.nn.ModuleDict({"all": torch.nn.Linear(4, 1), "some": torch.nn.Linear(4, 1)})
+
     def wrap(self) -> None:
-        layers = {"all": torch.nn.Linear(4, 1), "some": torch.nn.Linear(4, 1)}
-        self.model = self.context.wrap_model(torch.nn.ModuleDict(layers))
-        self.optimizer = self.context.wrap_optimizer(torch.optim.AdamW(self.model.parameters(), lr=0.05))
+        super().wrap()
         self.hooks = 0
         self.optimizer.register_step_post_hook(self.count)
 
@@ -119,13 +121,7 @@ class Measured(Plain):
         return super().evaluate_batch(batch)
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-        trial = self
-
-        class Keeping(pytorch.PyTorchCallback):
-            def on_validation_end(self, metrics: dict[str, Any]) -> None:
-                trial.measured = metrics
-
-        return {"keeping": Keeping()}
+        return {"keeping": callback(pytorch, on_validation_end=lambda metrics: self.measured.update(metrics))}
 
 
 class Unequal(Plain):

@@ -39,12 +39,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> dict[str, 
         for side in SIDES:
             output = folder / side
             output.mkdir()
-            launch(
-                "tests.distributed.horovod.determined_ranks",
-                side,
-                json.dumps({**EQUAL, "hidden step": HIDDEN_STEP}),
-                str(output),
-            )
+            cases = json.dumps({**EQUAL, "hidden step": HIDDEN_STEP})
+            launch("tests.distributed.horovod.determined_ranks", side, cases, str(output))
             per_rank = [pickle.loads((output / f"{rank}.pkl").read_bytes()) for rank in range(2)]
             found[side] = {name: [traces[name] for traces in per_rank] for name in per_rank[0]}
     return found

@@ -1,4 +1,4 @@
-"""Two processes of the real Horovod, beside one process on all of the data and beside two of DDP."""
+"""Two processes of the real Horovod, beside one process on all of the data and beside two of DDP; also apex levels."""
 
 from __future__ import annotations
 
@@ -9,28 +9,24 @@ import pytest
 import torch
 
 from tests.distributed.horovod.conftest import Launch
+from tests.distributed.horovod.levels import LEVELS
 from tests.distributed.horovod.scenarios import SCENARIOS
+from tests.distributed.trained import TOLERANCE, results
+from tests.precision.test_precision_ranks import TOLERANCE as LEVELS_TOLERANCE
 
 pytestmark = pytest.mark.slow
 
-#: How far sums of floats may be apart that were added in another order; 4e-7 was seen.
-TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6}
-#: The same for gradients that were rounded to half precision; 1e-4 was seen.
+#: How far sums may be apart of gradients that were rounded to half precision; 1e-4 was seen.
 COMPRESSED: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-3}
 
 MODULE = "tests.distributed.horovod.ranks"
 
 
-def results(folder: Path, name: str, ranks: int = 2) -> list[dict[str, Any]]:
-    return [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(ranks)]
-
-
 def last_updates(folder: Path, name: str) -> torch.Tensor:
     """Return the weights after the last update; they have to be the same on both ranks."""
     first, second = results(folder, name)
-    assert len(first["updates"]) == len(second["updates"]) > 2
-    for ours, theirs in zip(first["updates"], second["updates"], strict=True):
-        assert torch.equal(ours, theirs)
+    assert len(first["updates"]) > 2
+    torch.testing.assert_close(first["updates"], second["updates"], rtol=0, atol=0)
     last: torch.Tensor = first["updates"][-1]
     return last
 
@@ -151,3 +147,25 @@ def test_two_launchers_at_once_are_refused(tmp_path: Path, launch: Launch, launc
 def test_run_without_launcher_is_alone(tmp_path: Path, launch: Launch) -> None:
     printed = launch(MODULE, "lightning", str(tmp_path), launcher="none")
     assert "Horovod knows of one process only" in printed
+
+
+@pytest.fixture(scope="module")
+def levels(tmp_path_factory: pytest.TempPathFactory, launch: Launch) -> Path:
+    """What every apex level left behind, on two ranks and on one."""
+    found = tmp_path_factory.mktemp("levels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("working_directory"))
+        launch("tests.distributed.horovod.levels", str(found), "2")
+        launch("tests.distributed.horovod.levels", str(found), "1", launcher="none")
+    return found
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_two_ranks_skip_an_overflow_together(levels: Path, level: str) -> None:
+    first, second = results(levels, f"{level}-2")
+    assert len(first["updates"]) > 3
+    torch.testing.assert_close(first["updates"], second["updates"], rtol=0, atol=0)
+    (one,) = results(levels, f"{level}-1", ranks=1)
+    torch.testing.assert_close(first["updates"][-1], one["updates"][-1], **LEVELS_TOLERANCE)
+    assert first["amp_state"] == second["amp_state"] == one["amp_state"]
+    assert first["amp_state"]["loss_scaler0"]["loss_scale"] == 2.0**14
