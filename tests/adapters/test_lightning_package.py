@@ -107,9 +107,7 @@ fit(profiler=L.pytorch.profilers.SimpleProfiler())
         assert wrong in printed
 
 
-def test_a_module_warns_of_a_mixture(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_module_warns_of_a_mixture(caplog: pytest.LogCaptureFixture) -> None:
     importlib.import_module(OTHER)
     TrialModule(other_releases.WithoutDropout)
     assert f"a trainer of {OTHER} refuses the module. Import Lightning as" in caplog.text

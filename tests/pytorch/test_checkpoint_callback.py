@@ -52,14 +52,8 @@ def saved_in(storage: Path) -> dict[int, dict[str, Any]]:
     ("said", "message"),
     [
         ({"checkpoint_policy": "best"}, "checkpoint_policy='best', but the callback has policy='all'"),
-        (
-            {"checkpoint_period": pytorch.Batch(2)},
-            r"_period=Batch\(2\), but the callback has period=Batch\(4\)",
-        ),
-        (
-            {"checkpoint_period": pytorch.Epoch(4)},
-            r"_period=Epoch\(4\), but the callback has period=Batch\(4\)",
-        ),
+        ({"checkpoint_period": pytorch.Batch(2)}, r"_period=Batch\(2\), but the callback has period=Batch\(4\)"),
+        ({"checkpoint_period": pytorch.Epoch(4)}, r"_period=Epoch\(4\), but the callback has period=Batch\(4\)"),
         (
             {"checkpoint_policy": "none", "checkpoint_period": pytorch.Batch(2), "checkpoint_storage": "elsewhere"},
             r"policy='all'; and .*period=Batch\(4\); and checkpoint_storage=\.\.\., but the callback writes to .*once",

@@ -133,13 +133,7 @@ class Run:
 )
 @pytest.mark.parametrize("kind", BATCH_SAMPLERS)
 def test_resume_anywhere(
-    kind: str,
-    size: int,
-    batch_size: int,
-    placement: tuple[int, int],
-    stops: list[int],
-    ahead: int,
-    draws_between: bool,
+    kind: str, size: int, batch_size: int, placement: tuple[int, int], stops: list[int], ahead: int, draws_between: bool
 ) -> None:
     run = Run(lambda: BATCH_SAMPLERS[kind](size, batch_size), *placement, ahead)
     length = max(stops) + 5

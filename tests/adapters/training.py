@@ -1,0 +1,24 @@
+"""A module that has been trained, in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from det_lightning.adapters import TrialModule
+from tests.lightning import fit
+from tests.trials import SmallTrial, weights_of
+
+
+def trained(trial: Any = SmallTrial, ckpt_path: Any = None, **flags: Any) -> Any:
+    """Train a trial, or the module of one, from the same random state each time; return the module."""
+    module = trial if isinstance(trial, TrialModule) else TrialModule(trial)
+    fit(module, ckpt_path, **flags)
+    return module
+
+
+def resumes_exactly(checkpoint: Any, epochs: int = 2, trial: Any = SmallTrial) -> bool:
+    """Tell whether a run that goes on from a checkpoint ends with the weights of one that never stopped."""
+    resumed, straight = trained(trial, checkpoint, max_epochs=epochs), trained(trial, max_epochs=epochs)
+    return torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
