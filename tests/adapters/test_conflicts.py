@@ -50,24 +50,22 @@ def test_a_file_has_the_trained_hparams(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_missing_parameters_are_warned_of(caplog: Any) -> None:
-    uses: dict[str, list[Any]] = {
-        "freeze": [],
-        "requires_grad_": [False],
-        "apply": [lambda part: part],
-        "named_parameters": [],
-        "state_dict": [],
-    }
+    uses: list[Callable[[Any], Any]] = [
+        lambda module: module.freeze(),
+        lambda module: module.requires_grad_(False),
+        lambda module: module.apply(lambda part: part),
+        lambda module: list(module.parameters()),
+        lambda module: module.state_dict(),
+    ]
     module = TrialModule(SmallTrial)
-    for method, arguments in uses.items():
+    for use in uses:
         caplog.clear()
-        list(getattr(module, method)(*arguments) or [])
-        assert re.search(r"has no parameters of its trial before fit\(\).*do it in on_fit_start\(\)", caplog.text), (
-            method
-        )
+        use(module)
+        assert re.search(r"has no parameters of its trial before fit\(\).*do it in on_fit_start\(\)", caplog.text)
     caplog.clear()
     trainer().fit(module)
-    for method, arguments in uses.items():
-        list(getattr(module, method)(*arguments) or [])
+    for use in uses:
+        use(module)
     assert "has no parameters" not in caplog.text
 
 

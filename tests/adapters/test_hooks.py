@@ -112,8 +112,8 @@ def test_hooks_without_a_length() -> None:
             return torch.utils.data.DataLoader(Batches(), batch_size=16)
 
     seen: list[Any] = []
-    start = at("validation_batch_start", lambda batch, index, _: seen.append((index, len(batch[0]))))
-    end = at("validation_batch_end", lambda outputs, batch, index, _: seen.append((index, list(outputs))))
+    start = at("validation_batch_start", lambda batch, index, *_: seen.append((index, len(batch[0]))))
+    end = at("validation_batch_end", lambda outputs, batch, index, *_: seen.append((index, list(outputs))))
     fit(TrialModule(Trial), callbacks=[start, end])
     assert seen[::2] == [*enumerate([16, 16, 16, 2])]
     assert seen[1::2] == [*enumerate([["validation_loss"]] * 4)]

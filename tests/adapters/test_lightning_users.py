@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import inspect
 import re
@@ -285,11 +286,22 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in OTHERS and hasattr(pl.LightningModule, name)])
-def test_a_method(name: str) -> None:
-    def every_stage(trainer: pl.Trainer, module: pl.LightningModule, notes: list[Any]) -> None:
-        trainer.fit(module)
-        test_and_predict(trainer, module, notes)
+TESTED = [name for name in METHODS if name not in OTHERS and hasattr(pl.LightningModule, name)]
+#: Overridden all at once, which Lightning does not take of configure_sharded_model.
+WORKING_HOOKS = {name for name in TESTED if METHODS[name] == "works"} - {*USES_OF_METHODS, "configure_sharded_model"}
 
-    noting = {**in_hook(name, lambda self, *arguments: name), "use": every_stage}
-    require_result(METHODS[name], dict, **USES_OF_METHODS.get(name, noting))
+
+@pytest.mark.parametrize("name", [name for name in TESTED if name not in WORKING_HOOKS])
+def test_a_method(name: str) -> None:
+    uses = USES_OF_METHODS.get(name, {**in_hook(name, lambda self, *arguments: name), "use": test_and_predict})
+    require_result(METHODS[name], dict, **uses)
+
+
+def test_hooks_are_called_as_often() -> None:
+    methods: dict[str, Any] = {}
+    for hook in WORKING_HOOKS:
+        methods |= in_hook(hook, lambda self, *arguments, hook=hook: hook)["methods"]
+    plain, trial = (outcome(is_trial, {}, test_and_predict, methods) for is_trial in (False, True))
+    assert sorted(map(str, trial.notes)) == sorted(map(str, plain.notes))
+    assert trial.is_like(dataclasses.replace(plain, notes=trial.notes))
+    assert {*map(str, plain.notes)} >= WORKING_HOOKS - {"on_load_checkpoint", "on_save_checkpoint"}
