@@ -24,8 +24,6 @@ WITH_NUMPY_OBJECTS = Path(__file__).parent / "files/numpy_objects.ckpt.gz"
 
 
 class NumpyState(pytorch.PyTorchCallback):
-    """Keeps values of numpy over a checkpoint."""
-
     def __init__(self) -> None:
         self.values: Any = {"mean": np.float32(0.1), "all": [np.arange(6).reshape(2, 3)], "none": np.zeros(0)}
 

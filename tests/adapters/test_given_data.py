@@ -61,9 +61,9 @@ def test_a_data_module_is_called(argument: str) -> None:
     calls: list[Any] = []
 
     def noting(method: str) -> Any:
-        def note(self: OwnData, *arguments: Any) -> Any:
-            calls.append((method, *arguments))
-            return getattr(super(type(self), self), method)(*arguments)
+        def note(self: OwnData, **stage: str) -> Any:
+            calls.append((method, *stage.values()))
+            return getattr(super(type(self), self), method)(**stage)
 
         return note
 

@@ -54,8 +54,6 @@ class OneModel(pytorch.PyTorchTrial):
 
 
 class Predicting(SmallTrial):
-    """Has two models, and says what a prediction is."""
-
     def predict_batch(self, batch: Any) -> torch.Tensor:
         prediction: torch.Tensor = self.head(self.body(batch[0]))
         return prediction
@@ -160,8 +158,6 @@ def test_a_file_supplies_only_added_arguments(keeps: bool, expected: int, tmp_pa
 
 
 class WithScale(TrialModule):
-    """A module with a parameter that is not the trial's."""
-
     def __init__(self, scale: float = 0.0) -> None:
         super().__init__(OneModel, {"width": 3})
         self.scale = torch.nn.Parameter(torch.tensor(scale))

@@ -149,23 +149,16 @@ def test_run_validation() -> None:
     assert fitted(Module).validations == [0, 6]
 
 
-def test_end_epoch() -> None:
+@pytest.mark.parametrize(("end", "steps"), [("epoch", 2 + 6 + 6), ("epoch's training", 6), ("training", 2)])
+def test_end_epoch_and_end_training(end: str, steps: int) -> None:
     class Module(Watched):
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
-            if self.steps == 4:
+            if self.steps == 2 and end == "epoch":
                 lightning_internals.end_epoch(dataloader_iter)
+            elif self.steps == 2:
+                lightning_internals.end_training(self.trainer, early=end == "training")
 
-    assert fitted(Module).steps == 4
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_end_training(early: bool) -> None:
-    class Module(Watched):
-        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
-            if self.steps == 2:
-                lightning_internals.end_training(self.trainer, early=early)
-
-    assert fitted(Module, min_steps=5, max_epochs=3).steps == (2 if early else 6)  # the epoch has 6
+    assert fitted(Module, min_steps=5, max_epochs=3).steps == steps
 
 
 def test_show_batch_index_and_move_to() -> None:
@@ -203,8 +196,6 @@ def test_read_validation_limit(flag: float, limit: int | None) -> None:
 
 @pytest.mark.parametrize(("in_trial", "steps"), [(False, [1, 3, 5]), (True, [2, 4, 6])])
 def test_show_logging_step(in_trial: bool, steps: list[int], tmp_path: Path) -> None:
-    """What is logged has the step that was set, and is logged at the same batches."""
-
     class Module(Watched):
         def on_train_start(self) -> None:
             if in_trial:
@@ -236,10 +227,6 @@ def test_call_hook() -> None:
     """A hook of callbacks and of the module, in this order; what is logged there is known by the hook's name."""
     called: list[tuple[str, Any]] = []
 
-    class Callback(pl.Callback):
-        def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:
-            called.append(("callback", loss))
-
     class Module(Watched):
         def on_before_backward(self, loss: torch.Tensor) -> None:
             called.append(("module", loss))
@@ -248,7 +235,10 @@ def test_call_hook() -> None:
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
             lightning_internals.call_hook(self.trainer, "on_before_backward", torch.tensor(0.5))
 
-    module = fitted(Module, callbacks=[Callback()], limit_train_batches=1)
+    callback = pl.callbacks.LambdaCallback(
+        on_before_backward=lambda *arguments: called.append(("callback", arguments[2]))
+    )
+    module = fitted(Module, callbacks=[callback], limit_train_batches=1)
     # The first two are Lightning's own calls.
     assert called[2:] == [("callback", torch.tensor(0.5)), ("module", torch.tensor(0.5))]
     assert module.trainer.callback_metrics["logged"] == 0.5
@@ -403,8 +393,6 @@ class OnlyTraining(pl.LightningDataModule):
     ],
 )
 def test_take_given_data_and_find_datamodule(arguments: dict[str, Any], given: dict[str, Any]) -> None:
-    """A data module is asked, and Lightning asks the module for what there is."""
-
     class Module(Asking):
         def ask(self) -> None:
             assert lightning_internals.find_datamodule(self.trainer) is arguments.get("datamodule")
@@ -427,18 +415,18 @@ def test_take_given_data_of_a_validation() -> None:
         make_trainer().validate(Module(), dataloaders=[1])
 
 
-@pytest.mark.parametrize(("arguments", "found"), [({}, False), ({"dataloaders": [1]}, True)])
-def test_has_data(arguments: dict[str, Any], found: bool) -> None:
+@pytest.mark.parametrize("data", [None, [1]])
+def test_has_data(data: Any) -> None:
     class Module(Asking):
         test_dataloader = pl.LightningModule.test_dataloader
         predict_dataloader = pl.LightningModule.predict_dataloader
 
         def ask(self) -> None:
-            assert lightning_internals.has_data(self.trainer) == found
+            assert lightning_internals.has_data(self.trainer) == bool(data)
 
     for call in (make_trainer().test, make_trainer().predict):
         with pytest.raises(NotImplementedError):
-            call(Module(), **arguments)
+            call(Module(), data)
 
 
 @pytest.mark.parametrize("start_method", ["popen", "spawn"])
@@ -561,26 +549,23 @@ def test_publish_metrics_and_show_report() -> None:
     assert "mean" not in trainer.logged_metrics
 
 
+class SavingByTime(Watched):
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        lightning_internals.publish_metrics(self.trainer, {"loss": torch.tensor(1.0 / self.steps)})
+        lightning_internals.save_by_time(self.trainer)
+
+
 @pytest.mark.parametrize(("interval", "saved"), [(AT_ONCE, 3), (datetime.timedelta(hours=1), 0)])
 def test_save_by_time(interval: datetime.timedelta, saved: int, tmp_path: Path) -> None:
-    class Module(Watched):
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            lightning_internals.save_by_time(self.trainer)
-
     checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, train_time_interval=interval, save_top_k=-1)
-    fitted(Module, callbacks=[checkpoint], limit_train_batches=3)
+    fitted(SavingByTime, callbacks=[checkpoint], limit_train_batches=3)
     assert len(list(tmp_path.glob("*.ckpt"))) == saved
 
 
 @pytest.mark.parametrize("monitor", ["missing", "loss"])
 def test_save_by_time_waits_for_a_metric(monitor: str, tmp_path: Path) -> None:
-    class Module(Watched):
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            lightning_internals.publish_metrics(self.trainer, {"loss": torch.tensor(1.0 / self.steps)})
-            lightning_internals.save_by_time(self.trainer)
-
     checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, monitor=monitor, train_time_interval=AT_ONCE, save_last=True)
-    make_trainer(callbacks=[checkpoint], limit_val_batches=0).fit(Module())
+    fitted(SavingByTime, callbacks=[checkpoint], limit_val_batches=0)
     assert [path.name for path in tmp_path.glob("last.ckpt")] == ["last.ckpt"]
     assert bool(checkpoint.best_model_path) == (monitor == "loss")
 
@@ -641,11 +626,7 @@ def test_limit_epochs(epochs: int, steps: int) -> None:
         def on_fit_start(self) -> None:
             lightning_internals.limit_epochs(self.trainer, epochs)
 
-        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
-            if self.steps == 14:
-                lightning_internals.end_training(self.trainer, early=True)
-
-    assert fitted(Module).steps == steps
+    assert fitted(Module, max_steps=14).steps == steps
 
 
 def test_no_word_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:

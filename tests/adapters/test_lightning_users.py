@@ -277,7 +277,7 @@ USES_OF_METHODS: dict[str, dict[str, Any]] = {
     "toggle_optimizer": in_hook("on_train_epoch_start", toggle),
     "untoggle_optimizer": in_hook("on_train_epoch_start", toggle),
     "to_torchscript": after_fit(trace),
-    "unfreeze": after_fit(lambda module: module.unfreeze()),
+    "unfreeze": after_fit(lambda module: module.unfreeze() and None),
 }
 #: Tested elsewhere, or not at all: these need other packages, or manual optimization.
 OTHERS = {

@@ -19,8 +19,6 @@ THREE_SECONDS = datetime.timedelta(seconds=3)
 
 
 class Clock:
-    """Counts seconds that somebody adds."""
-
     seconds = 0.0
 
     def __call__(self) -> float:

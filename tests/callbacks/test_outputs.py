@@ -30,8 +30,6 @@ def fit_for(batches: int, trial_class: type[SmallTrial] = SmallTrial, init: Any 
 
 
 class MeasuredTrial(SmallTrial, pytorch.PyTorchCallback):
-    """Keeps a torchmetrics metric beside the loss."""
-
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         self.squares = context.wrap_reducer(torchmetrics.MeanSquaredError(), name="squares")

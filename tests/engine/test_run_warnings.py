@@ -149,8 +149,6 @@ def test_a_workload_without_a_step(aggregation_frequency: int, batches: int, cap
 
 
 class NotWrapped(SmallTrial):
-    """Has a model, parameters and schedulers that it does not wrap."""
-
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         self.models = {"extra": torch.nn.Linear(1, 1)}

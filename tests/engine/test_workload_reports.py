@@ -33,8 +33,6 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Recorded(SmallTrial):
-    """Notes when it is called, and when its metrics are reported."""
-
     fails_at: int | None = None
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -50,8 +48,6 @@ class Recorded(SmallTrial):
 
 
 class Watched(Recorded, pytorch.PyTorchCallback):
-    """Is a callback that sees each workload."""
-
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
         """See nothing."""
 
@@ -60,8 +56,6 @@ class Watched(Recorded, pytorch.PyTorchCallback):
 
 
 class Reduced(Recorded):
-    """Has a reducer for training."""
-
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         context.wrap_reducer(len, name="length")

@@ -19,8 +19,6 @@ from det_lightning.pytorch.samplers import DistributedSampler
 
 
 class Extent(MetricReducer):
-    """The smallest and the largest value."""
-
     def __init__(self) -> None:
         self.seen: list[float] = []
 
@@ -38,8 +36,6 @@ class Extent(MetricReducer):
 
 
 class Width(Extent):
-    """One number instead of two."""
-
     def cross_slot_reduce(self, per_slot_metrics: list[tuple[float, float]]) -> Any:
         both = super().cross_slot_reduce(per_slot_metrics)
         return both["high"] - both["low"]
