@@ -107,14 +107,10 @@ def test_a_trainer_uses_loaded_weights(saved: tuple[TrialModule, str]) -> None:
 
 
 def test_exp_conf_comes_from_the_checkpoint(tmp_path: Path) -> None:
-    class Trial(OneModel):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.name = context.get_experiment_config()["name"]
-
     configuration = {"name": "first", "hyperparameters": {"width": 2}}
-    fit(TrialModule(Trial, exp_conf=configuration)).save_checkpoint(tmp_path / "saved.ckpt")
-    assert TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=Trial).trial.name == "first"
+    fit(TrialModule(OneModel, exp_conf=configuration)).save_checkpoint(tmp_path / "saved.ckpt")
+    module = TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=OneModel)
+    assert module.trial.context.get_experiment_config()["name"] == "first"
 
 
 def test_loading_a_file_with_numpy_objects(older_file: Path) -> None:

@@ -98,12 +98,9 @@ def test_two_optimizers_count_two_steps(flags: dict[str, Any], steps: int) -> No
 
 
 def test_callbacks_log_with_batches(tmp_path: Path) -> None:
-    class Logging(pl.Callback):
-        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-            pl_module.log("value", 0.25)
-
     logger = pl.loggers.CSVLogger(tmp_path)
-    callbacks = [Logging(), pl.callbacks.LearningRateMonitor("step")]
+    logging = pl.callbacks.LambdaCallback(on_train_batch_end=lambda trainer, module, *_: module.log("value", 0.25))
+    callbacks = [logging, pl.callbacks.LearningRateMonitor("step")]
     fit(TrialModule(SmallTrial), max_epochs=2, logger=logger, log_every_n_steps=5, callbacks=callbacks)
     rows = read_rows(logger)
     steps = [[row["step"] for row in rows if row[name]] for name in ("value", "lr-SGD", "loss", "validation_loss")]
@@ -151,36 +148,28 @@ def test_a_lone_first_validation_is_logged(tmp_path: Path) -> None:
 def test_a_logger_changes_no_metrics(tmp_path: Path) -> None:
     class Seen(pl.Callback):
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-            self.kinds = [trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics]
-            self.values = [{name: (type(value), float(value)) for name, value in kind.items()} for kind in self.kinds]
+            kinds = [trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics]
+            seen.append([{name: (value.dtype, float(value)) for name, value in kind.items()} for kind in kinds])
 
-    seen = []
+    seen: list[Any] = []
     for logger in (False, pl.loggers.CSVLogger(tmp_path)):
-        seen.append(Seen())
-        seed_everything()
-        fit(TrialModule(SmallTrial), logger=logger, callbacks=[seen[-1]])
+        trained(logger=logger, callbacks=[Seen()])
     without, with_logger = seen
-    assert without.values[0]["validation_loss"] == with_logger.values[0]["validation_loss"]
-    assert "validation_loss" in without.values[1]
-    assert without.values == with_logger.values
-    assert without.kinds[0]["validation_loss"].dtype is torch.float64
+    assert without == with_logger
+    assert without[0]["validation_loss"][0] is torch.float64
+    assert "validation_loss" in without[1]
 
 
-class OwnLog(TrialModule):
-    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        self.logged = [*getattr(self, "logged", []), name]
-        super().log(name, value, *args, **kwargs)
+@pytest.mark.parametrize("method", ["log", "log_dict"])
+def test_an_override_of_log_sees_metrics(method: str) -> None:
+    logged: list[str] = []
 
+    def override(self: TrialModule, given: Any, *args: Any, **kwargs: Any) -> None:
+        logged.extend([given] if method == "log" else given)
+        getattr(TrialModule, method)(self, given, *args, **kwargs)
 
-class OwnLogDict(TrialModule):
-    def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
-        self.logged = [*getattr(self, "logged", []), *dictionary]
-        super().log_dict(dictionary, *args, **kwargs)
-
-
-@pytest.mark.parametrize("module_class", [OwnLog, OwnLogDict])
-def test_an_override_of_log_sees_metrics(module_class: Any) -> None:
-    assert trained(module_class(SmallTrial)).logged == ["validation_loss"]
+    trained(type("Module", (TrialModule,), {method: override})(SmallTrial))
+    assert logged == ["validation_loss"]
 
 
 def test_model_checkpoint_keeps_the_best(tmp_path: Path) -> None:
@@ -289,7 +278,7 @@ def test_saving_after_a_failed_validate(tmp_path: Path) -> None:
 
 def test_a_second_run_names_its_checkpoints(tmp_path: Path) -> None:
     writer = DeterminedCheckpoint(tmp_path, policy="none")
-    fit(TrialModule(SmallTrial), callbacks=[writer])
+    trained(callbacks=[writer])
     assert writer.last_checkpoint_path is not None
     with pytest.raises(ValueError, match="the batch is broken"):
         fit(TrialModule(FailingTrial), max_epochs=2, callbacks=[writer])

@@ -76,7 +76,7 @@ def make_trainer(use_trial_loops: bool = False, **flags: Any) -> pl.Trainer:
     return made
 
 
-def fitted(module_class: type[Watched], **flags: Any) -> Watched:
+def fitted(module_class: type[Watched] = Watched, **flags: Any) -> Watched:
     """Train with a trainer that has the flags; return the module."""
     module = module_class()
     make_trainer(**flags).fit(module)
@@ -309,11 +309,8 @@ def test_trial_loops_add_and_take_a_trial(tmp_path: Path) -> None:
 
 
 def test_move_to_epoch() -> None:
-    class Module(Watched):
-        def on_train_start(self) -> None:
-            lightning_internals.move_to_epoch(self.trainer, 3)
-
-    module = fitted(Module, max_epochs=5)
+    move = pl.callbacks.LambdaCallback(on_train_start=lambda trainer, _: lightning_internals.move_to_epoch(trainer, 3))
+    module = fitted(max_epochs=5, callbacks=[move])
     assert (module.trainer.current_epoch, module.steps) == (5, 2 * 6)
 
 
@@ -599,7 +596,7 @@ def test_interrupts_come_through() -> None:
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), lightning_internals.interrupts_come_through():
-        make_trainer().fit(Module())
+        fitted(Module)
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -610,23 +607,19 @@ def test_converts_batch_norms() -> None:
 
 
 def test_unwrap_optimizer() -> None:
-    class Module(Watched):
-        def on_train_start(self) -> None:
-            wrapped = self.optimizers()
-            assert isinstance(lightning_internals.unwrap_optimizer(wrapped), torch.optim.SGD)  # type: ignore[arg-type]
-
-    make_trainer().fit(Module())
+    wrapped: Any = fitted(limit_train_batches=1).optimizers()
+    assert type(wrapped) is not torch.optim.SGD
+    assert type(lightning_internals.unwrap_optimizer(wrapped)) is torch.optim.SGD
     plain = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
     assert lightning_internals.unwrap_optimizer(plain) is plain
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(-1, 14), (2, 12)])
 def test_limit_epochs(epochs: int, steps: int) -> None:
-    class Module(Watched):
-        def on_fit_start(self) -> None:
-            lightning_internals.limit_epochs(self.trainer, epochs)
-
-    assert fitted(Module, max_steps=14).steps == steps
+    limit = pl.callbacks.LambdaCallback(
+        on_fit_start=lambda trainer, _: lightning_internals.limit_epochs(trainer, epochs)
+    )
+    assert fitted(max_steps=14, callbacks=[limit]).steps == steps
 
 
 def test_no_word_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:

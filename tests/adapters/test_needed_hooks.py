@@ -129,18 +129,14 @@ def test_checkpoints_follow_hooks(tmp_path: Path) -> None:
         assert torch.equal(weights_of(resumed.trial), weights_of(whole.trial))
 
 
-@pytest.mark.parametrize(
-    ("hook", "other"),
-    [
-        ("train_dataloader", torch.utils.data.DataLoader(make_data())),
-        ("val_dataloader", torch.utils.data.DataLoader(make_data())),
-        ("configure_optimizers", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)),
-    ],
-)
-def test_other_answers_are_refused(hook: str, other: Any) -> None:
+OTHER_OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+@pytest.mark.parametrize("hook", ["train_dataloader", "val_dataloader", "configure_optimizers"])
+def test_other_answers_are_refused(hook: str) -> None:
     def override(self: TrialModule) -> Any:
         getattr(super(type(self), self), hook)()
-        return other
+        return OTHER_OPTIMIZER if hook == "configure_optimizers" else DATA
 
     with pytest.raises(errors.InvalidExperimentException, match=rf"must return what super\(\).{hook}\(\) returns"):
         trainer().fit(type("Module", (TrialModule,), {hook: override})(SmallTrial))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def test_best_refuses_a_missing_metric(tmp_path: Path, metrics: dict[str, Any], 
         validate_once(tmp_path, "best", "loss", metrics)
 
 
-@pytest.mark.parametrize("make", [CheckpointPolicy, lambda policy: DeterminedCheckpoint(policy=policy)])
-def test_an_unknown_policy_is_refused(make: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize("kind", [CheckpointPolicy, DeterminedCheckpoint])
+def test_an_unknown_policy_is_refused(kind: Any) -> None:
     with pytest.raises(ValueError, match="must be one of best, all, none; got 'sometimes'"):
-        make("sometimes")
+        kind(policy="sometimes")

@@ -134,14 +134,12 @@ def test_own_updates_leave_things_out(
     assert f"without context.step_optimizer(), which alone would {left_out}. Call step_optimizer()" in message
 
 
-class NeverSteps(SmallTrial):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        return {"loss": self.loss(batch)}
-
-
 @pytest.mark.parametrize(("aggregation_frequency", "batches"), [(1, 2), (3, 4)])
 def test_a_workload_without_a_step(aggregation_frequency: int, batches: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The first one in which there is something to update."""
+    class NeverSteps(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            return {"loss": self.loss(batch)}
+
     fit(NeverSteps, aggregation_frequency=aggregation_frequency)
     (message,) = warnings_in(caplog)
     assert f"NeverSteps.train_batch() did not call context.step_optimizer() in the first {batches} batches" in message
@@ -278,11 +276,8 @@ def test_a_resumed_finished_run(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_resume_names_other_hparams(caplog: pytest.LogCaptureFixture) -> None:
     fit(hparams={"lr": 0.1, "depth": 3, "optimizer": {"name": "adam", "beta": 0.9}, "api_token": "secret-1"})
     (checkpoint,) = CheckpointStorage("storage").list_ids()
-    fit(
-        hparams={"lr": 0.2, "width": 5, "optimizer": {"name": "adam", "beta": 0.8}, "api_token": "secret-2"},
-        latest_checkpoint="last",
-        max_length=pytorch.Batch(8),
-    )
+    changed = {"lr": 0.2, "width": 5, "optimizer": {"name": "adam", "beta": 0.8}, "api_token": "secret-2"}
+    fit(hparams=changed, latest_checkpoint="last", max_length=pytorch.Batch(8))
     assert warnings_in(caplog) == [
         f"The hparams differ from those of checkpoint {checkpoint}: lr was 0.1, and is 0.2; depth was 3, and is "
         "not given; optimizer.beta was 0.9, and is 0.8; width was not given, and is 5."

@@ -155,8 +155,7 @@ def test_moving_any_mapping(kind: Callable[[Any], Any]) -> None:
 
 def test_moving_a_mapping_with_to() -> None:
     moved = to_device([Encoding(x=torch.ones(3, 2))], "meta")[0]
-    assert type(moved) is Encoding
-    assert moved["x"].is_meta
+    assert type(moved) is Encoding and moved["x"].is_meta
     assert data_length(moved) == 3
 
 
@@ -217,8 +216,7 @@ def test_epochs_end_by_the_runs_count(epoch_len: int, first: int) -> None:
     assert list(itertools.chain(*epochs)) == list(range(first, first + sum(map(len, epochs))))
     assert all((epoch[-1] + 1) % epoch_len == 0 and len(epoch) <= epoch_len for epoch in epochs)
     assert len(epochs[0]) == epoch_len - first % epoch_len
-    assert loader.begun == 1
-    assert len(stream) == 4
+    assert (loader.begun, len(stream)) == (1, 4)
 
 
 def test_one_iterator_until_the_close() -> None:
@@ -239,14 +237,12 @@ def test_each_validation_starts_over() -> None:
     first = iter(stream)
     assert loader.begun == 0
     assert next(first) == next(iter(stream)) == 0
-    assert loader.begun == 2
-    assert len(stream) == 4
+    assert (loader.begun, len(stream)) == (2, 4)
 
 
 def test_a_rank_without_validation_batches() -> None:
     """Lightning would leave out the validation on that rank, and the others would wait for it."""
-    nothing: Any = []
-    empty = DataLoader(nothing, batch_sampler=BatchSampler(SequentialSampler([]), 2, False)).get_data_loader()
+    empty = DataLoader(TEN, batch_sampler=BatchSampler(SequentialSampler([]), 2, False)).get_data_loader()
     assert len(ValidationStream(empty)) == 1
     assert list(ValidationStream(empty)) == []
 
