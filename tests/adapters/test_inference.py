@@ -256,7 +256,6 @@ def loader(*tensors: torch.Tensor) -> Any:
 
 
 def test_one_model_predicts() -> None:
-    module = TrialModule(OneModel, {"width": 3})
     for data in (
         loader(INPUTS),
         loader(INPUTS, TARGETS),
@@ -264,11 +263,12 @@ def test_one_model_predicts() -> None:
         torch.utils.data.DataLoader(ROWS, batch_size=20, collate_fn=np.stack),
         pytorch.DataLoader(make_data(), batch_size=20),
     ):
+        module = TrialModule(OneModel, {"width": 3})
         predictions = predict(module, data)
         model = module.eval().trial.model
         expected = [model(batch) for batch in INPUTS.split(20)]  # the last bit may depend on the size of the batch
         assert [prediction.tolist() for prediction in predictions] == [one.tolist() for one in expected], data
-    assert torch.equal(module(INPUTS), model(INPUTS))
+        assert torch.equal(module(INPUTS), model(INPUTS))
 
 
 def test_predict_batch_predicts(tmp_path: Path) -> None:

@@ -235,14 +235,13 @@ def test_torn_checkpoints_are_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_failing_callback_leaves_no_half_checkpoint(tmp_path: Path) -> None:
-    class DiskFull(SmallTrial):
+    class DiskFull(SmallTrial, pytorch.PyTorchCallback):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            class Fails(pytorch.PyTorchCallback):
-                def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-                    if CheckpointStorage(tmp_path).list_ids():
-                        raise OSError(28, "No space left on device")
+            return {"itself": self}
 
-            return {"fails": Fails()}
+        def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+            if CheckpointStorage(tmp_path).list_ids():
+                raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
         fit_trial(DiskFull, checkpoint_storage=tmp_path, checkpoint_period=pytorch.Batch(2))
