@@ -42,17 +42,6 @@ class RunsDry(PlainLoader):
         context.experimental.disable_dataset_reproducibility_checks()
 
 
-class ReturnsNone(SmallTrial):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        super().train_batch(batch, epoch_idx, batch_idx)
-
-
-class ChangingMetrics(SmallTrial):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        super().train_batch(batch, epoch_idx, batch_idx)
-        return {"loss": 1.0} if batch_idx != 2 else {"los": 1.0}
-
-
 class ClipsByNumber(SmallTrial):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         self.context.step_optimizer(self.sgd, clip_grads=1.0)  # type: ignore[arg-type]
@@ -79,8 +68,6 @@ INVALID = errors.InvalidExperimentException
         (NothingWrapped, INVALID, "no wrapped model;.*no wrapped optimizer;"),
         (PlainLoader, RuntimeError, r"build_training_data_loader\(\) returned a torch.*disable_dataset_repro"),
         (RunsDry, RuntimeError, "training loader ended after 7 batches.*RepeatBatchSampler"),
-        (ReturnsNone, TypeError, r"ReturnsNone.train_batch\(\) must return .*got None for batch 0"),
-        (ChangingMetrics, ValueError, r"got \['los'\] for batch 2 of the workload, and \['loss'\] for the batches bef"),
         (ClipsByNumber, TypeError, r"clip_grads=\.\.\.\) takes a function of the parameters; got 1.0.*clip_grad_norm_"),
     ],
 )
@@ -107,6 +94,16 @@ def test_untrainable_trials_are_refused(trial_class: Any, error: type[Exception]
             r"got \['b'\] for validation batch 2, and \['a'\] for the batches before",
         ),
         ({"evaluate_batch": lambda self, batch: None}, TypeError, r"evaluate_batch\(\) must return a dict .*got None"),
+        (
+            {"train_batch": lambda self, batch, epoch_idx, batch_idx: None},
+            TypeError,
+            r"Wrong.train_batch\(\) must return .*got None for batch 0",
+        ),
+        (
+            {"train_batch": lambda self, batch, epoch_idx, batch_idx: {"los" if batch_idx == 2 else "loss": 1.0}},
+            ValueError,
+            r"got \['los'\] for batch 2 of the workload, and \['loss'\] for the batches before",
+        ),
         (
             {"evaluation_reducer": lambda self: {"accuracy": pytorch.Reducer.AVG}},
             INVALID,
@@ -176,7 +173,6 @@ def test_clip_grads_is_checked_at_once() -> None:
         fit_trial(ClipsByNumber, aggregation_frequency=100)
 
 
-@pytest.mark.parametrize("api", ["determined", "lightning"])
 @pytest.mark.parametrize(
     ("storage", "message"),
     [
@@ -185,17 +181,16 @@ def test_clip_grads_is_checked_at_once() -> None:
         ("/proc/checkpoints", "trying to write to /proc/checkpoints"),
     ],
 )
-def test_a_storage_is_checked_before_the_data(storage: str, message: str, api: str) -> None:
+def test_a_storage_is_checked_before_the_data(storage: str, message: str) -> None:
     class NeverBegins(SmallTrial):
         def build_training_data_loader(self) -> pytorch.DataLoader:
             raise AssertionError("data are built")
 
     Path("a_file").touch()
     with pytest.raises(errors.StorageError, match=message):
-        if api == "determined":
-            fit_trial(NeverBegins, checkpoint_storage=storage)
-        else:
-            trainer([DeterminedCheckpoint(storage, policy="none")]).fit(TrialModule(NeverBegins))
+        fit_trial(NeverBegins, checkpoint_storage=storage)
+    with pytest.raises(errors.StorageError, match=message):
+        trainer([DeterminedCheckpoint(storage, policy="none")]).fit(TrialModule(NeverBegins))
 
 
 @pytest.mark.parametrize("async_write", [False, True])
