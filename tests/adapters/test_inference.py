@@ -17,7 +17,7 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint.format.lightning_file import from_lightning, to_lightning
 from det_lightning.ranks.topology import free_port
 from tests.adapters.test_ckpt_files import older_file
-from tests.adapters.training import trained
+from tests.adapters.training import Predicting, trained
 from tests.lightning import BoringModel, fit, pl, trainer
 from tests.trials import SmallTrial, make_data, weights_of
 
@@ -51,12 +51,6 @@ class OneModel(pytorch.PyTorchTrial):
     def evaluate_batch(self, batch: Any) -> dict[str, Any]:
         inputs, targets = batch
         return {"validation_loss": torch.nn.functional.mse_loss(self.model(inputs), targets)}
-
-
-class Predicting(SmallTrial):
-    def predict_batch(self, batch: Any) -> torch.Tensor:
-        prediction: torch.Tensor = self.head(self.body(batch[0]))
-        return prediction
 
 
 @pytest.fixture(scope="module", params=["a file of Lightning", "a directory of Determined"])

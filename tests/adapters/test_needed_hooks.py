@@ -12,7 +12,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from tests.adapters.training import trained
+from tests.adapters.training import Predicting, trained
 from tests.lightning import fit, pl, trainer
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, weights_of
 
@@ -24,12 +24,6 @@ HOOKS = [
     *("on_validation_start", "on_validation_epoch_end", "on_validation_end", "on_validation_model_train"),
     *("on_predict_start", "on_predict_end", "on_test_start", "on_test_epoch_end", "on_test_end"),
 ]
-
-
-class Predicting(SmallTrial):
-    def predict_batch(self, batch: Any) -> torch.Tensor:
-        prediction: torch.Tensor = self.head(self.body(batch[0]))
-        return prediction
 
 
 def results_of(module_class: type[TrialModule], directory: Path) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A module that has been trained, in one call."""
+"""A module that has been trained, in one call; and a trial that makes predictions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ import torch
 from det_lightning.adapters import TrialModule
 from tests.lightning import fit
 from tests.trials import SmallTrial, weights_of
+
+
+class Predicting(SmallTrial):
+    def predict_batch(self, batch: Any) -> torch.Tensor:
+        prediction: torch.Tensor = self.head(self.body(batch[0]))
+        return prediction
 
 
 def trained(trial: Any = SmallTrial, ckpt_path: Any = None, **flags: Any) -> Any:
