@@ -113,7 +113,10 @@ VALUES_OF_FLAGS: dict[str, Any] = {
     "strategy": "single_device",
 }
 #: These say nothing alone.
-BESIDE_FLAGS = {"gradient_clip_algorithm": {"gradient_clip_val": 0.01}, "max_steps": {"max_epochs": -1}}
+BESIDE_FLAGS: dict[str, dict[str, Any]] = {
+    "gradient_clip_algorithm": {"gradient_clip_val": 0.01},
+    "max_steps": {"max_epochs": -1},
+}
 #: These differ with several ranks only.
 OF_SEVERAL_RANKS = {"use_distributed_sampler"}
 

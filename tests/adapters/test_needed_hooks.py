@@ -44,7 +44,7 @@ def results_of(module_class: type[TrialModule], directory: Path) -> list[Any]:
 
 def test_hooks_need_no_super(tmp_path: Path) -> None:
     called: list[str] = []
-    overrides = {hook: lambda *_, hook=hook, **__: called.append(hook) or [] for hook in HOOKS}
+    overrides: dict[str, Any] = {hook: lambda *_, hook=hook, **__: called.append(hook) for hook in HOOKS}
     expected = results_of(TrialModule, tmp_path / "plain")
     own: Any = type("Module", (TrialModule,), overrides)
     inherited: Any = type("Module", (type("Mixin", (), overrides), TrialModule), {})

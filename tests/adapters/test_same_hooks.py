@@ -168,8 +168,9 @@ def events_of(module: pl.LightningModule, recorder: Recorder, directory: Path, *
 def test_hooks_are_those_of_a_plain_module(count: int, aggregation: int, flags: dict[str, Any], tmp_path: Path) -> None:
     plain, of_trial = Recorder(), Recorder()
     expected = events_of(PlainModule(plain, count, aggregation), plain, tmp_path / "plain", **flags)
-    arguments = {"trial_kwargs": {"recorder": of_trial, "optimizer_count": count}, "aggregation_frequency": aggregation}
-    module = TrialModule(RecordedTrial, average_aggregated_gradients=False, **arguments)
+    kwargs = {"recorder": of_trial, "optimizer_count": count}
+    averages: dict[str, Any] = {"aggregation_frequency": aggregation, "average_aggregated_gradients": False}
+    module = TrialModule(RecordedTrial, trial_kwargs=kwargs, **averages)
     found = events_of(module, of_trial, tmp_path / "trial", **flags)
     for position, (hook, wanted) in enumerate(zip(found, expected, strict=False)):
         assert hook == wanted, f"event {position}"

@@ -95,7 +95,7 @@ def test_a_resumed_run_measures_anew(clock: Clock, tmp_path: Path) -> None:
 def test_callbacks_look_after_validations(clock: Clock, tmp_path: Path) -> None:
     best = pl.callbacks.ModelCheckpoint(tmp_path, monitor="validation_loss", save_top_k=-1)
     patience = pl.callbacks.EarlyStopping("validation_loss", patience=1, min_delta=1e6)
-    flags = {"max_epochs": 3, "val_check_interval": THREE_SECONDS, "callbacks": [best, patience]}
+    flags: dict[str, Any] = {"max_epochs": 3, "val_check_interval": THREE_SECONDS, "callbacks": [best, patience]}
     assert validated_after(clock, **flags) == [3, 6]
     assert len(list(tmp_path.glob("*.ckpt"))) == 2
 

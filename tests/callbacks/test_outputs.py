@@ -150,7 +150,7 @@ def test_trainer_knows_its_checkpoints() -> None:
 def test_best_policy_looks_elsewhere(tmp_path: Path) -> None:
     elsewhere = iter([None, 0.5, 4.0, 0.1]).__next__
     checkpoints = DeterminedCheckpoint(tmp_path, metric="quality", code_dir=tmp_path, best_elsewhere=elsewhere)
-    periods = {"max_length": pytorch.Batch(8), "validation_period": pytorch.Batch(2)}
+    periods: dict[str, Any] = {"max_length": pytorch.Batch(8), "validation_period": pytorch.Batch(2)}
     fit(TrialModule(GivenQuality, hparams={"values": [3.0, 1.0, 0.4, 0.2]}, **periods), callbacks=[checkpoints])
     storage = CheckpointStorage(tmp_path)
     assert sorted(storage.read_metadata(id_)["steps_completed"] for id_ in storage.list_ids()) == [2, 6, 8]

@@ -29,7 +29,7 @@ def train(
     seed: int = 3,
     **arguments: Any,
 ) -> Any:
-    """Train, asking for the end at the first boundary after ``stop_after`` batches."""
+    """Train a trial, which is a callback as well, asking for the end at a boundary after ``stop_after`` batches."""
 
     class Stopping(trial_class, pytorch.PyTorchCallback):  # type: ignore[misc,valid-type]
         """Notes the sums of all validation batches, whose order shows."""
@@ -39,7 +39,7 @@ def train(
             self.sums: list[float] = []
 
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            return {**super().build_callbacks(), "stop": self}
+            return {**super().build_callbacks(), "itself": self}
 
         def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[Any]) -> None:
             self.context.set_stop_requested(avg_metrics["batches"] >= stop_after)
@@ -99,15 +99,12 @@ class ByEpoch(torch.utils.data.Sampler[int]):
         return self.size
 
 
-class TellingTheEpoch(SmallTrial, pytorch.PyTorchCallback):
+class TellingTheEpoch(SmallTrial):
     """Tells the sampler the next epoch while the current one is trained."""
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
         self.sampler = ByEpoch(SAMPLES)
         return pytorch.DataLoader(make_data(), batch_size=5, sampler=self.sampler)
-
-    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-        return {**super().build_callbacks(), "tell": self}
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
         self.sampler.epoch = epoch_idx + 1
@@ -210,11 +207,8 @@ def test_resume_with_other_validation_samplers(tmp_path: Path) -> None:
 
 
 def test_the_trial_sees_where_it_resumes(tmp_path: Path) -> None:
-    class Recording(SmallTrial, pytorch.PyTorchCallback):
+    class Recording(SmallTrial):
         seen: tuple[Any, ...] = ()
-
-        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            return {"itself": self}
 
         def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
             self.seen += (first_batch_idx, checkpoint_uuid)
@@ -281,10 +275,7 @@ def test_unwrapped_parts_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_a_callback_adapts_a_checkpoint(straight: Callable[..., Any], tmp_path: Path) -> None:
-    class Renamed(SmallTrial, pytorch.PyTorchCallback):
-        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            return {**super().build_callbacks(), "renames": self}
-
+    class Renamed(SmallTrial):
         def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
             for parts in ("models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"):
                 checkpoint[parts].reverse()

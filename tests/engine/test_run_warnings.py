@@ -243,19 +243,28 @@ def test_a_method_named_almost_like_a_hook(caplog: pytest.LogCaptureFixture) -> 
     assert "Callback 'mine', a Misspelled, has a method on_validation_ends(), which a run does not call." in messages[0]
 
 
-def test_a_loss_that_is_nan(caplog: pytest.LogCaptureFixture) -> None:
-    class LosesItself(SmallTrial):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            metrics = super().train_batch(batch, epoch_idx, batch_idx)
-            return {"loss": metrics["loss"] * (math.nan if batch_idx >= 4 else 1.0), "ratio": math.nan}
+class LosesItself(SmallTrial):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        metrics = super().train_batch(batch, epoch_idx, batch_idx)
+        return {"loss": metrics["loss"] * (math.nan if batch_idx >= 3 else 1.0), "ratio": math.nan}
 
-        def evaluate_batch(self, batch: Any) -> Any:
-            return {"validation_loss": torch.tensor(math.nan)}
 
-    fit(LosesItself, validation_period=pytorch.Batch(3))
-    validation, training = warnings_in(caplog)
-    assert validation.startswith("The validation metric 'validation_loss' is NaN after 3 batches.")
-    assert training.startswith("The training metric 'loss' is NaN, first for batch 4 (the first one is 0).")
+class ValidatesToNothing(SmallTrial):
+    def evaluate_batch(self, batch: Any) -> Any:
+        return {"validation_loss": torch.tensor(math.nan)}
+
+
+@pytest.mark.parametrize(
+    ("trial_class", "found"),
+    [
+        (LosesItself, "The training metric 'loss' is NaN, first for batch 3 (the first one is 0)."),
+        (ValidatesToNothing, "The validation metric 'validation_loss' is NaN after 3 batches."),
+    ],
+)
+def test_a_loss_that_is_nan(trial_class: type[SmallTrial], found: str, caplog: pytest.LogCaptureFixture) -> None:
+    fit(trial_class, validation_period=pytorch.Batch(3))
+    (message,) = warnings_in(caplog)
+    assert message.startswith(found)
 
 
 def test_periods_below_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -296,7 +305,7 @@ def test_wrapping_in_train_batch_fails(kind: str, tmp_path: Path) -> None:
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             mode = pytorch.LRScheduler.StepMode.MANUAL_STEP
             scheduler = torch.optim.lr_scheduler.StepLR(self.sgd, 1)
-            parts = {"model": [self.head], "optimizer": [self.sgd], "lr_scheduler": [scheduler, mode]}
+            parts: dict[str, Any] = {"model": [self.head], "optimizer": [self.sgd], "lr_scheduler": [scheduler, mode]}
             getattr(self.context, f"wrap_{kind}")(*parts[kind])
 
     with pytest.raises(errors.InvalidExperimentException, match=rf"wrap_{kind}\(\) was called while the trial is"):

@@ -66,7 +66,7 @@ def test_the_callback_selects_code(tmp_path: Path) -> None:
     (project / ".env").write_text("TOKEN=1\n")
     for with_secrets, copied in ((False, ["model.py"]), (True, [".env", "model.py"])):
         storage = tmp_path / str(with_secrets)
-        of_code = {"code_dir": project, "code_with_secrets": with_secrets}
+        of_code: dict[str, Any] = {"code_dir": project, "code_with_secrets": with_secrets}
         fit(1, checkpoints=DeterminedCheckpoint(storage, policy="none", **of_code))
         (code,) = storage.glob("*/code")
         assert sorted(file.name for file in code.iterdir()) == copied

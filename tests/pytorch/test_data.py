@@ -181,7 +181,8 @@ def test_the_length_of_a_batch() -> None:
     ones = torch.ones(3)
     for batch in (torch.ones(3, 2), np.ones((3, 2)), [ones], (np.ones(3), 1), {"x": ones, "y": "label"}):
         assert data_length(batch) == 3, batch
-    for empty in ({}, [], ()):
+    empties: list[Any] = [{}, [], ()]
+    for empty in empties:
         with pytest.raises(ValueError, match=f"got an empty {type(empty).__name__}"):
             data_length(empty)
     with pytest.raises(TypeError, match="batch of type Movable is unknown; override get_batch_length"):

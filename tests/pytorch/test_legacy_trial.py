@@ -124,7 +124,7 @@ def varied(trial_class: type[Common], **attributes: Any) -> type[Common]:
 NO_EVALUATION = {"evaluate_batch": pytorch.PyTorchTrial.evaluate_batch}
 
 
-PERIODS = {"validation_period": pytorch.Batch(5), "reporting_period": pytorch.Batch(1)}
+PERIODS: dict[str, Any] = {"validation_period": pytorch.Batch(5), "reporting_period": pytorch.Batch(1)}
 
 
 def fit_with_determineds_trainer(
@@ -241,7 +241,7 @@ def test_a_second_run_keeps_the_model() -> None:
 def test_a_resumed_run_ends_bit_equal(stop_after: int, aggregation: int, tmp_path: Path) -> None:
     straight = fit_with_determineds_trainer(Old, aggregation)
     fit_with_determineds_trainer(Old, aggregation, max_length=stop_after, checkpoint_storage=tmp_path)
-    latest = {"checkpoint_storage": tmp_path, "latest_checkpoint": "last"}
+    latest: dict[str, Any] = {"checkpoint_storage": tmp_path, "latest_checkpoint": "last"}
     resumed = fit_with_determineds_trainer(Old, aggregation, seed=99, **latest)
     assert torch.equal(weights_of(resumed), weights_of(straight))
     assert str(resumed.context.get_optimizer().state_dict()) == str(straight.context.get_optimizer().state_dict())
