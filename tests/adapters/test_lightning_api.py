@@ -146,24 +146,26 @@ def test_a_logger_changes_no_metrics(tmp_path: Path) -> None:
     class Seen(pl.Callback):
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             kinds = [trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics]
-            seen.append([{name: (value.dtype, float(value)) for name, value in kind.items()} for kind in kinds])
+            facts = [{name: (type(value), float(value)) for name, value in kind.items()} for kind in kinds]
+            seen.append((facts, trainer.callback_metrics["validation_loss"].dtype))
 
     seen: list[Any] = []
     for logger in (False, pl.loggers.CSVLogger(tmp_path)):
         trained(logger=logger, callbacks=[Seen()])
     without, with_logger = seen
     assert without == with_logger
-    assert without[0]["validation_loss"][0] is torch.float64
-    assert "validation_loss" in without[1]
+    (_, logged, _), dtype = without
+    assert dtype is torch.float64
+    assert "validation_loss" in logged
 
 
 @pytest.mark.parametrize("method", ["log", "log_dict"])
 def test_an_override_of_log_sees_metrics(method: str) -> None:
     logged: list[str] = []
 
-    def override(self: TrialModule, given: Any, *args: Any, **kwargs: Any) -> None:
-        logged.extend([given] if method == "log" else given)
-        getattr(TrialModule, method)(self, given, *args, **kwargs)
+    def override(self: TrialModule, *args: Any, **kwargs: Any) -> None:
+        logged.extend([kwargs["name"]] if method == "log" else args[0])
+        getattr(TrialModule, method)(self, *args, **kwargs)
 
     trained(type("Module", (TrialModule,), {method: override})(SmallTrial))
     assert logged == ["validation_loss"]
@@ -201,6 +203,12 @@ def test_model_checkpoint_saves_as_ever(flags: dict[str, Any], saved_after: list
     trained(callbacks=[*flags.pop("callbacks", []), checkpoints], **flags)
     assert steps_in(tmp_path, "epoch*.ckpt") == [2 * batches for batches in saved_after]
     assert steps_in(tmp_path, "last.ckpt") == [2 * saved_after[-1]]
+
+
+@pytest.mark.parametrize("flags", [{"max_steps": 20}, {"max_epochs": 2, "callbacks": [Stop(10)]}])
+def test_resume_within_an_epoch(flags: dict[str, Any], tmp_path: Path) -> None:
+    checkpoints = pl.callbacks.ModelCheckpoint(tmp_path, save_last=True)
+    trained(callbacks=[*flags.pop("callbacks", []), checkpoints], **flags)
     assert resumes_exactly(checkpoints.last_model_path, epochs=3)
 
 

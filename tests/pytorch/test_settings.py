@@ -64,6 +64,11 @@ def test_batches_are_split_evenly(global_batch_size: int, slots: int) -> None:
         assert settings().get_global_batch_size() == global_batch_size // slots * slots
 
 
+def test_wrong_batch_sizes() -> None:
+    with pytest.raises(errors.InvalidExperimentException, match="must be an integer; got '32' of type str"):
+        PyTorchTrialContext(hparams={"global_batch_size": "32"})
+
+
 LR_RANGE = {"type": "double", "minval": 0.1, "maxval": 0.2}
 
 
@@ -76,7 +81,6 @@ LR_RANGE = {"type": "double", "minval": 0.1, "maxval": 0.2}
         ({"hparams": {"a": {"b": {"type": "categorical", "vals": [1, 2]}}}}, r"hparams\['a'\]\['b'\] describes"),
         ({"hparams": {"a": {"type": "const", "val": 1}, "b": LR_RANGE}}, r"\['a'\] describes val.*\['b'\] describes"),
         ({"hparams": {"global_batch_size": 0}}, r"hparams\['global_batch_size'\] must be .* at least 1; got 0"),
-        ({"hparams": {"global_batch_size": "32"}}, "must be an integer; got '32' of type str"),
     ],
 )
 def test_unusable_settings(settings: dict[str, Any], message: str) -> None:
