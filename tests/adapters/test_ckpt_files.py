@@ -14,7 +14,8 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint.format.standard_values import with_own_types, with_plain_numbers, with_plain_values
 from det_lightning.pytorch import samplers
-from tests.lightning import fit, pl, trainer
+from tests.adapters.training import resumes_exactly, trained
+from tests.lightning import fit, pl
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, weights_of
 from tests.versions import draws_dropout_as_torch_2_13_cpu
 
@@ -23,14 +24,8 @@ WITH_NUMPY_OBJECTS = Path(__file__).parent / "files/numpy_objects.ckpt.gz"
 
 
 class NumpyState(pytorch.PyTorchCallback):
-    """Keeps values of numpy over a checkpoint."""
-
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {
-            "mean": np.float32(0.1),
-            "all": [np.arange(6).reshape(2, 3)],
-            "none": np.zeros(0),
-        }
+        self.values: Any = {"mean": np.float32(0.1), "all": [np.arange(6).reshape(2, 3)], "none": np.zeros(0)}
 
     def state_dict(self) -> dict[str, Any]:
         return self.values
@@ -62,9 +57,7 @@ def test_ckpt_files_have_no_numpy_objects(tmp_path: Path) -> None:
     fit(TrialModule(NumpyTrial, {"lr": np.float64(0.1)}), limit_train_batches=3).save_checkpoint(file)
     assert torch.serialization.get_unsafe_globals_in_checkpoint(file) == []
     assert torch.load(file, weights_only=True)["hyper_parameters"] == {"lr": 0.1}
-    resumed = TrialModule(NumpyTrial)
-    trainer(max_epochs=2).fit(resumed, ckpt_path=file)
-    values = resumed.trial.numpy_state.values
+    values = trained(NumpyTrial, file, max_epochs=2).trial.numpy_state.values
     assert type(values["mean"]) is np.float32
     assert values["all"][0].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert values["none"].dtype == np.float64
@@ -73,11 +66,7 @@ def test_ckpt_files_have_no_numpy_objects(tmp_path: Path) -> None:
 @pytest.mark.parametrize("saved_at", [4, 10])
 def test_resume_with_own_generators(saved_at: int, tmp_path: Path) -> None:
     fit(TrialModule(NumpyTrial), max_steps=2 * saved_at).save_checkpoint(tmp_path / "saved.ckpt")
-    resumed = TrialModule(NumpyTrial)
-    trainer(max_epochs=2).fit(resumed, ckpt_path=tmp_path / "saved.ckpt")
-    straight = TrialModule(NumpyTrial)
-    fit(straight, max_epochs=2)
-    assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+    assert resumes_exactly(tmp_path / "saved.ckpt", trial=NumpyTrial)
 
 
 @pytest.fixture
@@ -89,11 +78,8 @@ def older_file(tmp_path: Path) -> Path:
 
 def test_resume_from_a_file_with_numpy_objects(older_file: Path) -> None:
     assert "numpy.ndarray" in torch.serialization.get_unsafe_globals_in_checkpoint(older_file)
-    resumed = TrialModule(SmallTrial)
-    trainer(max_epochs=2).fit(resumed, ckpt_path=older_file)
+    resumed, straight = trained(SmallTrial, older_file, max_epochs=2), trained(max_epochs=2)
     assert resumed.trial_run.state.batches_trained == 2 * EPOCH_LEN
-    straight = TrialModule(SmallTrial)
-    fit(straight, max_epochs=2)
     # Not to the bit: it may have been another machine.
     ends_alike = torch.allclose(weights_of(resumed.trial), weights_of(straight.trial), rtol=1e-4)
     assert ends_alike or not draws_dropout_as_torch_2_13_cpu()
@@ -150,16 +136,11 @@ def test_a_damaged_description_of_an_array_is_named(damage: dict[str, Any]) -> N
 
 
 def test_a_file_after_a_validation(tmp_path: Path) -> None:
-    module = TrialModule(SmallTrial)
-    first = fit(module, max_epochs=2)
-    first.validate(module, verbose=False)
-    first.save_checkpoint(tmp_path / "saved.ckpt")
-    resumed = TrialModule(SmallTrial)
-    second = trainer(max_epochs=3)
-    second.fit(resumed, ckpt_path=tmp_path / "saved.ckpt")
-    assert second.global_step == 3 * 2 * EPOCH_LEN
-    straight = TrialModule(SmallTrial)
-    fit(straight, max_epochs=3)
+    module = trained(max_epochs=2)
+    module.trainer.validate(module, verbose=False)
+    module.trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    resumed, straight = trained(SmallTrial, tmp_path / "saved.ckpt", max_epochs=3), trained(max_epochs=3)
+    assert resumed.trainer.global_step == 3 * 2 * EPOCH_LEN
     assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
 
 
@@ -173,9 +154,7 @@ def test_a_file_of_a_run_that_never_began(tmp_path: Path) -> None:
             raise ValueError("of a callback")
 
     for trial, origin in ((Failing, "of the trial"), (SmallTrial, "of a callback")):
-        callbacks = [pl.callbacks.OnExceptionCheckpoint(tmp_path), Callback()]
         with pytest.raises(ValueError, match=origin):
-            fit(TrialModule(trial), callbacks=callbacks)
-        resumed = TrialModule(SmallTrial)
-        trainer().fit(resumed, ckpt_path=tmp_path / "on_exception.ckpt")
+            fit(TrialModule(trial), callbacks=[pl.callbacks.OnExceptionCheckpoint(tmp_path), Callback()])
+        resumed = trained(SmallTrial, tmp_path / "on_exception.ckpt")
         assert resumed.trial_run.state.batches_trained == EPOCH_LEN

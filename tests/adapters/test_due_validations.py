@@ -10,18 +10,18 @@ import torch
 
 from det_lightning.adapters import TrialModule
 from det_lightning.units import Batch
+from tests.adapters.training import trained
 from tests.lightning import fit, pl
 from tests.trials import EPOCH_LEN, SmallTrial, weights_of
 
 
-class Validations(pl.Callback):
+class Watched(TrialModule):
     """Notes after which batches a run validates."""
 
-    def __init__(self) -> None:
-        self.batches: list[int] = []
+    validated_after: tuple[int, ...] = ()
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        self.batches.append(pl_module.trial_run.state.batches_trained)
+    def on_validation_start(self) -> None:
+        self.validated_after += (self.trial_run.state.batches_trained,)
 
 
 @pytest.mark.slow
@@ -35,16 +35,14 @@ class Validations(pl.Callback):
     ],
 )
 def test_a_resume_at_any_batch(arguments: dict[str, Any], flags: dict[str, Any], tmp_path: Path) -> None:
-    straight, validations = TrialModule(SmallTrial, **arguments), Validations()
     each_batch = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)  # a batch makes two steps
-    fit(straight, callbacks=[validations, each_batch], max_epochs=2, **flags)
+    straight = trained(Watched(SmallTrial, **arguments), max_epochs=2, callbacks=[each_batch], **flags)
     files = list(tmp_path.glob("*.ckpt"))
     assert len(files) == 2 * EPOCH_LEN
     for file in files:
-        resumed, again = TrialModule(SmallTrial, **arguments), Validations()
-        fit(resumed, file, callbacks=[again], max_epochs=2, **flags)
+        resumed = trained(Watched(SmallTrial, **arguments), file, max_epochs=2, **flags)
         saved_at = torch.load(file, weights_only=True)["global_step"] // 2
-        assert again.batches == [batch for batch in validations.batches if batch >= saved_at]
+        assert [*resumed.validated_after] == [batch for batch in straight.validated_after if batch >= saved_at]
         assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
 
 
@@ -61,6 +59,5 @@ def test_failed_validations_are_repeated(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the validation fails"):
         fit(TrialModule(Failing), callbacks=[saving])
     Failing.fails = False
-    validations = Validations()
-    fit(TrialModule(Failing), saving.ckpt_path, callbacks=[validations], max_epochs=3)
-    assert validations.batches == [EPOCH_LEN, 2 * EPOCH_LEN, 3 * EPOCH_LEN]
+    resumed = trained(Watched(Failing), saving.ckpt_path, max_epochs=3)
+    assert resumed.validated_after == (EPOCH_LEN, 2 * EPOCH_LEN, 3 * EPOCH_LEN)

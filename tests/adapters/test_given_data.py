@@ -20,25 +20,10 @@ NOTHING: Any = []
 
 
 class OwnData(pl.LightningDataModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
-
-    def prepare_data(self) -> None:
-        self.calls.append("prepare_data")
-
-    def setup(self, stage: str) -> None:
-        self.calls.append("setup " + stage)
-
-    def teardown(self, stage: str) -> None:
-        self.calls.append("teardown " + stage)
-
     def train_dataloader(self) -> Any:
-        self.calls.append("train_dataloader")
         return DataLoader(make_data(), batch_size=BATCH_SIZE, shuffle=True)
 
     def val_dataloader(self) -> Any:
-        self.calls.append("val_dataloader")
         return DataLoader(make_data(), batch_size=16)
 
 
@@ -56,29 +41,42 @@ def fit(trial: Any, flags: Any = None, **data: Any) -> TrialModule:
     return module
 
 
-def loaders() -> dict[str, Any]:
-    return {"train_dataloaders": OwnData().train_dataloader(), "val_dataloaders": OwnData().val_dataloader()}
+TRAIN, VAL = OwnData().train_dataloader(), OwnData().val_dataloader()
 
 
 @pytest.mark.parametrize("flags", [{}, {"val_check_interval": 3}, {"limit_train_batches": 4}, {"overfit_batches": 2}])
 def test_torchs_loaders_train_equally(flags: dict[str, Any]) -> None:
     expected = weights_of(fit(SmallTrial, flags).trial)
-    assert torch.equal(weights_of(fit(WithoutData, flags, datamodule=OwnData()).trial), expected)
-    assert torch.equal(weights_of(fit(WithoutData, flags, **loaders()).trial), expected)
-    (train, val) = loaders().values()
-    assert torch.equal(
-        weights_of(fit(WithoutData, flags, train_dataloaders=[train], val_dataloaders=[val]).trial), expected
-    )
+    ways: list[dict[str, Any]] = [
+        {"datamodule": OwnData()},
+        {"train_dataloaders": TRAIN, "val_dataloaders": VAL},
+        {"train_dataloaders": [TRAIN], "val_dataloaders": [VAL]},
+    ]
+    for data in ways:
+        assert torch.equal(weights_of(fit(WithoutData, flags, **data).trial), expected), data
 
 
-def test_a_data_module_is_called() -> None:
-    data = OwnData()
-    fit(WithoutData, {"max_epochs": 2}, datamodule=data)
-    begin, end = ["prepare_data", "setup fit"], ["teardown fit"]
-    assert data.calls == [*begin, "train_dataloader", "val_dataloader", *end]
-    first = OwnData()
-    fit(WithoutData, {"max_epochs": 1}, train_dataloaders=first)
-    assert first.calls == data.calls
+@pytest.mark.parametrize("argument", ["datamodule", "train_dataloaders"])
+def test_a_data_module_is_called(argument: str) -> None:
+    calls: list[Any] = []
+
+    def noting(method: str) -> Any:
+        def note(self: OwnData, **stage: str) -> Any:
+            calls.append((method, *stage.values()))
+            return getattr(super(type(self), self), method)(**stage)
+
+        return note
+
+    methods = ("prepare_data", "setup", "train_dataloader", "val_dataloader", "teardown")
+    data = type("Data", (OwnData,), {method: noting(method) for method in methods})()
+    fit(WithoutData, {"max_epochs": 2}, **{argument: data})
+    assert calls == [
+        ("prepare_data",),
+        ("setup", "fit"),
+        ("train_dataloader",),
+        ("val_dataloader",),
+        ("teardown", "fit"),
+    ]
 
 
 @pytest.mark.parametrize("saved_by", ["file", "directory"])
@@ -91,56 +89,42 @@ def test_map_style_loaders_resume_exactly(saved_by: str, stopped_after: int, tmp
     first.fit(TrialModule(WithoutData), datamodule=OwnData())
     first.save_checkpoint(tmp_path / "saved.ckpt")
     path = tmp_path / "saved.ckpt" if saved_by == "file" else directory.last_checkpoint_path
-    resumed = TrialModule(WithoutData)
-    trainer(max_epochs=3).fit(resumed, ckpt_path=path, datamodule=OwnData())
+    resumed = fit(WithoutData, ckpt_path=path, datamodule=OwnData())
     assert torch.equal(weights_of(resumed.trial), expected)
 
 
 def test_training_data_alone() -> None:
-    module = fit(SmallTrial, train_dataloaders=OwnData().train_dataloader())
+    module = fit(SmallTrial, train_dataloaders=TRAIN)
     assert torch.equal(weights_of(module.trial), weights_of(fit(SmallTrial).trial))
     assert "validation_loss" in module.trainer.callback_metrics
 
 
-@pytest.mark.parametrize("none", [{"val_dataloaders": []}, {"val_dataloaders": DataLoader(NOTHING, 8)}, {}])
-def test_no_validation_data(none: dict[str, Any]) -> None:
-    class OnlyTraining(pl.LightningDataModule):
-        train_dataloader = OwnData.train_dataloader
-        calls: list[str] = []  # noqa: RUF012
-
-    data = {"train_dataloaders": OwnData().train_dataloader(), **none} if none else {"datamodule": OnlyTraining()}
-    module = fit(WithoutData, **data)
-    assert module.trial_run.state.batches_trained == 3 * EPOCH_LEN
-    assert "validation_loss" not in module.trainer.callback_metrics
-
-
-@pytest.mark.parametrize("given", [[], DataLoader(NOTHING, 8)])
-def test_a_data_module_without_validation(given: Any) -> None:
-    data = type("Data", (OwnData,), {"val_dataloader": lambda self: given})()
-    module = fit(WithoutData, datamodule=data)
-    assert module.trial_run.state.batches_trained == 3 * EPOCH_LEN
-    assert "validation_loss" not in module.trainer.callback_metrics
-
-
-def test_validate_builds_no_other_data() -> None:
-    class Elsewhere(WithoutData):
-        def build_training_data_loader(self) -> Any:
-            raise FileNotFoundError
-
-    for batches in (0, 2):
-        assert trainer(overfit_batches=batches).validate(
-            TrialModule(Elsewhere), OwnData().val_dataloader(), verbose=False
-        )
+def data_module(**methods: Any) -> Any:
+    return type("Data", (pl.LightningDataModule,), {"train_dataloader": OwnData.train_dataloader, **methods})()
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        {"dataloaders": OwnData().val_dataloader()},
-        {"dataloaders": {"a": loaders()["val_dataloaders"]}},
-        {"datamodule": OwnData()},
+        {"train_dataloaders": TRAIN, "val_dataloaders": []},
+        {"train_dataloaders": TRAIN, "val_dataloaders": DataLoader(NOTHING, 8)},
+        {"datamodule": data_module()},
+        {"datamodule": data_module(val_dataloader=lambda self: [])},
+        {"datamodule": data_module(val_dataloader=lambda self: DataLoader(NOTHING, 8))},
     ],
 )
+def test_no_validation_data(data: dict[str, Any]) -> None:
+    module = fit(WithoutData, **data)
+    assert module.trial_run.state.batches_trained == 3 * EPOCH_LEN
+    assert "validation_loss" not in module.trainer.callback_metrics
+
+
+def test_validate_builds_no_other_data() -> None:
+    for batches in (0, 2):
+        assert trainer(overfit_batches=batches).validate(TrialModule(WithoutData), VAL, verbose=False)
+
+
+@pytest.mark.parametrize("data", [{"dataloaders": VAL}, {"dataloaders": {"a": VAL}}, {"datamodule": OwnData()}])
 def test_validate_takes_given_data(data: dict[str, Any]) -> None:
     half = torch.utils.data.Subset(make_data(), range(25))
     module = fit(WithoutData, datamodule=OwnData())
@@ -165,8 +149,7 @@ def test_iterables_repeat_and_resume_inexactly(tmp_path: Path, caplog: Any) -> N
     first.fit(TrialModule(WithoutData), train_dataloaders=stream, val_dataloaders=[])
     first.save_checkpoint(tmp_path / "saved.ckpt")
     assert "The training data" not in caplog.text
-    resumed = TrialModule(WithoutData)
-    trainer(max_epochs=3).fit(resumed, ckpt_path=tmp_path / "saved.ckpt", train_dataloaders=stream, val_dataloaders=[])
+    resumed = fit(WithoutData, ckpt_path=tmp_path / "saved.ckpt", train_dataloaders=stream, val_dataloaders=[])
     assert "The training data are of type DataLoader, whose position no checkpoint holds" in caplog.text
     assert "the run resumes after batch 5 of a new pass" in caplog.text
     assert resumed.trial_run.state.batches_trained == 3 * EPOCH_LEN
@@ -174,29 +157,26 @@ def test_iterables_repeat_and_resume_inexactly(tmp_path: Path, caplog: Any) -> N
 
 def test_data_without_a_length(caplog: Any) -> None:
     stream = DataLoader(Stream(), batch_size=BATCH_SIZE)
-    limited = fit(WithoutData, {"limit_train_batches": 10}, train_dataloaders=stream, val_dataloaders=[])
+    data = {"train_dataloaders": stream, "val_dataloaders": []}
+    limited = fit(WithoutData, {"limit_train_batches": 10}, **data)
     assert limited.trial_run.state.batches_trained == 30
+    assert trainer().validate(limited, stream, verbose=False)
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"max_epochs=3 with training data that have no length"):
-        fit(WithoutData, train_dataloaders=stream, val_dataloaders=[])
-    assert trainer().validate(limited, DataLoader(Stream(), batch_size=BATCH_SIZE), verbose=False)
-    by_steps = {"max_steps": 2 * 3}
-    assert fit(WithoutData, by_steps, train_dataloaders=stream, val_dataloaders=[]).trial_run.state.batches_trained == 3
+        fit(WithoutData, **data)
+    assert fit(WithoutData, {"max_steps": 2 * 3}, **data).trial_run.state.batches_trained == 3
     with pytest.raises(RuntimeError, match="without a length, end after 7 batches: give the data a __len__"):
-        fit(WithoutData, {"max_steps": 100}, train_dataloaders=stream, val_dataloaders=[])
+        fit(WithoutData, {"max_steps": 100}, **data)
 
 
 @pytest.mark.parametrize(
     ("data", "refusal"),
     [
-        ({"train_dataloaders": [loaders()["train_dataloaders"]] * 2}, "train_dataloader: .*StackDataset or Concat"),
-        ({"train_dataloaders": {"a": loaders()["train_dataloaders"]}}, "train_dataloader: a trial takes one loader"),
-        ({"val_dataloaders": {"a": loaders()["val_dataloaders"], "b": []}}, "one loader; got a dict of loaders"),
+        ({"train_dataloaders": [TRAIN] * 2}, "train_dataloader: .*StackDataset or Concat"),
+        ({"train_dataloaders": {"a": TRAIN}}, "train_dataloader: a trial takes one loader"),
+        ({"val_dataloaders": {"a": VAL, "b": []}}, "one loader; got a dict of loaders"),
         ({"val_dataloaders": pl.utilities.CombinedLoader([[1]], "sequential")}, "got a CombinedLoader of loaders"),
         ({"train_dataloaders": 5}, "takes a loader or any iterable; got 5"),
-        (
-            {"val_dataloaders": [loaders()["val_dataloaders"]] * 2},
-            r"call validate\(\) once for each",
-        ),
+        ({"val_dataloaders": [VAL] * 2}, r"call validate\(\) once for each"),
     ],
 )
 def test_several_loaders(data: dict[str, Any], refusal: str) -> None:
@@ -206,7 +186,7 @@ def test_several_loaders(data: dict[str, Any], refusal: str) -> None:
 
 def test_overfit_batches_of_a_list() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=2 needs a torch.*data are of type list"):
-        fit(WithoutData, {"overfit_batches": 2}, train_dataloaders=[[*loaders()["train_dataloaders"]]])
+        fit(WithoutData, {"overfit_batches": 2}, train_dataloaders=[[*TRAIN]])
 
 
 class Shuffled(torch.utils.data.Sampler[int]):
@@ -262,9 +242,8 @@ def test_batch_samplers_train_and_validate() -> None:
 
 @pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
 def test_hooks_of_transfers_are_refused(hook: str) -> None:
-    data = type("Data", (OwnData,), {hook: lambda self, batch, *rest: batch})()
     with pytest.raises(errors.UnsupportedTrainerFlags, match=rf"Data has {hook}, and a trial moves its batches itself"):
-        fit(WithoutData, datamodule=data)
+        fit(WithoutData, datamodule=data_module(**{hook: lambda self, batch, *rest: batch}))
 
 
 def test_loaders_of_determined() -> None:
@@ -289,12 +268,8 @@ def test_lost_states_of_callbacks(tmp_path: Path, caplog: Any) -> None:
 
 
 def test_a_lost_state_of_a_data_module(tmp_path: Path, caplog: Any) -> None:
-    class Stateful(OwnData):
-        def state_dict(self) -> dict[str, Any]:
-            return {"seen": 3}
-
     checkpoints = DeterminedCheckpoint(tmp_path, policy="none")
     fit(WithoutData, {"callbacks": [checkpoints]}, datamodule=OwnData())
     assert "state_dict" not in caplog.text
-    fit(WithoutData, {"callbacks": [checkpoints]}, datamodule=Stateful())
-    assert "without the state_dict() of Stateful" in caplog.text
+    fit(WithoutData, {"callbacks": [checkpoints]}, datamodule=data_module(state_dict=lambda self: {"seen": 3}))
+    assert "without the state_dict() of Data" in caplog.text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,26 @@ import torch
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
+from tests.adapters.training import trained
 from tests.lightning import fit, pl
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, weights_of
 
 UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
 
 
+def at(moment: str, use: Callable[..., Any]) -> pl.Callback:
+    """Return a callback that does something with what its hook gets beside the trainer and the module."""
+    hooks: Any = {f"on_{moment}": lambda trainer, module, *rest: use(*rest)}
+    return pl.callbacks.LambdaCallback(**hooks)
+
+
 def test_hooks_on_an_instance_count() -> None:
     calls: list[str] = []
     lambdas: Any = {hook: lambda *arguments, hook=hook: calls.append(hook) for hook in UPDATE_HOOKS}
-    module, plain = TrialModule(SmallTrial), TrialModule(SmallTrial)
-    fit(module, callbacks=[pl.callbacks.LambdaCallback(**lambdas)])
+    module = trained(callbacks=[pl.callbacks.LambdaCallback(**lambdas)])
     counts = [EPOCH_LEN, EPOCH_LEN, 2 * EPOCH_LEN, 2 * EPOCH_LEN]
     assert [calls.count(hook) for hook in UPDATE_HOOKS] == counts
-    fit(plain)
-    assert torch.equal(weights_of(plain.trial), weights_of(module.trial))
+    assert torch.equal(weights_of(trained().trial), weights_of(module.trial))
     fit(module)  # without the callback
     assert len(calls) == sum(counts)
 
@@ -55,10 +60,7 @@ def test_outputs_are_those_of_train_batch(loss: Any) -> None:
             return {"loss": loss, "tensor": super().train_batch(batch, epoch_idx, batch_idx)["loss"]}
 
     seen: list[dict[str, Any]] = []
-    watcher = pl.callbacks.LambdaCallback(
-        on_train_batch_end=lambda trainer, module, outputs, *rest: seen.append(outputs)
-    )
-    fit(TrialModule(Trial), max_steps=2, callbacks=[watcher])
+    fit(TrialModule(Trial), max_steps=2, callbacks=[at("train_batch_end", lambda outputs, *_: seen.append(outputs))])
     assert [list(outputs) for outputs in seen] == [["loss", "tensor"]]
     assert seen[0]["loss"] == loss
     assert seen[0]["tensor"].requires_grad
@@ -70,10 +72,7 @@ def test_a_single_tensor_is_the_loss() -> None:
             return super().train_batch(batch, epoch_idx, batch_idx)["loss"]
 
     losses: list[torch.Tensor] = []
-    watcher = pl.callbacks.LambdaCallback(
-        on_train_batch_end=lambda trainer, module, outputs, *rest: losses.append(outputs["loss"])
-    )
-    fit(TrialModule(Trial), callbacks=[watcher])
+    fit(TrialModule(Trial), callbacks=[at("train_batch_end", lambda outputs, *_: losses.append(outputs["loss"]))])
     assert len(losses) == EPOCH_LEN
     assert not any(loss.requires_grad for loss in losses)
 
@@ -84,28 +83,19 @@ def test_a_hook_changes_a_batch() -> None:
             assert batch[0].sum() == 0
             return super().train_batch(batch, epoch_idx, batch_idx)
 
-    watcher = pl.callbacks.LambdaCallback(
-        on_train_batch_start=lambda trainer, module, batch, batch_idx: batch[0].zero_()
-    )
-    fit(TrialModule(Trial), callbacks=[watcher])
+    fit(TrialModule(Trial), callbacks=[at("train_batch_start", lambda batch, batch_idx: batch[0].zero_())])
 
 
 def test_hooks_get_the_batch_after_a_resume(tmp_path: Path) -> None:
-    def watching(seen: list[Any]) -> pl.callbacks.LambdaCallback:
-        return pl.callbacks.LambdaCallback(
-            on_train_batch_start=lambda trainer, module, batch, index: seen.append((index, batch[1]))
-        )
-
-    straight: list[Any] = []
-    fit(TrialModule(SmallTrial), max_epochs=2, callbacks=[watching(straight)])
+    seen: list[Any] = []
+    watcher = at("train_batch_start", lambda batch, index: seen.append((index, batch[1].tolist())))
+    trained(max_epochs=2, callbacks=[watcher])
     checkpoints = DeterminedCheckpoint(tmp_path / "checkpoints", policy="none", code_dir=tmp_path)
-    fit(TrialModule(SmallTrial), max_steps=6, callbacks=[checkpoints])
-    resumed: list[Any] = []
-    module = TrialModule(SmallTrial)
-    fit(module, checkpoints.last_checkpoint_path, max_epochs=2, callbacks=[watching(resumed)])
+    trained(max_steps=6, callbacks=[checkpoints])
+    trained(SmallTrial, checkpoints.last_checkpoint_path, max_epochs=2, callbacks=[watcher])
+    straight, resumed = seen[: 2 * EPOCH_LEN], seen[2 * EPOCH_LEN :]
     assert [index for index, _ in resumed] == [3, 4, 5, 6, *range(EPOCH_LEN)]
-    for (_, targets), (_, expected) in zip(resumed, straight[3:], strict=True):
-        assert torch.equal(targets, expected)
+    assert resumed == straight[3:]
 
 
 def test_hooks_without_a_length() -> None:
@@ -122,20 +112,11 @@ def test_hooks_without_a_length() -> None:
             return torch.utils.data.DataLoader(Batches(), batch_size=16)
 
     seen: list[Any] = []
-
-    class Watcher(pl.Callback):
-        def on_validation_batch_start(self, trainer: Any, module: Any, batch: Any, index: int, _: int = 0) -> None:
-            seen.append((index, len(batch[0])))
-
-        def on_validation_batch_end(
-            self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int, _: int = 0
-        ) -> None:
-            seen.append((index, list(outputs)))
-
-    fit(TrialModule(Trial), callbacks=[Watcher()])
-    assert seen == [
-        entry for index, size in enumerate([16, 16, 16, 2]) for entry in [(index, size), (index, ["validation_loss"])]
-    ]
+    start = at("validation_batch_start", lambda batch, index, *_: seen.append((index, len(batch[0]))))
+    end = at("validation_batch_end", lambda outputs, batch, index, *_: seen.append((index, list(outputs))))
+    fit(TrialModule(Trial), callbacks=[start, end])
+    assert seen[::2] == [*enumerate([16, 16, 16, 2])]
+    assert seen[1::2] == [*enumerate([["validation_loss"]] * 4)]
 
 
 def test_a_skipped_batch_comes_again() -> None:
@@ -146,8 +127,7 @@ def test_a_skipped_batch_comes_again() -> None:
             seen.append(batch_idx)
             return -1 if len(seen) == 3 else None
 
-    module = Module(SmallTrial)
-    fit(module, max_epochs=2)
+    fit(Module(SmallTrial), max_epochs=2)
     assert seen[:4] == [0, 1, 2, 2]
 
 

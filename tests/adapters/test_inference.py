@@ -17,6 +17,7 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint.format.lightning_file import from_lightning, to_lightning
 from det_lightning.ranks.topology import free_port
 from tests.adapters.test_ckpt_files import older_file
+from tests.adapters.training import Predicting, trained
 from tests.lightning import BoringModel, fit, pl, trainer
 from tests.trials import SmallTrial, make_data, weights_of
 
@@ -50,14 +51,6 @@ class OneModel(pytorch.PyTorchTrial):
     def evaluate_batch(self, batch: Any) -> dict[str, Any]:
         inputs, targets = batch
         return {"validation_loss": torch.nn.functional.mse_loss(self.model(inputs), targets)}
-
-
-class Predicting(SmallTrial):
-    """Has two models, and says what a prediction is."""
-
-    def predict_batch(self, batch: Any) -> torch.Tensor:
-        prediction: torch.Tensor = self.head(self.body(batch[0]))
-        return prediction
 
 
 @pytest.fixture(scope="module", params=["a file of Lightning", "a directory of Determined"])
@@ -95,10 +88,8 @@ def test_given_hparams_come_first(saved: tuple[TrialModule, str], tmp_path: Path
 
 def test_a_trainer_uses_loaded_weights(saved: tuple[TrialModule, str]) -> None:
     trained, path = saved
-    (expected,) = trainer().validate(trained, verbose=False)
-    module = TrialModule.load_from_checkpoint(path, trial=OneModel)
-    (found,) = trainer().validate(module, verbose=False)
-    assert found == expected
+    expected = trainer().validate(trained, verbose=False)
+    assert trainer().validate(TrialModule.load_from_checkpoint(path, trial=OneModel), verbose=False) == expected
     finetuned = TrialModule.load_from_checkpoint(path, trial=OneModel)
     with torch.no_grad():
         for parameter in finetuned.parameters():
@@ -110,14 +101,10 @@ def test_a_trainer_uses_loaded_weights(saved: tuple[TrialModule, str]) -> None:
 
 
 def test_exp_conf_comes_from_the_checkpoint(tmp_path: Path) -> None:
-    class Trial(OneModel):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.name = context.get_experiment_config()["name"]
-
     configuration = {"name": "first", "hyperparameters": {"width": 2}}
-    fit(TrialModule(Trial, exp_conf=configuration)).save_checkpoint(tmp_path / "saved.ckpt")
-    assert TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=Trial).trial.name == "first"
+    fit(TrialModule(OneModel, exp_conf=configuration)).save_checkpoint(tmp_path / "saved.ckpt")
+    module = TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=OneModel)
+    assert module.trial.context.get_experiment_config()["name"] == "first"
 
 
 def test_loading_a_file_with_numpy_objects(older_file: Path) -> None:
@@ -161,8 +148,6 @@ def test_a_file_supplies_only_added_arguments(keeps: bool, expected: int, tmp_pa
 
 
 class WithScale(TrialModule):
-    """A module with a parameter that is not the trial's."""
-
     def __init__(self, scale: float = 0.0) -> None:
         super().__init__(OneModel, {"width": 3})
         self.scale = torch.nn.Parameter(torch.tensor(scale))
@@ -170,11 +155,11 @@ class WithScale(TrialModule):
 
 @pytest.mark.parametrize("plugins", [[], [DeterminedCheckpointIO(code_dir=Path(__file__).parent / "files")]])
 def test_own_parameters_come_back(plugins: list[Any], tmp_path: Path) -> None:
-    fit(WithScale(2.0), plugins=plugins).save_checkpoint(tmp_path / "saved.ckpt")
-    resumed, validated = WithScale(), WithScale()
-    trainer(max_epochs=2).fit(resumed, ckpt_path=tmp_path / "saved.ckpt")
-    trainer().validate(validated, ckpt_path=tmp_path / "saved.ckpt", verbose=False)
-    loaded = WithScale.load_from_checkpoint(tmp_path / "saved.ckpt")
+    path = tmp_path / "saved.ckpt"
+    fit(WithScale(2.0), plugins=plugins).save_checkpoint(path)
+    resumed, validated, loaded = WithScale(), WithScale(), WithScale.load_from_checkpoint(path)
+    trainer(max_epochs=2).fit(resumed, ckpt_path=path)
+    trainer().validate(validated, ckpt_path=path, verbose=False)
     assert [module.scale.item() for module in (resumed, validated, loaded)] == [2.0, 2.0, 2.0]
 
 
@@ -187,16 +172,17 @@ def test_own_parameters_are_exported() -> None:
 
 
 def test_unknown_parameters_need_strict_false(tmp_path: Path) -> None:
-    fit(WithScale(2.0)).save_checkpoint(tmp_path / "saved.ckpt")
+    path = tmp_path / "saved.ckpt"
+    fit(WithScale(2.0)).save_checkpoint(path)
     module = TrialModule(OneModel, {"width": 3})
     refusal = r'Unexpected key\(s\) in state_dict: "scale"[\s\S]*strict=False, or strict_loading = False'
     with pytest.raises(errors.InvalidCheckpointException, match=refusal):
-        TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=OneModel)
+        TrialModule.load_from_checkpoint(path, trial=OneModel)
     with pytest.raises(errors.InvalidCheckpointException, match=refusal):
-        trainer(max_epochs=2).fit(module, ckpt_path=tmp_path / "saved.ckpt")
-    TrialModule.load_from_checkpoint(tmp_path / "saved.ckpt", trial=OneModel, strict=False)
+        trainer(max_epochs=2).fit(module, ckpt_path=path)
+    TrialModule.load_from_checkpoint(path, trial=OneModel, strict=False)
     module.strict_loading = False
-    trainer(max_epochs=2).fit(module, ckpt_path=tmp_path / "saved.ckpt")
+    trainer(max_epochs=2).fit(module, ckpt_path=path)
 
 
 def test_weights_of_distributed_training() -> None:
@@ -209,8 +195,7 @@ def test_weights_of_distributed_training() -> None:
     other = WithScale()
     assert other.load_state_dict({**weights, "more": weights}, strict=False) == (["scale"], ["more"])
     other.load_state_dict(weights, strict=False, assign=True)
-    first = "models.0.module.0.weight"
-    assert other.trial.model[0].weight.data_ptr() == weights[first].data_ptr()
+    assert other.trial.model[0].weight.data_ptr() == weights["models.0.module.0.weight"].data_ptr()
     built = WithScale()
     built.load_state_dict({**weights, "scale": scale})
     assert trainer().validate(built, verbose=False) == trainer().validate(module, verbose=False)
@@ -222,9 +207,8 @@ def test_weights_of_distributed_training() -> None:
 def test_spawned_processes_return_weights(start_method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     module = TrialModule(SmallTrial, {"global_batch_size": 16})
-    strategy = PerModelDDPStrategy(start_method=start_method)
     checkpoints = pl.callbacks.ModelCheckpoint(tmp_path)
-    trainer([checkpoints], devices=2, strategy=strategy).fit(module)
+    trainer([checkpoints], devices=2, strategy=PerModelDDPStrategy(start_method=start_method)).fit(module)
     loaded = TrialModule.load_from_checkpoint(checkpoints.best_model_path, trial=SmallTrial)
     assert torch.equal(weights_of(module.trial), weights_of(loaded.trial))
 
@@ -243,13 +227,9 @@ def test_parts_of_one_side_need_strict_false(saved: tuple[TrialModule, str]) -> 
 
 
 def test_loading_failures_are_explained(saved: tuple[TrialModule, str], tmp_path: Path) -> None:
-    with pytest.raises(
-        TypeError, match=r"load_from_checkpoint\(path, trial=...\) needs the class .* by tests.*OneModel"
-    ):
+    with pytest.raises(TypeError, match=r"from_checkpoint\(path, trial=...\) needs the class .* by tests.*OneModel"):
         TrialModule.load_from_checkpoint(saved[1])
-    another = trainer(limit_train_batches=1)
-    another.fit(BoringModel())
-    another.save_checkpoint(tmp_path / "other.ckpt")
+    fit(BoringModel(), limit_train_batches=1).save_checkpoint(tmp_path / "other.ckpt")
     with pytest.raises(errors.InvalidCheckpointException, match=r"was not written by a TrialModule.*--any-module"):
         TrialModule.load_from_checkpoint(tmp_path / "other.ckpt", trial=OneModel)
     with pytest.raises(FileNotFoundError, match=r"missing\.ckpt"):
@@ -269,24 +249,20 @@ def loader(*tensors: torch.Tensor) -> Any:
     return torch.utils.data.DataLoader(TensorDataset(*tensors), batch_size=20)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_one_model_predicts() -> None:
+    for data in (
         loader(INPUTS),
         loader(INPUTS, TARGETS),
         torch.utils.data.DataLoader(ROWS, batch_size=20),
         torch.utils.data.DataLoader(ROWS, batch_size=20, collate_fn=np.stack),
         pytorch.DataLoader(make_data(), batch_size=20),
-    ],
-)
-def test_one_model_predicts(data: Any) -> None:
-    module = TrialModule(OneModel, {"width": 3})
-    predictions = predict(module, data)
-    model = module.eval().trial.model
-    expected = [model(batch) for batch in INPUTS.split(20)]  # the last bit may depend on the size of the batch
-    assert all(map(torch.equal, predictions, expected))
-    assert len(predictions) == 3
-    assert torch.equal(module(INPUTS), model(INPUTS))
+    ):
+        module = TrialModule(OneModel, {"width": 3})
+        predictions = predict(module, data)
+        model = module.eval().trial.model
+        expected = [model(batch) for batch in INPUTS.split(20)]  # the last bit may depend on the size of the batch
+        assert [prediction.tolist() for prediction in predictions] == [one.tolist() for one in expected], data
+        assert torch.equal(module(INPUTS), model(INPUTS))
 
 
 def test_predict_batch_predicts(tmp_path: Path) -> None:
@@ -310,15 +286,10 @@ def test_predict_batch_may_take_the_index() -> None:
 
 
 def test_calls_between_two_fits() -> None:
-    module = TrialModule(Predicting)
-    fit(module)
+    module = trained(Predicting)
     trainer().predict(module, loader(INPUTS))
     trainer().test(module, loader(INPUTS, TARGETS), verbose=False)
-    fit(module)
-    straight = TrialModule(Predicting)
-    fit(straight)
-    fit(straight)
-    assert torch.equal(weights_of(module.trial), weights_of(straight.trial))
+    assert torch.equal(weights_of(trained(module).trial), weights_of(trained(trained(Predicting)).trial))
 
 
 def test_several_models_need_predict_batch() -> None:
@@ -336,13 +307,11 @@ def test_several_models_need_predict_batch() -> None:
 
 
 def test_given_data_are_evaluated() -> None:
-    module = TrialModule(SmallTrial)
-    fit(module)
-    (expected,) = trainer().validate(module, verbose=False)
-    (found,) = trainer().test(module, torch.utils.data.DataLoader(make_data(), batch_size=16), verbose=False)
-    assert found == expected
-    (other,) = trainer().test(module, loader(INPUTS[:3], TARGETS[:3]), verbose=False)
-    assert other != expected
+    module = trained()
+    expected = trainer().validate(module, verbose=False)
+    same = torch.utils.data.DataLoader(make_data(), batch_size=16)
+    assert trainer().test(module, same, verbose=False) == expected
+    assert trainer().test(module, loader(INPUTS[:3], TARGETS[:3]), verbose=False) != expected
 
 
 def test_reducers_work_in_a_test() -> None:
@@ -386,12 +355,10 @@ def test_a_data_module_for_tests() -> None:
 
 
 def test_calls_need_one_loader() -> None:
-    module = TrialModule(Predicting)
-    with pytest.raises(
-        errors.UnsupportedTrainerFlags, match=r"test\(\) without data: pass dataloaders=, or use validate"
+    for call, data, refusal in (
+        ("test", None, r"test\(\) without data: pass dataloaders=, or use validate"),
+        ("predict", None, r"predict\(\) without data: pass dataloaders="),
+        ("test", [loader(INPUTS, TARGETS)] * 2, r"got a list of loaders: call test\(\) once for each"),
     ):
-        trainer().test(module)
-    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"predict\(\) without data: pass dataloaders="):
-        trainer().predict(module)
-    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"got a list of loaders: call test\(\) once for each"):
-        trainer().test(module, [loader(INPUTS, TARGETS), loader(INPUTS, TARGETS)])
+        with pytest.raises(errors.UnsupportedTrainerFlags, match=refusal):
+            getattr(trainer(), call)(TrialModule(Predicting), data)

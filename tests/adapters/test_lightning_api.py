@@ -16,6 +16,7 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
+from tests.adapters.training import resumes_exactly, trained
 from tests.lightning import BoringModel, fit, pl, trainer
 from tests.trials import BATCH_SIZE, EPOCH_LEN, SmallTrial, fit_trial, make_data, seed_everything, weights_of
 from tests.versions import from_lightning_2_6
@@ -26,23 +27,25 @@ def read_rows(logger: Any) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def ends_as_a_straight_run(checkpoint: Any, epochs: int = 2) -> bool:
-    resumed, straight = TrialModule(SmallTrial), TrialModule(SmallTrial)
-    fit(resumed, checkpoint, max_epochs=epochs)
-    fit(straight, max_epochs=epochs)
-    return torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+def steps_in(directory: Path, pattern: str = "*.ckpt") -> list[int]:
+    """Return the steps of the optimizers at each file of Lightning."""
+    return sorted(torch.load(path, weights_only=False)["global_step"] for path in directory.glob(pattern))
 
 
 class RecordingTrial(SmallTrial):
-    """Notes when it is validated."""
+    """Notes the batches that it trains on, and after how many of them it is validated."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         self.validated: list[int] = []
-        self.trained = 0
+        self.seen: list[list[float]] = []
+
+    @property
+    def trained(self) -> int:
+        return len(self.seen)
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        self.trained += 1
+        self.seen.append(batch[0].flatten().tolist())
         return super().train_batch(batch, epoch_idx, batch_idx)
 
     def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -60,9 +63,8 @@ def weights_by_determineds_api() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["Callback", "TQDMProgressBar", "RichProgressBar", "Timer", "LearningRateMonitor"])
 def test_both_apis_agree(name: str, tmp_path: Path) -> None:
-    module = TrialModule(SmallTrial)
     logger, callback = pl.loggers.CSVLogger(tmp_path), getattr(pl.callbacks, name)()
-    fit(module, max_epochs=3, callbacks=[callback], logger=logger, log_every_n_steps=5)
+    module = trained(max_epochs=3, callbacks=[callback], logger=logger, log_every_n_steps=5)
     assert torch.equal(weights_of(module.trial), weights_by_determineds_api())
 
 
@@ -81,31 +83,24 @@ def test_both_apis_agree(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_flags_say_when_to_validate(flags: dict[str, Any], validated_after: list[int]) -> None:
-    module = TrialModule(RecordingTrial)
-    fit(module, max_epochs=3, **flags)
-    assert module.trial.validated == validated_after
+    assert trained(RecordingTrial, max_epochs=3, **flags).trial.validated == validated_after
 
 
 def test_a_schedule_says_when_to_validate() -> None:
     module = TrialModule(RecordingTrial, validation_period=pytorch.Batch([5, 7, 12, 15]), max_length=pytorch.Batch(16))
-    fit(module)
-    assert module.trial.validated == [5, 7, 12, 15, 16]
+    assert trained(module).trial.validated == [5, 7, 12, 15, 16]
 
 
 @pytest.mark.parametrize(("flags", "steps"), [({"max_epochs": 2}, 4 * EPOCH_LEN), ({"max_steps": 10}, 10)])
 def test_two_optimizers_count_two_steps(flags: dict[str, Any], steps: int) -> None:
-    module = TrialModule(SmallTrial)
-    assert fit(module, **flags).global_step == steps
-    assert module.trial_run.state.batches_trained == steps / 2
+    module = trained(**flags)
+    assert (module.trainer.global_step, module.trial_run.state.batches_trained) == (steps, steps / 2)
 
 
 def test_callbacks_log_with_batches(tmp_path: Path) -> None:
-    class Logging(pl.Callback):
-        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-            pl_module.log("value", 0.25)
-
     logger = pl.loggers.CSVLogger(tmp_path)
-    callbacks = [Logging(), pl.callbacks.LearningRateMonitor("step")]
+    logging = pl.callbacks.LambdaCallback(on_train_batch_end=lambda trainer, module, *_: module.log("value", 0.25))
+    callbacks = [logging, pl.callbacks.LearningRateMonitor("step")]
     fit(TrialModule(SmallTrial), max_epochs=2, logger=logger, log_every_n_steps=5, callbacks=callbacks)
     rows = read_rows(logger)
     steps = [[row["step"] for row in rows if row[name]] for name in ("value", "lr-SGD", "loss", "validation_loss")]
@@ -120,8 +115,8 @@ class SameName(SmallTrial):
 
 
 def test_equal_names_get_the_prefix_val() -> None:
-    module = TrialModule(SameName)
-    assert {"loss", "val_loss"} <= fit(module).callback_metrics.keys()
+    module = trained(SameName)
+    assert {"loss", "val_loss"} <= module.trainer.callback_metrics.keys()
     (metrics,) = trainer().validate(module, verbose=False)
     assert metrics.keys() == {"val_loss", "accuracy"}
 
@@ -129,13 +124,10 @@ def test_equal_names_get_the_prefix_val() -> None:
 def test_names_before_the_first_batch(tmp_path: Path) -> None:
     monitors = [pl.callbacks.EarlyStopping(name) for name in ("val_loss", "accuracy")]
     logger = pl.loggers.CSVLogger(tmp_path)
-    module = TrialModule(SameName, step_zero_validation=True)
-    lightning = fit(module, callbacks=monitors, logger=logger)
+    lightning = fit(TrialModule(SameName, step_zero_validation=True), callbacks=monitors, logger=logger)
     assert lightning.callback_metrics.keys() == {"loss", "batch", "val_loss", "accuracy"}
-    rows = [{name: value for name, value in row.items() if value} for row in read_rows(logger)]
-    assert [row["step"] for row in rows if "loss" in row] == ["7"]
-    assert [row["step"] for row in rows if "val_loss" in row] == ["0", "7"]
-    assert [row["step"] for row in rows if "accuracy" in row] == ["0", "7"]
+    for name, steps in (("loss", ["7"]), ("val_loss", ["0", "7"]), ("accuracy", ["0", "7"])):
+        assert [row["step"] for row in read_rows(logger) if row[name]] == steps, name
 
 
 def test_a_lone_first_validation_is_logged(tmp_path: Path) -> None:
@@ -147,52 +139,43 @@ def test_a_lone_first_validation_is_logged(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fit(TrialModule(Failing, step_zero_validation=True), logger=logger)
     (row,) = read_rows(logger)
-    assert row.keys() == {"step", "epoch", "loss", "accuracy"}
-    assert (row["step"], row["accuracy"]) == ("0", "0.5")
+    assert row == {"step": "0", "epoch": "0", "loss": row["loss"], "accuracy": "0.5"}
 
 
 def test_a_logger_changes_no_metrics(tmp_path: Path) -> None:
     class Seen(pl.Callback):
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-            self.kinds = [trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics]
-            self.values = [{name: (type(value), float(value)) for name, value in kind.items()} for kind in self.kinds]
+            kinds = [trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics]
+            facts = [{name: (type(value), float(value)) for name, value in kind.items()} for kind in kinds]
+            seen.append((facts, trainer.callback_metrics["validation_loss"].dtype))
 
-    seen = []
+    seen: list[Any] = []
     for logger in (False, pl.loggers.CSVLogger(tmp_path)):
-        seen.append(Seen())
-        seed_everything()
-        fit(TrialModule(SmallTrial), logger=logger, callbacks=[seen[-1]])
+        trained(logger=logger, callbacks=[Seen()])
     without, with_logger = seen
-    assert without.values[0]["validation_loss"] == with_logger.values[0]["validation_loss"]
-    assert "validation_loss" in without.values[1]
-    assert without.values == with_logger.values
-    assert without.kinds[0]["validation_loss"].dtype is torch.float64
+    assert without == with_logger
+    (_, logged, _), dtype = without
+    assert dtype is torch.float64
+    assert "validation_loss" in logged
 
 
-class OwnLog(TrialModule):
-    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        self.logged = [*getattr(self, "logged", []), name]
-        super().log(name, value, *args, **kwargs)
+@pytest.mark.parametrize("method", ["log", "log_dict"])
+def test_an_override_of_log_sees_metrics(method: str) -> None:
+    logged: list[str] = []
 
+    def override(self: TrialModule, *args: Any, **kwargs: Any) -> None:
+        logged.extend([kwargs["name"]] if method == "log" else args[0])
+        getattr(TrialModule, method)(self, *args, **kwargs)
 
-class OwnLogDict(TrialModule):
-    def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
-        self.logged = [*getattr(self, "logged", []), *dictionary]
-        super().log_dict(dictionary, *args, **kwargs)
-
-
-@pytest.mark.parametrize("module_class", [OwnLog, OwnLogDict])
-def test_an_override_of_log_sees_metrics(module_class: Any) -> None:
-    module = module_class(SmallTrial)
-    fit(module)
-    assert module.logged == ["validation_loss"]
+    trained(type("Module", (TrialModule,), {method: override})(SmallTrial))
+    assert logged == ["validation_loss"]
 
 
 def test_model_checkpoint_keeps_the_best(tmp_path: Path) -> None:
     best = pl.callbacks.ModelCheckpoint(tmp_path, monitor="validation_loss", save_last=True)
-    fit(TrialModule(SmallTrial), max_epochs=2, callbacks=[best])
+    trained(max_epochs=2, callbacks=[best])
     assert Path(best.best_model_path).is_file()
-    assert ends_as_a_straight_run(best.last_model_path, epochs=4)
+    assert resumes_exactly(best.last_model_path, epochs=4)
 
 
 class Stop(pl.Callback):
@@ -217,53 +200,40 @@ class Stop(pl.Callback):
 )
 def test_model_checkpoint_saves_as_ever(flags: dict[str, Any], saved_after: list[int], tmp_path: Path) -> None:
     checkpoints = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, save_last=True)
-    callbacks = [*flags.pop("callbacks", []), checkpoints]
-    fit(TrialModule(SmallTrial), callbacks=callbacks, **flags)
-    steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("epoch*.ckpt"))
-    assert steps == [2 * batches for batches in saved_after]
-    assert torch.load(checkpoints.last_model_path, weights_only=False)["global_step"] == steps[-1]
-
-
-def test_model_checkpoint_after_validations(tmp_path: Path) -> None:
-    module = TrialModule(SmallTrial, validation_period=pytorch.Batch(4), max_length=pytorch.Batch(9))
-    fit(module, callbacks=[pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)])
-    steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("*.ckpt"))
-    assert steps == [2 * batches for batches in (4, 8, 9)]
+    trained(callbacks=[*flags.pop("callbacks", []), checkpoints], **flags)
+    assert steps_in(tmp_path, "epoch*.ckpt") == [2 * batches for batches in saved_after]
+    assert steps_in(tmp_path, "last.ckpt") == [2 * saved_after[-1]]
 
 
 @pytest.mark.parametrize("flags", [{"max_steps": 20}, {"max_epochs": 2, "callbacks": [Stop(10)]}])
 def test_resume_within_an_epoch(flags: dict[str, Any], tmp_path: Path) -> None:
     checkpoints = pl.callbacks.ModelCheckpoint(tmp_path, save_last=True)
-    callbacks = [*flags.pop("callbacks", []), checkpoints]
-    fit(TrialModule(SmallTrial), callbacks=callbacks, **flags)
-    assert ends_as_a_straight_run(checkpoints.last_model_path, epochs=3)
+    trained(callbacks=[*flags.pop("callbacks", []), checkpoints], **flags)
+    assert resumes_exactly(checkpoints.last_model_path, epochs=3)
+
+
+def test_model_checkpoint_after_validations(tmp_path: Path) -> None:
+    module = TrialModule(SmallTrial, validation_period=pytorch.Batch(4), max_length=pytorch.Batch(9))
+    fit(module, callbacks=[pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)])
+    assert steps_in(tmp_path) == [2 * batches for batches in (4, 8, 9)]
 
 
 def test_a_stop_by_a_callback_validates() -> None:
-    module = TrialModule(RecordingTrial)
-    lightning = fit(module, max_epochs=2, callbacks=[Stop(10)])
+    module = trained(RecordingTrial, max_epochs=2, callbacks=[Stop(10)])
     assert module.trial.validated == [7, 10]
-    assert lightning.callback_metrics["batch"] == pytest.approx(8)  # the mean over batches 7 to 9
+    assert module.trainer.callback_metrics["batch"] == pytest.approx(8)  # the mean over batches 7 to 9
 
 
 def test_early_stopping_waits_for_min_steps() -> None:
-    module = TrialModule(RecordingTrial)
-    fit(
-        module,
-        max_epochs=4,
-        min_steps=30,
-        callbacks=[pl.callbacks.EarlyStopping("validation_loss", patience=0, mode="max")],
-    )
-    assert (module.trial.trained, module.trial.validated) == (15, [7, 14, 15])
+    stopping = pl.callbacks.EarlyStopping("validation_loss", patience=0, mode="max")
+    trial = trained(RecordingTrial, max_epochs=4, min_steps=30, callbacks=[stopping]).trial
+    assert (trial.trained, trial.validated) == (15, [7, 14, 15])
 
 
 def test_model_checkpoint_saves_by_time(tmp_path: Path) -> None:
-    by_time = pl.callbacks.ModelCheckpoint(
-        tmp_path, train_time_interval=datetime.timedelta(microseconds=1), save_top_k=-1
-    )
-    fit(TrialModule(SmallTrial), callbacks=[by_time])
-    steps = sorted(torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("*.ckpt"))
-    assert steps == [2 * batch for batch in range(1, EPOCH_LEN + 1)]
+    interval = datetime.timedelta(microseconds=1)
+    trained(callbacks=[pl.callbacks.ModelCheckpoint(tmp_path, train_time_interval=interval, save_top_k=-1)])
+    assert steps_in(tmp_path) == [2 * batch for batch in range(1, EPOCH_LEN + 1)]
 
 
 def test_model_checkpoint_finds_training_metrics(tmp_path: Path) -> None:
@@ -276,17 +246,15 @@ def test_model_checkpoint_finds_training_metrics(tmp_path: Path) -> None:
             return {**metrics, "none": None, "list": [1, 2]}
 
     by_step = pl.callbacks.ModelCheckpoint(tmp_path, monitor="loss", every_n_train_steps=4, save_top_k=-1)
-    flags: dict[str, Any] = {"max_epochs": 1, "limit_val_batches": 0}
-    fit(TrialModule(Trial), callbacks=[by_step], log_every_n_steps=100, **flags)
+    trained(Trial, callbacks=[by_step], log_every_n_steps=100, limit_val_batches=0)
     means = [sum(losses[:batches]) / batches for batches in (2, 4, 6)]
     assert [value.item() for value in by_step.best_k_models.values()] == pytest.approx(means)
 
 
 def test_metrics_at_an_epochs_end() -> None:
-    module = TrialModule(SmallTrial)
     stopping = pl.callbacks.EarlyStopping("loss", min_delta=1000.0, patience=1, check_on_train_epoch_end=True)
-    lightning = fit(module, max_epochs=9, limit_val_batches=0, log_every_n_steps=100, callbacks=[stopping])
-    assert lightning.current_epoch == 2
+    module = trained(max_epochs=9, limit_val_batches=0, log_every_n_steps=100, callbacks=[stopping])
+    assert module.trainer.current_epoch == 2
 
 
 class FailingTrial(SmallTrial):
@@ -302,21 +270,20 @@ def test_saving_after_a_failed_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the batch is broken"):
         lightning.fit(TrialModule(FailingTrial))
     lightning.save_checkpoint(tmp_path / "saved.ckpt")
-    assert ends_as_a_straight_run(tmp_path / "saved.ckpt")
+    assert resumes_exactly(tmp_path / "saved.ckpt")
 
 
 def test_saving_after_a_failed_validate(tmp_path: Path) -> None:
-    module = TrialModule(SmallTrial)
-    lightning = fit(module)
+    module = trained()
     with pytest.raises(errors.CheckpointNotFound, match=r"missing\.ckpt"):
-        lightning.validate(module, ckpt_path=tmp_path / "missing.ckpt")
-    lightning.save_checkpoint(tmp_path / "saved.ckpt")
-    assert ends_as_a_straight_run(tmp_path / "saved.ckpt")
+        module.trainer.validate(module, ckpt_path=tmp_path / "missing.ckpt")
+    module.trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    assert resumes_exactly(tmp_path / "saved.ckpt")
 
 
 def test_a_second_run_names_its_checkpoints(tmp_path: Path) -> None:
     writer = DeterminedCheckpoint(tmp_path, policy="none")
-    fit(TrialModule(SmallTrial), callbacks=[writer])
+    trained(callbacks=[writer])
     assert writer.last_checkpoint_path is not None
     with pytest.raises(ValueError, match="the batch is broken"):
         fit(TrialModule(FailingTrial), max_epochs=2, callbacks=[writer])
@@ -326,98 +293,74 @@ def test_a_second_run_names_its_checkpoints(tmp_path: Path) -> None:
 
 def test_validate_takes_a_checkpoint(tmp_path: Path) -> None:
     writer = DeterminedCheckpoint(tmp_path, policy="none")
-    fitted = fit(TrialModule(SmallTrial), max_epochs=2, callbacks=[writer])
+    expected = fit(TrialModule(SmallTrial), max_epochs=2, callbacks=[writer]).callback_metrics["validation_loss"]
     path = str(writer.last_checkpoint_path)
     (metrics,) = trainer().validate(TrialModule(SmallTrial), ckpt_path=path, verbose=False)
-    assert metrics == {"validation_loss": fitted.callback_metrics["validation_loss"].item()}
+    assert metrics == {"validation_loss": expected.item()}
 
 
 def test_a_second_fit() -> None:
-    module = TrialModule(RecordingTrial)
-    fit(module)
-    lightning = fit(module, max_steps=14)
+    module = trained(RecordingTrial)
+    assert fit(module, max_steps=14).global_step == 14
     assert module.trial.validated == [7, 14]
-    assert lightning.global_step == 14
 
 
 def test_a_trial_for_one_process() -> None:
-    module = TrialModule(SmallTrial)
-    fit(module)
-    several = trainer(strategy=PerModelDDPStrategy(), devices=2)
+    builder = trained().trial_builder
     with pytest.raises(errors.InvalidExperimentException, match=r"built for 1 process\(es\), and this trainer has 2"):
-        module.trial_builder.build(several)
+        builder.build(trainer(strategy=PerModelDDPStrategy(), devices=2))
 
 
 def test_flags_are_restored() -> None:
     module = TrialModule(RecordingTrial, max_length=pytorch.Batch(9))
     lightning = fit(module, check_val_every_n_epoch=2)
     assert module.trial.trained == 9
-    assert lightning.check_val_every_n_epoch == 2
-    assert lightning.max_epochs == 1
+    assert (lightning.check_val_every_n_epoch, lightning.max_epochs) == (2, 1)
 
 
-@pytest.mark.parametrize(("max_length", "shown"), [(pytorch.Batch(9), 2), (pytorch.Epoch(2), 2)])
-def test_a_bar_shows_all_epochs(max_length: pytorch.TrainUnit, shown: int) -> None:
-    descriptions: list[str] = []
+@pytest.mark.parametrize("max_length", [pytorch.Batch(9), pytorch.Epoch(2)])
+def test_a_bar_shows_all_epochs(max_length: pytorch.TrainUnit) -> None:
+    descriptions: set[str] = set()
 
     class Bar(pl.callbacks.RichProgressBar):
         def _get_train_description(self, current_epoch: int) -> str:
             description = super()._get_train_description(current_epoch)
-            descriptions.append(description.strip())
+            descriptions.add(description.strip())
             return description
 
-    module = TrialModule(SmallTrial, max_length=max_length)
-    fit(module, callbacks=[Bar()])
-    assert set(descriptions) == {f"Epoch {epoch}/{shown - 1}" for epoch in range(shown)}
+    fit(TrialModule(SmallTrial, max_length=max_length), callbacks=[Bar()])
+    assert descriptions == {"Epoch 0/1", "Epoch 1/1"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "flags", "warned"),
+    ("length", "flags", "warned"),
     [
-        ({}, {"max_epochs": None}, True),
-        ({"max_length": pytorch.Batch(1)}, {"max_epochs": None}, False),
-        ({}, {"max_epochs": 1}, False),
-        ({}, {"max_steps": 2}, False),
+        (None, {"max_epochs": None}, True),
+        (pytorch.Batch(1), {"max_epochs": None}, False),
+        (None, {"max_epochs": 1}, False),
+        (None, {"max_steps": 2}, False),
     ],
 )
-def test_a_run_without_a_length(
-    arguments: dict[str, Any], flags: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_without_a_length(length: Any, flags: dict[str, Any], warned: bool, caplog: Any) -> None:
     class Trial(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             self.context.set_stop_requested(True)
             return super().train_batch(batch, epoch_idx, batch_idx)
 
-    fit(TrialModule(Trial, reporting_period=pytorch.Batch(1), **arguments), **flags)
+    fit(TrialModule(Trial, reporting_period=pytorch.Batch(1), max_length=length), **flags)
     assert ("1000 epochs" in caplog.text) == warned
-
-
-class ShowingTrial(SmallTrial):
-    """Records what it trains on."""
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        super().__init__(context)
-        self.seen: list[list[float]] = []
-
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        self.seen.append(batch[0].flatten().tolist())
-        return super().train_batch(batch, epoch_idx, batch_idx)
 
 
 @pytest.mark.parametrize(("amount", "batches"), [(2, 2), (0.5, 3), (100, 7)])
 def test_overfit_batches(amount: float, batches: int) -> None:
-    module = TrialModule(ShowingTrial)
-    fit(module, max_epochs=3, overfit_batches=amount)
-    assert isinstance(module.trial, ShowingTrial)
     in_order = pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE)
     first = [batch[0].flatten().tolist() for batch in itertools.islice(in_order, batches)]
-    assert module.trial.seen == first * 3
+    assert trained(RecordingTrial, max_epochs=3, overfit_batches=amount).trial.seen == first * 3
 
 
 @pytest.mark.parametrize(("amount", "batches"), [(0.3, 2), (0.5, 3)])
 def test_overfit_batches_batch_by_batch(amount: float, batches: int) -> None:
-    module = TrialModule(RecordingTrial)
-    fit(module, max_epochs=3, overfit_batches=amount, callbacks=[pl.callbacks.Timer()])
+    module = trained(RecordingTrial, max_epochs=3, overfit_batches=amount, callbacks=[pl.callbacks.Timer()])
     assert module.trial.validated == [batches, 2 * batches, 3 * batches]
 
 
@@ -428,19 +371,11 @@ def test_less_than_one_batch(flag: str) -> None:
 
 
 def test_a_kept_loader_stays_whole() -> None:
-    class Trial(ShowingTrial):
-        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-            super().__init__(context)
-            self.loader = super().build_training_data_loader()
+    class Trial(RecordingTrial):
+        build_training_data_loader = functools.cache(SmallTrial.build_training_data_loader)
 
-        def build_training_data_loader(self) -> pytorch.DataLoader:
-            return self.loader
-
-    module = TrialModule(Trial)
-    fit(module, overfit_batches=2)
-    fit(module)
-    assert isinstance(module.trial, Trial)
-    assert len(module.trial.seen) == 2 + EPOCH_LEN
+    module = trained(Trial, overfit_batches=2)
+    assert trained(module).trial.trained == 2 + EPOCH_LEN
 
 
 def test_overfit_batches_needs_our_loader() -> None:
@@ -453,22 +388,20 @@ def test_overfit_batches_needs_our_loader() -> None:
         fit(TrialModule(Trial), overfit_batches=1)
 
 
+AVERAGING = {"callbacks": [pl.callbacks.StochasticWeightAveraging(0.1)]}
+BATCH_SIZES = {"callbacks": [pl.callbacks.BatchSizeFinder()]}
+RELOADS = {"reload_dataloaders_every_n_epochs": 1}
+
+
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
-        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1"),
-        pytest.param(
-            {"callbacks": [pl.callbacks.StochasticWeightAveraging(0.1)]},
-            "StochasticWeightAveraging: .* the callback WeightAveraging",
-            marks=from_lightning_2_6,
-        ),
-        ({"callbacks": [pl.callbacks.StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging: .*AveragedModel"),
+        (RELOADS, "reload_dataloaders_every_n_epochs=1"),
+        pytest.param(AVERAGING, "StochasticWei.*: .* the callback WeightAveraging", marks=from_lightning_2_6),
+        (AVERAGING, "StochasticWeightAveraging: .*AveragedModel"),
         ({"callbacks": [pl.callbacks.ModelPruning("l1_unstructured")]}, "ModelPruning: prune with torch"),
-        ({"callbacks": [pl.callbacks.BatchSizeFinder()]}, "BatchSizeFinder: set"),
-        (
-            {"reload_dataloaders_every_n_epochs": 1, "callbacks": [pl.callbacks.BatchSizeFinder()]},
-            "reload_dataloaders_every_n_epochs=1.*BatchSizeFinder: set",
-        ),
+        (BATCH_SIZES, "BatchSizeFinder: set"),
+        ({**RELOADS, **BATCH_SIZES}, "reload_dataloaders_every_n_epochs=1.*BatchSizeFinder: set"),
     ],
 )
 def test_unsupported_flags_are_refused(flags: dict[str, Any], names: str) -> None:
@@ -479,8 +412,7 @@ def test_unsupported_flags_are_refused(flags: dict[str, Any], names: str) -> Non
 @from_lightning_2_6
 def test_averaging_in_processes_is_refused() -> None:
     several = {"devices": 2, "strategy": PerModelDDPStrategy(), "callbacks": [pl.callbacks.WeightAveraging()]}
-    with pytest.raises(errors.UnsupportedTrainerFlags, match="WeightAveraging: it works in one process only; wrap"):
-        fit(TrialModule(SmallTrial), **several)
+    test_unsupported_flags_are_refused(several, "WeightAveraging: it works in one process only; wrap")
 
 
 @pytest.mark.slow
@@ -497,8 +429,7 @@ def test_a_compiled_module_is_refused() -> None:
 @pytest.mark.parametrize("fault", ["ModelPruning", "torch.compile"])
 def test_refusals_come_before_processes(start_method: Any, fault: str) -> None:
     callbacks = [pl.callbacks.ModelPruning("l1_unstructured")] if fault == "ModelPruning" else []
-    strategy = PerModelDDPStrategy(start_method=start_method)
-    lightning = trainer(devices=2, strategy=strategy, callbacks=callbacks)
+    lightning = trainer(devices=2, strategy=PerModelDDPStrategy(start_method=start_method), callbacks=callbacks)
     module = TrialModule(SmallTrial)
     with pytest.raises(errors.UnsupportedTrainerFlags, match=fault):
         lightning.fit(cast("Any", torch.compile(module)) if fault == "torch.compile" else module)
@@ -509,22 +440,14 @@ def test_strategies_refuse_other_modules() -> None:
     strategy = PerModelDDPStrategy()
     trainer(strategy=strategy, devices=2)
     strategy.connect(BoringModel())
-    with pytest.raises(
-        errors.UnsupportedTrainerFlags, match=r"the models of a TrialModule; .* the models of BoringModel"
-    ):
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"models of a TrialModule; .* models of BoringModel"):
         strategy.configure_ddp()
 
 
 @from_lightning_2_6
 def test_averaged_weights_resume(tmp_path: Path) -> None:
-    def averaging(**flags: Any) -> pl.Trainer:
-        return trainer(callbacks=[pl.callbacks.WeightAveraging()], **flags)
-
-    first = averaging()
-    first.fit(TrialModule(SmallTrial))
-    first.save_checkpoint(tmp_path / "saved.ckpt")
-    module = TrialModule(SmallTrial)
-    averaging(max_epochs=2).fit(module, ckpt_path=tmp_path / "saved.ckpt")
+    trained(callbacks=[pl.callbacks.WeightAveraging()]).trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    module = trained(SmallTrial, tmp_path / "saved.ckpt", max_epochs=2, callbacks=[pl.callbacks.WeightAveraging()])
     assert module.trial_run.state.batches_trained == 2 * EPOCH_LEN
 
 
@@ -573,11 +496,10 @@ class GradientWatcher(pl.Callback):
 
 def test_gradient_clip_val_clips() -> None:
     free, by_norm = GradientWatcher(), GradientWatcher()
-    fit(TrialModule(Clipless), callbacks=[free])
-    lightning = fit(TrialModule(Clipless), callbacks=[by_norm], gradient_clip_val=0.1)
+    trained(Clipless, callbacks=[free])
     assert min(free.norms) > 0.1
+    assert trained(Clipless, callbacks=[by_norm], gradient_clip_val=0.1).trainer.gradient_clip_val == 0.1
     assert by_norm.norms == pytest.approx([0.1] * EPOCH_LEN, rel=1e-3)
-    assert lightning.gradient_clip_val == 0.1
 
 
 def test_accumulate_grad_batches() -> None:
@@ -588,8 +510,7 @@ def test_accumulate_grad_batches() -> None:
 
     accumulated = TrialModule(Trial, exp_conf={"optimizations": {"aggregation_frequency": 5}})
     lightning = fit(accumulated, max_epochs=2, accumulate_grad_batches=3)
-    aggregated = TrialModule(SmallTrial, aggregation_frequency=3)
-    fit(aggregated, max_epochs=2)
+    aggregated = trained(TrialModule(SmallTrial, aggregation_frequency=3), max_epochs=2)
     assert torch.equal(weights_of(accumulated.trial), weights_of(aggregated.trial))
     assert lightning.global_step == 2 * (2 * EPOCH_LEN // 3)
     assert (lightning.accumulate_grad_batches, accumulated.trial.aggregates_when_built) == (3, 3)

@@ -55,9 +55,32 @@ class Watched(BoringModel):
         self.validations.append(self.steps)
 
 
-def make_trainer(**flags: Any) -> pl.Trainer:
-    limits = {"limit_train_batches": 6, "limit_val_batches": 1, "num_sanity_val_steps": 0}
-    return trainer(**{**limits, **flags})
+class Asking(Watched):
+    """Fails after what it asks before a run begins."""
+
+    def ask(self) -> None:
+        raise NotImplementedError
+
+    def configure_callbacks(self) -> Any:
+        self.ask()
+        raise NotImplementedError
+
+    def check_before_launch(self, trainer: pl.Trainer) -> None:
+        self.configure_callbacks()
+
+
+def make_trainer(use_trial_loops: bool = False, **flags: Any) -> pl.Trainer:
+    made = trainer(**{"limit_train_batches": 6, "limit_val_batches": 1, "num_sanity_val_steps": 0, **flags})
+    if use_trial_loops:
+        lightning_loops.use_trial_loops(made)
+    return made
+
+
+def fitted(module_class: type[Watched] = Watched, **flags: Any) -> Watched:
+    """Train with a trainer that has the flags; return the module."""
+    module = module_class()
+    make_trainer(**flags).fit(module)
+    return module
 
 
 def test_allow_validation() -> None:
@@ -65,11 +88,7 @@ def test_allow_validation() -> None:
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             lightning_loops.allow_validation(self.trainer, due=self.steps in (2, 5))
 
-    module = Module()
-    trainer = make_trainer()
-    lightning_loops.use_trial_loops(trainer)
-    trainer.fit(module)
-    assert module.validations == [2, 5]
+    assert fitted(Module, use_trial_loops=True).validations == [2, 5]
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -80,8 +99,7 @@ def test_announce_no_validations(announced: bool, tmp_path: Path) -> None:
             saved_by_then.append(len(list(tmp_path.glob("*.ckpt"))))
 
     saved_by_then: list[int] = []
-    trainer = make_trainer(callbacks=[Watcher(tmp_path)])
-    lightning_loops.use_trial_loops(trainer)
+    trainer = make_trainer(use_trial_loops=True, callbacks=[Watcher(tmp_path)])
     lightning_loops.allow_validation(trainer, due=True)
     if not announced:
         lightning_internals.announce_no_validations(trainer)
@@ -113,8 +131,7 @@ def test_take_validation_interval_and_restore_validation_interval() -> None:
 
     module = Module()
     stopping = pl.callbacks.EarlyStopping("loss", strict=False)  # it looks for val_check_interval
-    trainer = make_trainer(val_check_interval="00:01:00:00", callbacks=[stopping])
-    lightning_loops.use_trial_loops(trainer)
+    trainer = make_trainer(use_trial_loops=True, val_check_interval="00:01:00:00", callbacks=[stopping])
     assert lightning_internals.take_validation_interval(trainer) == 3600
     trainer.fit(module)
     assert module.validations == [2, 3]
@@ -129,32 +146,19 @@ def test_run_validation() -> None:
             lightning_internals.run_validation(self.trainer)
             assert self.trainer.training
 
-    module = Module()
-    make_trainer().fit(module)
-    assert module.validations == [0, 6]
+    assert fitted(Module).validations == [0, 6]
 
 
-def test_end_epoch() -> None:
+@pytest.mark.parametrize(("end", "steps"), [("epoch", 2 + 6 + 6), ("epoch's training", 6), ("training", 2)])
+def test_end_epoch_and_end_training(end: str, steps: int) -> None:
     class Module(Watched):
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
-            if self.steps == 4:
+            if self.steps == 2 and end == "epoch":
                 lightning_internals.end_epoch(dataloader_iter)
+            elif self.steps == 2:
+                lightning_internals.end_training(self.trainer, early=end == "training")
 
-    module = Module()
-    make_trainer().fit(module)
-    assert module.steps == 4
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_end_training(early: bool) -> None:
-    class Module(Watched):
-        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
-            if self.steps == 2:
-                lightning_internals.end_training(self.trainer, early=early)
-
-    module = Module()
-    make_trainer(min_steps=5, max_epochs=3).fit(module)
-    assert module.steps == (2 if early else 6)  # the epoch has 6
+    assert fitted(Module, min_steps=5, max_epochs=3).steps == steps
 
 
 def test_show_batch_index_and_move_to() -> None:
@@ -172,11 +176,8 @@ def test_show_batch_index_and_move_to() -> None:
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             ended.append((batch_idx, self.trainer.fit_loop.batch_idx))
 
-    module = Module()
-    trainer = make_trainer()
-    trainer.fit(module)
+    assert fitted(Module).trainer.global_step == 6
     assert ended == [(1, 1), (3, 3), (5, 5)]
-    assert trainer.global_step == 6
 
 
 @pytest.mark.parametrize(("flag", "limit"), [(3, 3), (1, 1), (0.5, 32), (1.0, None)])  # of 64 batches
@@ -189,14 +190,12 @@ def test_read_validation_limit(flag: float, limit: int | None) -> None:
             next(dataloader_iter)
             lightning_internals.end_epoch(dataloader_iter)
 
-    make_trainer(limit_train_batches=1, limit_val_batches=flag).fit(Module())
+    fitted(Module, limit_train_batches=1, limit_val_batches=flag)
     assert limits == [limit]
 
 
 @pytest.mark.parametrize(("in_trial", "steps"), [(False, [1, 3, 5]), (True, [2, 4, 6])])
 def test_show_logging_step(in_trial: bool, steps: list[int], tmp_path: Path) -> None:
-    """What is logged has the step that was set, and is logged at the same batches."""
-
     class Module(Watched):
         def on_train_start(self) -> None:
             if in_trial:
@@ -211,10 +210,7 @@ def test_show_logging_step(in_trial: bool, steps: list[int], tmp_path: Path) -> 
             logged.extend([step] if "value" in metrics else [])
 
     logged: list[int | None] = []
-    trainer = make_trainer(logger=Steps(tmp_path), log_every_n_steps=2, limit_val_batches=0)
-    if in_trial:
-        lightning_loops.use_trial_loops(trainer)
-    trainer.fit(Module())
+    fitted(Module, use_trial_loops=in_trial, logger=Steps(tmp_path), log_every_n_steps=2, limit_val_batches=0)
     assert logged == steps
 
 
@@ -224,18 +220,12 @@ def test_show_optimizer_steps() -> None:
             lightning_internals.show_optimizer_steps(self.trainer, 10 * self.steps)
             assert self.trainer.global_step == 10 * self.steps
 
-    trainer = make_trainer()
-    trainer.fit(Module())
-    assert trainer.global_step == 60
+    assert fitted(Module).trainer.global_step == 60
 
 
 def test_call_hook() -> None:
     """A hook of callbacks and of the module, in this order; what is logged there is known by the hook's name."""
     called: list[tuple[str, Any]] = []
-
-    class Callback(pl.Callback):
-        def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor) -> None:
-            called.append(("callback", loss))
 
     class Module(Watched):
         def on_before_backward(self, loss: torch.Tensor) -> None:
@@ -245,11 +235,13 @@ def test_call_hook() -> None:
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
             lightning_internals.call_hook(self.trainer, "on_before_backward", torch.tensor(0.5))
 
-    trainer = make_trainer(callbacks=[Callback()], limit_train_batches=1)
-    trainer.fit(Module())
+    callback = pl.callbacks.LambdaCallback(
+        on_before_backward=lambda *arguments: called.append(("callback", arguments[2]))
+    )
+    module = fitted(Module, callbacks=[callback], limit_train_batches=1)
     # The first two are Lightning's own calls.
     assert called[2:] == [("callback", torch.tensor(0.5)), ("module", torch.tensor(0.5))]
-    assert trainer.callback_metrics["logged"] == 0.5
+    assert module.trainer.callback_metrics["logged"] == 0.5
 
 
 def test_call_module_hook() -> None:
@@ -258,9 +250,7 @@ def test_call_module_hook() -> None:
             ended.append(self._current_fx_name)
 
     ended: list[str | None] = []
-    trainer = make_trainer(limit_train_batches=1)
-    trainer.fit(Module())
-    lightning_internals.call_module_hook(trainer, "on_fit_end")
+    lightning_internals.call_module_hook(fitted(Module, limit_train_batches=1).trainer, "on_fit_end")
     assert ended == ["on_fit_end"] * 2
 
 
@@ -285,8 +275,7 @@ def test_use_calls_afterwards() -> None:
         def on_validation_end(self) -> None:
             order.append("validation")
 
-    trainer = make_trainer(limit_train_batches=1)
-    lightning_loops.use_trial_loops(trainer)
+    trainer = make_trainer(use_trial_loops=True, limit_train_batches=1)
     calls = [lambda name=name: order.append(f"after {name}") for name in ("step", "batch", "validation")]
     lightning_loops.use_calls(trainer, lightning_loops.TrialCalls(None, None, *calls))
     trainer.fit(Module())
@@ -312,26 +301,17 @@ def test_trial_loops_add_and_take_a_trial(tmp_path: Path) -> None:
 
     taken: list[int] = []
     for weights_only in (False, True):
-        trainer = make_trainer(limit_train_batches=1)
-        lightning_loops.use_trial_loops(trainer)
-        trainer.fit(Module())
+        trainer = fitted(Module, use_trial_loops=True, limit_train_batches=1).trainer
         trainer.save_checkpoint(tmp_path / "saved.ckpt", weights_only)
-        again = make_trainer(limit_train_batches=1)
-        lightning_loops.use_trial_loops(again)
+        again = make_trainer(use_trial_loops=True)
         again.validate(Module(), ckpt_path=tmp_path / "saved.ckpt", verbose=False)
     assert taken == [5, 5]
 
 
 def test_move_to_epoch() -> None:
-    class Module(Watched):
-        def on_train_start(self) -> None:
-            lightning_internals.move_to_epoch(self.trainer, 3)
-
-    module = Module()
-    trainer = make_trainer(max_epochs=5)
-    trainer.fit(module)
-    assert trainer.current_epoch == 5
-    assert module.steps == 2 * 6
+    move = pl.callbacks.LambdaCallback(on_train_start=lambda trainer, _: lightning_internals.move_to_epoch(trainer, 3))
+    module = fitted(max_epochs=5, callbacks=[move])
+    assert (module.trainer.current_epoch, module.steps) == (5, 2 * 6)
 
 
 def test_use_trial_loops() -> None:
@@ -350,29 +330,6 @@ def test_use_trial_loops() -> None:
     assert (module.steps, module.validations) == (6, [6])
     assert trainer.validate(module, verbose=False)
     assert module.validations == [6, 6]
-
-
-class HookWatcher(pl.Callback):
-    """Notes the batches, their indices and the outputs of both stages."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[Any, ...]] = []
-
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.seen.append(("train", batch, batch_idx))
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.seen.append(("trained", batch, batch_idx, outputs))
-
-    def on_validation_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.seen.append(("validate", tuple(batch.shape), batch_idx))
-
-    def on_validation_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.seen.append(("validated", tuple(batch.shape), batch_idx, outputs))
 
 
 def test_use_calls_that_show_batches_and_get_shown_batch() -> None:
@@ -394,25 +351,27 @@ def test_use_calls_that_show_batches_and_get_shown_batch() -> None:
         def on_validation_epoch_end(self) -> None:
             """There is nothing to average."""
 
-    watcher = HookWatcher()
-    trainer = make_trainer(limit_val_batches=2, callbacks=[watcher])
-    lightning_loops.use_trial_loops(trainer)
+    seen: list[Any] = []
+    watcher = pl.callbacks.LambdaCallback(
+        on_train_batch_start=lambda trainer, module, *rest: seen.append(rest),
+        on_train_batch_end=lambda trainer, module, *rest: seen.append(rest),
+        on_validation_batch_start=lambda trainer, module, batch, index, *_: seen.append((batch.shape, index)),
+        on_validation_batch_end=lambda trainer, module, outputs, *_: seen.append(outputs),
+    )
+    trainer = make_trainer(use_trial_loops=True, limit_val_batches=2, callbacks=[watcher])
     calls = lightning_loops.TrialCalls(iter(batches).__next__, lambda batch: batch[:, :5])
     lightning_loops.use_calls(trainer, calls)
     loop: Any = trainer.fit_loop.epoch_loop
     trainer.fit(Module())
     assert loop.shown is None
-    first, second = (batch for batch, _ in batches)
-    assert watcher.seen == [
-        ("train", first, 3),
-        ("trained", first, 3, {"loss": None, "sum": 32.0}),
-        ("train", second, 4),
-        ("trained", second, 4, {"loss": None, "sum": 0.0}),
-        ("validate", (1, 5), 0),
-        ("validated", (1, 5), 0, {"shown": (1, 5)}),
-        ("validate", (1, 5), 1),
-        ("validated", (1, 5), 1, {"shown": (1, 5)}),
+    (first, _), (second, _) = batches
+    training = [
+        (first, 3),
+        ({"loss": None, "sum": 32.0}, first, 3),
+        (second, 4),
+        ({"loss": None, "sum": 0.0}, second, 4),
     ]
+    assert seen == [*training, ((1, 5), 0), {"shown": (1, 5)}, ((1, 5), 1), {"shown": (1, 5)}]
 
 
 class OnlyTraining(pl.LightningDataModule):
@@ -431,70 +390,61 @@ class OnlyTraining(pl.LightningDataModule):
     ],
 )
 def test_take_given_data_and_find_datamodule(arguments: dict[str, Any], given: dict[str, Any]) -> None:
-    """A data module is asked, and Lightning asks the module for what there is."""
-
-    class Module(Watched):
-        def configure_callbacks(self) -> Any:
+    class Module(Asking):
+        def ask(self) -> None:
             assert lightning_internals.find_datamodule(self.trainer) is arguments.get("datamodule")
             taken = lightning_internals.take_given_data(self.trainer)
             assert {name: give() for name, give in taken.items()} == given
             source: Any = self.trainer.fit_loop._data_source
             assert source.instance is self
-            raise NotImplementedError
 
     with pytest.raises(NotImplementedError):
         make_trainer().fit(Module(), **arguments)
 
 
 def test_take_given_data_of_a_validation() -> None:
-    class Module(Watched):
-        def configure_callbacks(self) -> Any:
+    class Module(Asking):
+        def ask(self) -> None:
             taken = lightning_internals.take_given_data(self.trainer)
             assert {name: give() for name, give in taken.items()} == {"val_dataloader": [1]}
-            raise NotImplementedError
 
     with pytest.raises(NotImplementedError):
         make_trainer().validate(Module(), dataloaders=[1])
 
 
-@pytest.mark.parametrize(("arguments", "found"), [({}, False), ({"dataloaders": [1]}, True)])
-def test_has_data(arguments: dict[str, Any], found: bool) -> None:
-    class Module(Watched):
+@pytest.mark.parametrize("data", [None, [1]])
+def test_has_data(data: Any) -> None:
+    class Module(Asking):
         test_dataloader = pl.LightningModule.test_dataloader
         predict_dataloader = pl.LightningModule.predict_dataloader
 
-        def configure_callbacks(self) -> Any:
-            assert lightning_internals.has_data(self.trainer) == found
-            raise NotImplementedError
+        def ask(self) -> None:
+            assert lightning_internals.has_data(self.trainer) == bool(data)
 
     for call in (make_trainer().test, make_trainer().predict):
         with pytest.raises(NotImplementedError):
-            call(Module(), **arguments)
+            call(Module(), data)
 
 
 @pytest.mark.parametrize("start_method", ["popen", "spawn"])
 def test_make_launcher(start_method: Any) -> None:
-    class Module(Watched):
+    class Module(Asking):
         def check_before_launch(self, trainer: pl.Trainer) -> None:
             assert trainer.lightning_module is self
             raise NotImplementedError
 
     strategy = PerModelDDPStrategy(start_method=start_method)
-    trainer = make_trainer(strategy=strategy, devices=2)
     with pytest.raises(NotImplementedError):
-        trainer.fit(Module())
+        fitted(Module, strategy=strategy, devices=2)
     assert getattr(strategy.launcher, "procs", None) == []
 
 
 def test_read_ddp_options() -> None:
-    options, others = lightning_strategies.read_ddp_options(
-        pl.strategies.DDPStrategy(static_graph=True, ddp_comm_state=3)
-    )
+    read = lightning_strategies.read_ddp_options
     hooks = {"ddp_comm_hook": None, "ddp_comm_state": 3, "ddp_comm_wrapper": None}
-    assert (options, others) == ({"static_graph": True, **hooks}, [])
-    assert lightning_strategies.read_ddp_options(pl.strategies.DDPStrategy(model_averaging_period=3))[1] == [
-        "model_averaging_period"
-    ]
+    with_hooks = pl.strategies.DDPStrategy(static_graph=True, ddp_comm_state=3)
+    assert read(with_hooks) == ({"static_graph": True, **hooks}, [])
+    assert read(pl.strategies.DDPStrategy(model_averaging_period=3))[1] == ["model_averaging_period"]
 
 
 @pytest.mark.parametrize(
@@ -513,9 +463,8 @@ def test_read_fsdp_options(arguments: dict[str, Any], others: list[str]) -> None
 
 
 def test_read_fsdp_options_with_a_policy_of_classes() -> None:
-    options, others = lightning_strategies.read_fsdp_options(
-        pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})
-    )
+    strategy = pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})
+    options, others = lightning_strategies.read_fsdp_options(strategy)
     assert [options["policy"](module) for module in (torch.nn.Linear(1, 1), torch.nn.ReLU())] == [True, False]
     assert others == []
 
@@ -568,8 +517,7 @@ def test_find_batch_size() -> None:
         def on_train_epoch_start(self) -> None:
             sizes.append(lightning_internals.find_batch_size(self, counts=True))
 
-        def on_validation_epoch_start(self) -> None:
-            sizes.append(lightning_internals.find_batch_size(self, counts=True))
+        on_validation_epoch_start = on_train_epoch_start
 
         def training_step(self, dataloader_iter: Iterator[Any]) -> None:
             loop: Any = self.trainer.fit_loop.epoch_loop
@@ -577,8 +525,7 @@ def test_find_batch_size() -> None:
 
     module = Module()
     assert lightning_internals.find_batch_size(module, counts=True) is None
-    trainer = make_trainer(limit_train_batches=1)
-    lightning_loops.use_trial_loops(trainer)
+    trainer = make_trainer(use_trial_loops=True, limit_train_batches=1)
     lightning_loops.use_calls(trainer, lightning_loops.TrialCalls(lambda: (torch.ones(5, 32), 0)))
     trainer.fit(module)
     # In training Lightning refuses to find it out, elsewhere it does.
@@ -593,33 +540,29 @@ def test_publish_metrics_and_show_report() -> None:
             lightning_internals.show_report(self.trainer, {"loss": torch.tensor(0.5)}, {"loss": 0.5})
             assert self.trainer.progress_bar_metrics["loss"] == 0.5
 
-    trainer = make_trainer()
-    trainer.fit(Module())
+    trainer = fitted(Module).trainer
     assert trainer.callback_metrics["loss"] == trainer.logged_metrics["loss"] == 0.5
     assert trainer.callback_metrics["mean"] == 0.25
     assert "mean" not in trainer.logged_metrics
 
 
+class SavingByTime(Watched):
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        lightning_internals.publish_metrics(self.trainer, {"loss": torch.tensor(1.0 / self.steps)})
+        lightning_internals.save_by_time(self.trainer)
+
+
 @pytest.mark.parametrize(("interval", "saved"), [(AT_ONCE, 3), (datetime.timedelta(hours=1), 0)])
 def test_save_by_time(interval: datetime.timedelta, saved: int, tmp_path: Path) -> None:
-    class Module(Watched):
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            lightning_internals.save_by_time(self.trainer)
-
     checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, train_time_interval=interval, save_top_k=-1)
-    make_trainer(callbacks=[checkpoint], limit_train_batches=3).fit(Module())
+    fitted(SavingByTime, callbacks=[checkpoint], limit_train_batches=3)
     assert len(list(tmp_path.glob("*.ckpt"))) == saved
 
 
 @pytest.mark.parametrize("monitor", ["missing", "loss"])
 def test_save_by_time_waits_for_a_metric(monitor: str, tmp_path: Path) -> None:
-    class Module(Watched):
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            lightning_internals.publish_metrics(self.trainer, {"loss": torch.tensor(1.0 / self.steps)})
-            lightning_internals.save_by_time(self.trainer)
-
     checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, monitor=monitor, train_time_interval=AT_ONCE, save_last=True)
-    make_trainer(callbacks=[checkpoint], limit_val_batches=0).fit(Module())
+    fitted(SavingByTime, callbacks=[checkpoint], limit_val_batches=0)
     assert [path.name for path in tmp_path.glob("last.ckpt")] == ["last.ckpt"]
     assert bool(checkpoint.best_model_path) == (monitor == "loss")
 
@@ -653,43 +596,30 @@ def test_interrupts_come_through() -> None:
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), lightning_internals.interrupts_come_through():
-        make_trainer().fit(Module())
+        fitted(Module)
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_converts_batch_norms() -> None:
-    synchronized = make_trainer(strategy=pl.strategies.DDPStrategy(), sync_batchnorm=True).strategy
-    plain = make_trainer(strategy=pl.strategies.DDPStrategy()).strategy
-    assert isinstance(synchronized, pl.strategies.DDPStrategy)
-    assert isinstance(plain, pl.strategies.DDPStrategy)
-    assert lightning_internals.converts_batch_norms(synchronized)
-    assert not lightning_internals.converts_batch_norms(plain)
+    for synchronized in (True, False):
+        strategy: Any = make_trainer(strategy=pl.strategies.DDPStrategy(), sync_batchnorm=synchronized).strategy
+        assert lightning_internals.converts_batch_norms(strategy) == synchronized
 
 
 def test_unwrap_optimizer() -> None:
-    class Module(Watched):
-        def on_train_start(self) -> None:
-            wrapped = self.optimizers()
-            assert isinstance(lightning_internals.unwrap_optimizer(wrapped), torch.optim.SGD)  # type: ignore[arg-type]
-
-    make_trainer().fit(Module())
+    wrapped: Any = fitted(limit_train_batches=1).optimizers()
+    assert type(wrapped) is not torch.optim.SGD
+    assert type(lightning_internals.unwrap_optimizer(wrapped)) is torch.optim.SGD
     plain = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
     assert lightning_internals.unwrap_optimizer(plain) is plain
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(-1, 14), (2, 12)])
 def test_limit_epochs(epochs: int, steps: int) -> None:
-    class Module(Watched):
-        def on_fit_start(self) -> None:
-            lightning_internals.limit_epochs(self.trainer, epochs)
-
-        def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
-            if self.steps == 14:
-                lightning_internals.end_training(self.trainer, early=True)
-
-    module = Module()
-    make_trainer().fit(module)
-    assert module.steps == steps
+    limit = pl.callbacks.LambdaCallback(
+        on_fit_start=lambda trainer, _: lightning_internals.limit_epochs(trainer, epochs)
+    )
+    assert fitted(max_steps=14, callbacks=[limit]).steps == steps
 
 
 def test_no_word_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:
@@ -699,9 +629,8 @@ def test_no_word_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:
 
 def test_plain_optimizer_has_all_that_lightning_asks_for() -> None:
     """Since Python 3.12, isinstance() of a protocol finds attributes of the object and its class only."""
-    optimizer = PlainOptimizer(object())
     for name in ("step", "state_dict", "load_state_dict", "zero_grad", "param_groups", "defaults", "state"):
-        inspect.getattr_static(optimizer, name)
+        inspect.getattr_static(PlainOptimizer(object()), name)
 
 
 def test_every_reach_has_a_test() -> None:
@@ -713,5 +642,4 @@ def test_every_reach_has_a_test() -> None:
         if value.__module__ == module.__name__ and not name.startswith("_")
     ]
     assert len(own) > 10
-    untested = [name for name in own if name not in tested]
-    assert not untested
+    assert [name for name in own if name not in tested] == []

@@ -12,9 +12,11 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
+from tests.adapters.training import Predicting, trained
 from tests.lightning import fit, pl, trainer
-from tests.trials import EPOCH_LEN, SmallTrial, make_data, seed_everything, weights_of
+from tests.trials import EPOCH_LEN, SmallTrial, make_data, weights_of
 
+DATA = torch.utils.data.DataLoader(make_data(), batch_size=25)
 ANSWERS = TrialModule.list_marked_methods()
 HOOKS = [
     *("configure_callbacks", "setup", "configure_model", "teardown", "on_save_checkpoint", "on_load_checkpoint"),
@@ -24,48 +26,32 @@ HOOKS = [
 ]
 
 
-class Predicting(SmallTrial):
-    def predict_batch(self, batch: Any) -> torch.Tensor:
-        prediction: torch.Tensor = self.head(self.body(batch[0]))
-        return prediction
-
-
 def results_of(module_class: type[TrialModule], directory: Path) -> list[Any]:
     """Return what a module does under all methods of a trainer."""
     checkpoints = pl.callbacks.ModelCheckpoint(directory, monitor="validation_loss", save_last=True)
     fitting = fit(module_class(Predicting), max_epochs=2, callbacks=[checkpoints])
-    resumed = module_class(Predicting)
-    trainer(max_epochs=3).fit(resumed, ckpt_path=checkpoints.last_model_path)
-    data = torch.utils.data.DataLoader(make_data(), batch_size=25)
+    resumed = trained(module_class(Predicting), checkpoints.last_model_path, max_epochs=3)
     return [
         {name: value.item() for name, value in fitting.callback_metrics.items()},
         checkpoints.best_model_score,
         weights_of(resumed.trial).tolist(),
         resumed.trial_run.state,
         trainer().validate(resumed, verbose=False),
-        trainer().test(resumed, data, verbose=False),
-        [prediction.tolist() for prediction in trainer().predict(resumed, data) or []],
+        trainer().test(resumed, DATA, verbose=False),
+        [prediction.tolist() for prediction in trainer().predict(resumed, DATA) or []],
     ]
 
 
 def test_hooks_need_no_super(tmp_path: Path) -> None:
-    called: set[str] = set()
-
-    def override(hook: str) -> Any:
-        def note(self: TrialModule, *arguments: Any, **keywords: Any) -> list[Any]:
-            called.add(hook)
-            return []
-
-        return note
-
-    overrides = {hook: override(hook) for hook in HOOKS}
+    called: list[str] = []
+    overrides: dict[str, Any] = {hook: lambda *_, hook=hook, **__: called.append(hook) for hook in HOOKS}
     expected = results_of(TrialModule, tmp_path / "plain")
     own: Any = type("Module", (TrialModule,), overrides)
     inherited: Any = type("Module", (type("Mixin", (), overrides), TrialModule), {})
     for number, module_class in enumerate((own, inherited)):
         called.clear()
         assert results_of(module_class, tmp_path / str(number)) == expected
-        assert called == {*HOOKS}
+        assert {*called} == {*HOOKS}
 
 
 @pytest.mark.parametrize("hook", sorted(ANSWERS))
@@ -93,16 +79,15 @@ def test_a_missing_super_ends_the_run(hook: str) -> None:
 def test_a_hook_follows_the_trial() -> None:
     begun: list[str] = []
 
-    class Watcher(pytorch.PyTorchCallback):
+    class Trial(SmallTrial, pytorch.PyTorchCallback):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"itself": self}
+
         def on_training_start(self) -> None:
             begun.append("training")
 
         def on_validation_start(self) -> None:
             begun.append("validation")
-
-    class Trial(SmallTrial):
-        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            return {"watcher": Watcher()}
 
     class Module(TrialModule):
         def on_train_start(self) -> None:
@@ -123,38 +108,29 @@ def test_a_hook_follows_the_trial() -> None:
 def test_checkpoints_follow_hooks(tmp_path: Path) -> None:
     class Module(TrialModule):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            with torch.no_grad():
-                for parameter in self.parameters():
-                    parameter.clamp_(-0.1, 0.1)
+            for parameter in self.parameters():
+                parameter.data.clamp_(-0.1, 0.1)
 
         def on_validation_end(self) -> None:
-            with torch.no_grad():
-                for parameter in self.parameters():
-                    parameter.mul_(0.5)
+            for parameter in self.parameters():
+                parameter.data.mul_(0.5)
 
-    seed_everything()
     checkpoints = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(EPOCH_LEN))
-    whole = Module(SmallTrial)
-    trainer(max_epochs=3, callbacks=[checkpoints]).fit(whole)
+    whole = trained(Module(SmallTrial), max_epochs=3, callbacks=[checkpoints])
     assert weights_of(whole.trial).abs().max() <= 0.05
-    for directory in (path for path in tmp_path.iterdir() if (path / "metadata.json").exists()):
-        resumed = Module(SmallTrial)
-        trainer(max_epochs=3).fit(resumed, ckpt_path=directory)
+    for directory in (path.parent for path in tmp_path.glob("*/metadata.json")):
+        resumed = trained(Module(SmallTrial), directory, max_epochs=3)
         assert torch.equal(weights_of(resumed.trial), weights_of(whole.trial))
 
 
-@pytest.mark.parametrize(
-    ("hook", "other"),
-    [
-        ("train_dataloader", torch.utils.data.DataLoader(make_data())),
-        ("val_dataloader", torch.utils.data.DataLoader(make_data())),
-        ("configure_optimizers", torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)),
-    ],
-)
-def test_other_answers_are_refused(hook: str, other: Any) -> None:
+OTHER_OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+@pytest.mark.parametrize("hook", ["train_dataloader", "val_dataloader", "configure_optimizers"])
+def test_other_answers_are_refused(hook: str) -> None:
     def override(self: TrialModule) -> Any:
         getattr(super(type(self), self), hook)()
-        return other
+        return OTHER_OPTIMIZER if hook == "configure_optimizers" else DATA
 
     with pytest.raises(errors.InvalidExperimentException, match=rf"must return what super\(\).{hook}\(\) returns"):
         trainer().fit(type("Module", (TrialModule,), {hook: override})(SmallTrial))
@@ -167,9 +143,7 @@ def test_a_module_configures_callbacks(several: bool) -> None:
             stopping = pl.callbacks.EarlyStopping("validation_loss", patience=0, mode="max")
             return (stopping,) if several else stopping
 
-    module = Module(SmallTrial)
-    trainer(max_epochs=5).fit(module)
-    assert module.trial_run.state.batches_trained == 2 * EPOCH_LEN
+    assert trained(Module(SmallTrial), max_epochs=5).trial_run.state.batches_trained == 2 * EPOCH_LEN
 
 
 @pytest.mark.parametrize("calls_super", [False, True])
@@ -207,21 +181,21 @@ def test_decorated_steps_are_called(stage: str) -> None:
 
     with pytest.raises(errors.InvalidExperimentException, match="below one decorator at most"):
         type("Module", (TrialModule,), {f"{stage}_step": counted(counted(override))})
-    module = type("Module", (TrialModule,), {f"{stage}_step": counted(override)})
-    trainer().fit(module(SmallTrial))
+    trained(type("Module", (TrialModule,), {f"{stage}_step": counted(override)})(SmallTrial))
     assert calls
 
 
-def test_a_hook_may_be_any_callable() -> None:
-    calls: list[str] = []
-
+@pytest.mark.parametrize("of_instance", [False, True])
+def test_a_hook_may_be_any_callable(of_instance: bool) -> None:
     class Module(TrialModule):
-        on_train_start = functools.partial(calls.append, "begun")
+        """Has a hook of its own."""
 
+    calls: list[str] = []
     module = Module(SmallTrial)
-    trainer().fit(module)
+    owner: Any = module if of_instance else Module
+    owner.on_train_start = functools.partial(calls.append, "begun")
+    assert trained(module).trial_run.state.batches_trained == EPOCH_LEN
     assert calls == ["begun"]
-    assert module.trial_run.state.batches_trained == EPOCH_LEN
 
 
 @pytest.mark.parametrize("stage", ["training", "validation"])
@@ -236,7 +210,7 @@ def test_steps_with_a_batch_are_refused(stage: str) -> None:
     setattr(Module, f"{stage}_step", Module.step)
     with pytest.raises(errors.InvalidExperimentException, match=refusal):
         trainer().fit(Module(SmallTrial))
-    assert trainer().predict(Module(Predicting), torch.utils.data.DataLoader(make_data(), batch_size=25))
+    assert trainer().predict(Module(Predicting), DATA)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +230,7 @@ def test_unused_overrides_are_refused(method: str, way_out: str) -> None:
     for call in ("fit", "validate"):
         with pytest.raises(errors.InvalidExperimentException, match=rf"{method}\(\): .*{way_out}"):
             getattr(trainer(), call)(module)
-    assert trainer().predict(module, torch.utils.data.DataLoader(make_data(), batch_size=25))  # which calls it
+    assert trainer().predict(module, DATA)  # which calls it
 
 
 def test_answers_on_an_instance_are_refused() -> None:
@@ -267,67 +241,44 @@ def test_answers_on_an_instance_are_refused() -> None:
         trainer().fit(module)
 
 
-def test_a_hook_on_an_instance_is_called() -> None:
-    calls: list[str] = []
-    module = TrialModule(SmallTrial)
-    module.on_train_start = lambda: calls.append("begun")  # type: ignore[method-assign]
-    trainer().fit(module)
-    assert calls == ["begun"]
-    assert module.trial_run.state.batches_trained == EPOCH_LEN
+class OwnSteps(TrialModule):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return -inputs
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("samples", float(len(batch[0])), batch_size=1, reduce_fx="sum")
 
 
-def test_own_predictions_and_tests() -> None:
-    class Module(TrialModule):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            prediction: torch.Tensor = self.trial.head(self.trial.body(inputs))
-            return prediction
+class OnFullDataset(SmallTrial):
+    evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
 
-        def test_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("samples", float(len(batch[0])), batch_size=1, reduce_fx="sum")
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        raise NotImplementedError
 
-    module = Module(SmallTrial)
-    data = torch.utils.data.DataLoader(make_data(), batch_size=25)
-    assert [len(prediction) for prediction in trainer().predict(module, data) or []] == [25, 25]
-    assert trainer().test(module, data, verbose=False) == [{"samples": 50.0}]
+
+@pytest.mark.parametrize("trial_class", [SmallTrial, OnFullDataset])
+def test_own_predictions_and_tests(trial_class: type[SmallTrial]) -> None:
+    module = OwnSteps(trial_class)
+    assert [prediction.shape for prediction in trainer().predict(module, DATA) or []] == [(25, 4), (25, 4)]
+    assert trainer().test(module, DATA, verbose=False) == [{"samples": 50.0}]
 
 
 def test_predict_batch_comes_before_forward() -> None:
-    class Module(TrialModule):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return -inputs
-
-    module = Module(Predicting)
-    data = torch.utils.data.DataLoader(make_data(), batch_size=25)
-    assert [prediction.shape for prediction in trainer().predict(module, data) or []] == [(25, 1), (25, 1)]
+    module = OwnSteps(Predicting)
+    assert [prediction.shape for prediction in trainer().predict(module, DATA) or []] == [(25, 1), (25, 1)]
     assert module(torch.ones(1)) == -1
 
 
-def test_a_subclass_evaluates_a_full_dataset() -> None:
-    class Trial(SmallTrial):
-        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
-
-        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-            raise NotImplementedError
-
-    class Module(TrialModule):
-        def test_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("samples", float(len(batch[0])), batch_size=1, reduce_fx="sum")
-
-    data = torch.utils.data.DataLoader(make_data(), batch_size=25)
-    assert trainer().test(Module(Trial), data, verbose=False) == [{"samples": 50.0}]
+DRIVERS = ["build_trial", "add_trial", "start_trial_run", "trial_run", "list_marked_methods", "_attach"]
 
 
-@pytest.mark.parametrize(
-    "name", ["build_trial", "add_trial", "start_trial_run", "trial_run", "list_marked_methods", "_attach"]
-)
+@pytest.mark.parametrize("name", DRIVERS)
 def test_names_of_the_driver_are_taken(name: str) -> None:
-    with pytest.raises(
-        errors.InvalidExperimentException, match=rf"{name}\(\): .* drives the trial: rename that of yours"
-    ):
+    refusal = rf"{name}\(\): .* drives the trial: rename that of yours"
+    with pytest.raises(errors.InvalidExperimentException, match=refusal):
         type("Module", (TrialModule,), {name: lambda self: None})
-    mixin = type("Mixin", (), {name: lambda self: None})
-    with pytest.raises(errors.InvalidExperimentException, match=name):
-        type("Module", (mixin, TrialModule), {})
+    with pytest.raises(errors.InvalidExperimentException, match=refusal):
+        type("Module", (type("Mixin", (), {name: lambda self: None}), TrialModule), {})
 
 
 def test_common_names_are_free() -> None:
@@ -340,6 +291,4 @@ def test_common_names_are_free() -> None:
 
         driving = start_run = answers = adopt = built = build
 
-    run = trainer()
-    run.fit(Module())
-    assert run.global_step == 2 * EPOCH_LEN
+    assert fit(Module()).global_step == 2 * EPOCH_LEN

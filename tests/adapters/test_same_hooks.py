@@ -45,8 +45,7 @@ class Recorder(pl.Callback):
         return argument
 
     def note(self, what: str, *arguments: Any, **keywords: Any) -> None:
-        facts = [self.fact(argument) for argument in (*arguments, *keywords.values())]
-        self.events.append((what, *facts))
+        self.events.append((what, *map(self.fact, (*arguments, *keywords.values()))))
 
 
 def recording(hook: str) -> Callable[..., None]:
@@ -73,14 +72,17 @@ def make_optimizers(models: list[torch.nn.Module], count: int) -> list[torch.opt
     return [torch.optim.SGD(models[0].parameters(), lr=0.01), torch.optim.Adam(models[1].parameters(), lr=0.01)]
 
 
+def loss_of(models: Any, batch: Any) -> torch.Tensor:
+    inputs, targets = batch
+    return torch.as_tensor((models[1](models[0](inputs)) - targets).square().mean())
+
+
 class PlainModule(pl.LightningModule):
     def __init__(self, recorder: Recorder, optimizer_count: int, aggregation: int) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.recorder = recorder
+        self.recorder, self.optimizer_count, self.aggregation = recorder, optimizer_count, aggregation
         self.models = torch.nn.ModuleList(make_models())
-        self.optimizer_count = optimizer_count
-        self.aggregation = aggregation
         self.trained = 0
 
     def configure_optimizers(self) -> Any:
@@ -91,14 +93,10 @@ class PlainModule(pl.LightningModule):
 
     val_dataloader = train_dataloader
 
-    def loss(self, batch: Any) -> torch.Tensor:
-        inputs, targets = batch
-        return (self.models[1](self.models[0](inputs)) - targets).square().mean()
-
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.recorder.note("train_batch", batch)
         self.trained += 1
-        loss = self.loss(batch)
+        loss = loss_of(self.models, batch)
         self.manual_backward(loss)
         if self.trained % self.aggregation == 0:
             optimizers: Any = self.optimizers()
@@ -115,7 +113,7 @@ class PlainModule(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         self.recorder.note("evaluate_batch", batch)
-        return {"validation_loss": self.loss(batch)}
+        return {"validation_loss": loss_of(self.models, batch)}
 
 
 class RecordedTrial(pytorch.PyTorchTrial):
@@ -130,14 +128,9 @@ class RecordedTrial(pytorch.PyTorchTrial):
 
     build_validation_data_loader = build_training_data_loader
 
-    def loss(self, batch: Any) -> torch.Tensor:
-        inputs, targets = batch
-        loss: torch.Tensor = (self.models[1](self.models[0](inputs)) - targets).square().mean()
-        return loss
-
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         self.recorder.note("train_batch", batch)
-        loss = self.loss(batch)
+        loss = loss_of(self.models, batch)
         self.context.backward(loss)
         for optimizer in self.optimizers:
             self.context.step_optimizer(optimizer)
@@ -145,15 +138,13 @@ class RecordedTrial(pytorch.PyTorchTrial):
 
     def evaluate_batch(self, batch: Any) -> dict[str, Any]:
         self.recorder.note("evaluate_batch", batch)
-        return {"validation_loss": self.loss(batch)}
+        return {"validation_loss": loss_of(self.models, batch)}
 
 
 def events_of(module: pl.LightningModule, recorder: Recorder, directory: Path, **flags: Any) -> list[tuple[Any, ...]]:
-    saving = flags.pop("saves_every", None)
-    callbacks: list[pl.Callback] = [recorder]
-    if saving is not None:
-        callbacks.append(pl.callbacks.ModelCheckpoint(directory, every_n_train_steps=saving, save_top_k=-1))
-    made = trainer(callbacks, num_sanity_val_steps=0, **flags)
+    saves = {"every_n_train_steps": flags.pop("saves_every")} if "saves_every" in flags else None
+    saving = [pl.callbacks.ModelCheckpoint(directory, save_top_k=-1, **saves)] if saves else []
+    made = trainer([recorder, *saving], num_sanity_val_steps=0, **flags)
     made.fit(module)
     if flags.get("max_steps"):
         made.validate(module, verbose=False)
@@ -161,7 +152,7 @@ def events_of(module: pl.LightningModule, recorder: Recorder, directory: Path, *
 
 
 @pytest.mark.parametrize(
-    ("optimizer_count", "aggregation", "flags"),
+    ("count", "aggregation", "flags"),
     [
         (1, 1, {"max_epochs": 2}),
         (2, 1, {"max_epochs": 2}),
@@ -174,19 +165,13 @@ def events_of(module: pl.LightningModule, recorder: Recorder, directory: Path, *
         (1, 1, {"fast_dev_run": True}),
     ],
 )
-def test_hooks_are_those_of_a_plain_module(
-    optimizer_count: int, aggregation: int, flags: dict[str, Any], tmp_path: Path
-) -> None:
-    recorder = Recorder()
-    expected = events_of(PlainModule(recorder, optimizer_count, aggregation), recorder, tmp_path / "plain", **flags)
-    recorder = Recorder()
-    module = TrialModule(
-        RecordedTrial,
-        trial_kwargs={"recorder": recorder, "optimizer_count": optimizer_count},
-        aggregation_frequency=aggregation,
-        average_aggregated_gradients=False,
-    )
-    found = events_of(module, recorder, tmp_path / "trial", **flags)
+def test_hooks_are_those_of_a_plain_module(count: int, aggregation: int, flags: dict[str, Any], tmp_path: Path) -> None:
+    plain, of_trial = Recorder(), Recorder()
+    expected = events_of(PlainModule(plain, count, aggregation), plain, tmp_path / "plain", **flags)
+    kwargs = {"recorder": of_trial, "optimizer_count": count}
+    averages: dict[str, Any] = {"aggregation_frequency": aggregation, "average_aggregated_gradients": False}
+    module = TrialModule(RecordedTrial, trial_kwargs=kwargs, **averages)
+    found = events_of(module, of_trial, tmp_path / "trial", **flags)
     for position, (hook, wanted) in enumerate(zip(found, expected, strict=False)):
         assert hook == wanted, f"event {position}"
     assert len(found) == len(expected)

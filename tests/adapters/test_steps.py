@@ -12,13 +12,12 @@ import pytest
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
+from tests.adapters.training import trained
 from tests.lightning import fit, pl
 from tests.trials import EPOCH_LEN, SmallTrial
 
 
 class SlowTrial(SmallTrial):
-    """Its batches take their time."""
-
     seconds = 0.06
     trained = 0
 
@@ -45,13 +44,9 @@ class CountingModule(TrialModule):
     ],
 )
 def test_slow_batches_take_equal_steps(seconds: float, bars: list[Any], steps: int) -> None:
-    class Trial(SlowTrial):
-        pass
-
-    Trial.seconds = seconds
-    module = CountingModule(Trial, reporting_period=pytorch.Batch(5))
-    fit(module, max_epochs=2, callbacks=[bar() for bar in bars])
-    assert module.steps == steps
+    trial_class = type("Trial", (SlowTrial,), {"seconds": seconds})
+    module = CountingModule(trial_class, reporting_period=pytorch.Batch(5))
+    assert trained(module, max_epochs=2, callbacks=[bar() for bar in bars]).steps == steps
 
 
 @pytest.mark.slow
@@ -68,8 +63,7 @@ def test_a_bar_moves_within_a_step(bar_class: Any) -> None:
     fit(module, callbacks=[Bar()])
     assert module.steps == 1
     assert len(shown) > 1
-    assert shown == sorted(shown)
-    assert shown[-1] == EPOCH_LEN - 1
+    assert (shown, shown[-1]) == (sorted(shown), EPOCH_LEN - 1)
 
 
 def test_sigterm_ends_at_the_next_batch(tmp_path: Any) -> None:
@@ -79,8 +73,7 @@ def test_sigterm_ends_at_the_next_batch(tmp_path: Any) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
             return super().train_batch(batch, epoch_idx, batch_idx)
 
-    module = CountingModule(Trial, reporting_period=pytorch.Batch(100))
+    module: Any = CountingModule(Trial, reporting_period=pytorch.Batch(100))
     with pytest.raises(errors.Preempted):
         fit(module, max_epochs=3, callbacks=[DeterminedCheckpoint(tmp_path, policy="none"), PreemptionHandler()])
-    assert isinstance(module.trial, Trial)
     assert module.trial.trained == 3

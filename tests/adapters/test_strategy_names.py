@@ -44,12 +44,10 @@ def run(code: str, *arguments: str, directory: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "imported", ["det_lightning.adapters", "det_lightning.adapters.module", "det_lightning.adapters.strategies.ddp"]
-)
+@pytest.mark.parametrize("imported", ["adapters", "adapters.module", "adapters.strategies.ddp"])
 def test_imports_register_strategies(imported: str, tmp_path: Path) -> None:
-    code = f"import {imported}\nfrom {pl.__name__}.strategies import StrategyRegistry\nprint(*StrategyRegistry)"
-    assert set(NAMES) <= set(run(code, directory=tmp_path).split())
+    registry = f"from {pl.__name__}.strategies import StrategyRegistry\nprint(*StrategyRegistry)"
+    assert set(NAMES) <= set(run(f"import det_lightning.{imported}\n{registry}", directory=tmp_path).split())
 
 
 @pytest.mark.slow
@@ -76,10 +74,9 @@ def test_unusable_options_are_named() -> None:
 
 @needs_shards
 def test_strategies_have_counterparts() -> None:
+    by_layer = pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})
+    assert find_counterpart(by_layer).strategy_name == "trial_fsdp"
     assert find_counterpart(pl.strategies.DDPStrategy(find_unused_parameters=True)).strategy_name == "trial_ddp"
-    assert (
-        find_counterpart(pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})).strategy_name == "trial_fsdp"
-    )
 
 
 @pytest.mark.skipif(SHARDS, reason="this torch shards")

@@ -10,8 +10,8 @@ import pytest
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule, trial_schedule
-from tests.lightning import pl, trainer
-from tests.trials import EPOCH_LEN, SmallTrial, seed_everything
+from tests.lightning import fit, pl, trainer
+from tests.trials import EPOCH_LEN, SmallTrial
 from tests.versions import before_lightning_2_6, from_lightning_2_6
 from tests.warm_python import WarmPython
 
@@ -19,10 +19,7 @@ THREE_SECONDS = datetime.timedelta(seconds=3)
 
 
 class Clock:
-    """Counts seconds that somebody adds."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    seconds = 0.0
 
     def __call__(self) -> float:
         return self.seconds
@@ -59,10 +56,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def validated_after(clock: Clock, ckpt_path: Path | None = None, **flags: Any) -> list[int]:
     """Return after which batches a run validates."""
     arguments = {name: flags.pop(name) for name in ("validation_period", "max_length") if name in flags}
-    module = TrialModule(SlowTrial, trial_kwargs={"clock": clock}, **arguments)
-    seed_everything()
-    trainer(**flags).fit(module, ckpt_path=ckpt_path)
-    assert isinstance(module.trial, SlowTrial)
+    module: Any = TrialModule(SlowTrial, trial_kwargs={"clock": clock}, **arguments)
+    fit(module, ckpt_path, **flags)
     return module.trial.validated
 
 
@@ -90,19 +85,18 @@ def test_a_validation_follows_the_time(clock: Clock, flags: dict[str, Any], vali
 @from_lightning_2_6
 def test_a_resumed_run_measures_anew(clock: Clock, tmp_path: Path) -> None:
     every_epoch = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_on_train_epoch_end=True)
-    flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS}
-    assert validated_after(clock, callbacks=[every_epoch], **flags) == [3, 6]
+    assert validated_after(clock, callbacks=[every_epoch], val_check_interval=THREE_SECONDS) == [3, 6]
     clock.seconds += 3600
-    resumed = validated_after(clock, ckpt_path=tmp_path / "epoch=0.ckpt", max_epochs=2, **flags)
-    assert resumed == [10, 13]
+    flags = {"max_epochs": 2, "val_check_interval": THREE_SECONDS}
+    assert validated_after(clock, tmp_path / "epoch=0.ckpt", **flags) == [10, 13]
 
 
 @from_lightning_2_6
 def test_callbacks_look_after_validations(clock: Clock, tmp_path: Path) -> None:
     best = pl.callbacks.ModelCheckpoint(tmp_path, monitor="validation_loss", save_top_k=-1)
     patience = pl.callbacks.EarlyStopping("validation_loss", patience=1, min_delta=1e6)
-    flags: dict[str, Any] = {"val_check_interval": THREE_SECONDS}
-    assert validated_after(clock, max_epochs=3, callbacks=[best, patience], **flags) == [3, 6]
+    flags: dict[str, Any] = {"max_epochs": 3, "val_check_interval": THREE_SECONDS, "callbacks": [best, patience]}
+    assert validated_after(clock, **flags) == [3, 6]
     assert len(list(tmp_path.glob("*.ckpt"))) == 2
 
 
@@ -111,9 +105,8 @@ def test_a_trainer_keeps_its_time(clock: Clock) -> None:
     lightning = trainer(val_check_interval=THREE_SECONDS)
     for _ in range(2):
         lightning.fit_loop.epoch_progress.reset()
-        module = TrialModule(SlowTrial, trial_kwargs={"clock": clock})
+        module: Any = TrialModule(SlowTrial, trial_kwargs={"clock": clock})
         lightning.fit(module)
-        assert isinstance(module.trial, SlowTrial)
         assert module.trial.validated == [3, 6]
 
 

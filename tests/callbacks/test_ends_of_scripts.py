@@ -47,8 +47,7 @@ def test_ctrl_c_ends_with_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_saved_ctrl_c_resumes(tmp_path: Path) -> None:
-    straight = tmp_path / "straight"
-    parts = tmp_path / "parts"
+    straight, parts = tmp_path / "straight", tmp_path / "parts"
     whole = start(straight)
     ended = wait(start(parts, "--end", "sigint", "--at", "7", "--save-on-interrupt"))
     assert ended.status in STATUS_OF_INTERRUPT
@@ -78,16 +77,11 @@ def fit(trial_class: type[SmallTrial], storage: Path, callbacks: Any = None, **a
         signal.signal(signal.SIGINT, before)
 
 
-def test_interrupt_hides_lightning(tmp_path: Path) -> None:
+def test_interrupt_names_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(KeyboardInterrupt) as raised:
         fit(interrupted_at(3), tmp_path)
     assert not any(Path(pl.__file__).parent in Path(entry.path).parents for entry in raised.traceback)
     assert raised.value.__suppress_context__
-
-
-def test_interrupt_names_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        fit(interrupted_at(3), tmp_path)
     assert "Interrupted after 3 batches. Nothing was saved; " in caplog.text
     assert "PreemptionHandler(save_on_interrupt=True) saves on Ctrl-C." in caplog.text
     fit(SmallTrial, tmp_path)
@@ -100,9 +94,8 @@ def test_interrupt_names_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("signals", [None, []])
 def test_ctrl_c_saves_with_other_signals(signals: list[int] | None, tmp_path: Path) -> None:
-    handler = PreemptionHandler(signals, save_on_interrupt=True)
     with pytest.raises(KeyboardInterrupt):
-        fit(interrupted_at(3), tmp_path, callbacks=handler)
+        fit(interrupted_at(3), tmp_path, callbacks=PreemptionHandler(signals, save_on_interrupt=True))
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
     assert CheckpointStorage(tmp_path).read_metadata(checkpoint)["steps_completed"] == 4
 

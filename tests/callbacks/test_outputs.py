@@ -15,15 +15,21 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from det_lightning import core, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.tensorboard.metric_writers.pytorch import TorchWriter
 from tests.lightning import fit
 from tests.trials import SmallTrial, fit_trial
 
 
-class MeasuredTrial(SmallTrial):
-    """Keeps a torchmetrics metric beside the loss."""
+def fit_for(batches: int, trial_class: type[SmallTrial] = SmallTrial, init: Any = None, **arguments: Any) -> Any:
+    """Train a number of batches, with more arguments for ``init`` and ``fit``; return the trainer."""
+    with pytorch.init(**(init or {"enable_tensorboard_logging": False})) as context:
+        trainer = pytorch.Trainer(trial_class(context), context, enable_progress_bar=False)
+        trainer.fit(max_length=pytorch.Batch(batches), **{"checkpoint_storage": "storage", **arguments})
+    return trainer
 
+
+class MeasuredTrial(SmallTrial, pytorch.PyTorchCallback):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         self.squares = context.wrap_reducer(torchmetrics.MeanSquaredError(), name="squares")
@@ -36,13 +42,10 @@ class MeasuredTrial(SmallTrial):
         return torch.nn.functional.mse_loss(predictions, targets)
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-        reported = self.reported
+        return {"itself": self}
 
-        class Note(pytorch.PyTorchCallback):
-            def on_validation_end(self, metrics: dict[str, Any]) -> None:
-                reported.append(dict(metrics))
-
-        return {"note": Note()}
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.reported.append(dict(metrics))
 
     def evaluate_batch(self, batch: Any) -> dict[str, Any]:
         return {"weighted": self.loss(batch) * len(batch[0]), "samples": len(batch[0])}
@@ -52,8 +55,9 @@ class MeasuredTrial(SmallTrial):
 
 
 def test_torchmetrics_reset_per_workload() -> None:
-    trial = fit_trial(MeasuredTrial, validation_period=pytorch.Batch(2))
-    for metrics in trial.reported:
+    reported = fit_trial(MeasuredTrial, validation_period=pytorch.Batch(2)).reported
+    assert len(reported) == 2
+    for metrics in reported:
         torch.testing.assert_close(float(metrics["squares"]), float(metrics["weighted"] / metrics["samples"]))
 
 
@@ -64,18 +68,13 @@ def test_profiler_sees_every_batch(tmp_path: Path) -> None:
             cpu = torch.profiler.ProfilerActivity.CPU
             context.set_profiler(activities=[cpu], schedule=torch.profiler.schedule(wait=1, warmup=1, active=2))
 
-    with pytorch.init(tensorboard_path=tmp_path, enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(Profiled(context), context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(9))
+    fit_for(9, Profiled, {"tensorboard_path": tmp_path, "enable_tensorboard_logging": False})
     assert len(list(tmp_path.glob("*.pt.trace.json"))) == 2
 
 
 def test_tensorboard_takes_a_directory(tmp_path: Path) -> None:
-    with pytorch.init(tensorboard_path=tmp_path) as context:
-        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(5))
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
+    fit_for(5, init={"tensorboard_path": tmp_path})
+    events = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("Determined/loss")] == [0, 1, 2, 3, 4]
     assert [event.step for event in events.Scalars("Determined/validation_loss")] == [5]
 
@@ -93,9 +92,7 @@ class WritingTrial(SmallTrial):
 
 
 def test_torch_writer_writes_to_the_run(tmp_path: Path) -> None:
-    with pytorch.init(tensorboard_path=tmp_path) as context:
-        trainer = pytorch.Trainer(WritingTrial(context), context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(3), reporting_period=pytorch.Batch(1), checkpoint_storage="storage")
+    fit_for(3, WritingTrial, {"tensorboard_path": tmp_path}, reporting_period=pytorch.Batch(1))
     # TensorBoard shows a directory as a run, and follows only its latest file.
     assert not Path("runs").exists()
     (file,) = tmp_path.glob("events.out.tfevents.*")
@@ -142,34 +139,19 @@ class GivenQuality(SmallTrial):
         return {"quality": next(self.values)}
 
 
-def test_trainer_knows_its_checkpoints(tmp_path: Path) -> None:
-    with pytorch.init(
-        hparams={"values": [3.0, 1.0, 2.0]},
-        exp_conf={"searcher": {"metric": "quality"}},
-        enable_tensorboard_logging=False,
-    ) as context:
-        trainer = pytorch.Trainer(GivenQuality(context), context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(6), validation_period=pytorch.Batch(2), checkpoint_storage=tmp_path)
-    best, last = trainer.checkpoints.best_checkpoint_path, trainer.checkpoints.last_checkpoint_path
-    steps = [
-        torch.load(Path(path) / "resume.pth", weights_only=False)["trial_state"]["batches_trained"]
-        for path in (str(best), str(last))
-    ]
-    assert (steps, trainer.checkpoints.best_value) == ([4, 6], 1.0)
+def test_trainer_knows_its_checkpoints() -> None:
+    configured = {"hparams": {"values": [3.0, 1.0, 2.0]}, "exp_conf": {"searcher": {"metric": "quality"}}}
+    checkpoints = fit_for(6, GivenQuality, configured, validation_period=pytorch.Batch(2)).checkpoints
+    paths = checkpoints.best_checkpoint_path, checkpoints.last_checkpoint_path
+    assert [load_checkpoint(path).trial_state.batches_trained for path in paths] == [4, 6]
+    assert checkpoints.best_value == 1.0
 
 
 def test_best_policy_looks_elsewhere(tmp_path: Path) -> None:
-    elsewhere = iter([None, 0.5, 4.0, 0.1])
-    checkpoints = DeterminedCheckpoint(
-        tmp_path, policy="best", metric="quality", code_dir=tmp_path, best_elsewhere=lambda: next(elsewhere)
-    )
-    module = TrialModule(
-        GivenQuality,
-        hparams={"values": [3.0, 1.0, 0.4, 0.2]},
-        max_length=pytorch.Batch(8),
-        validation_period=pytorch.Batch(2),
-    )
-    fit(module, callbacks=[checkpoints])
+    elsewhere = iter([None, 0.5, 4.0, 0.1]).__next__
+    checkpoints = DeterminedCheckpoint(tmp_path, metric="quality", code_dir=tmp_path, best_elsewhere=elsewhere)
+    periods: dict[str, Any] = {"max_length": pytorch.Batch(8), "validation_period": pytorch.Batch(2)}
+    fit(TrialModule(GivenQuality, hparams={"values": [3.0, 1.0, 0.4, 0.2]}, **periods), callbacks=[checkpoints])
     storage = CheckpointStorage(tmp_path)
     assert sorted(storage.read_metadata(id_)["steps_completed"] for id_ in storage.list_ids()) == [2, 6, 8]
     assert checkpoints.best_value == 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,6 @@ class NothingWrapped(NoModel):
         context.lr_schedulers.clear()
 
 
-class NoEvaluation(SmallTrial):
-    evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
-
-
-class TwoEvaluations(SmallTrial):
-    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        return {}
-
-
 class PlainLoader(SmallTrial):
     def build_training_data_loader(self) -> Any:
         return torch.utils.data.DataLoader(make_data(), batch_size=8)
@@ -50,126 +42,96 @@ class RunsDry(PlainLoader):
         context.experimental.disable_dataset_reproducibility_checks()
 
 
-class NoData(SmallTrial):
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(torch.utils.data.Subset(make_data(), range(3)), batch_size=8, drop_last=True)
-
-
-class NoValidationData(SmallTrial):
-    def build_validation_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(torch.utils.data.Subset(make_data(), []), batch_size=8)
-
-
-class ReturnsNone(SmallTrial):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        super().train_batch(batch, epoch_idx, batch_idx)
-
-
-class ChangingMetrics(SmallTrial):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        super().train_batch(batch, epoch_idx, batch_idx)
-        return {"loss": 1.0} if batch_idx != 2 else {"los": 1.0}
-
-
-class ChangingValidationMetrics(SmallTrial):
-    def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
-        return {"a": 1.0} if batch_idx < 2 else {"b": 1.0}
-
-
-class ValidationOfNone(SmallTrial):
-    def evaluate_batch(self, batch: Any) -> Any:
-        return None
-
-
-class ReducersOfOthers(SmallTrial):
-    def evaluation_reducer(self) -> Any:
-        return {"accuracy": pytorch.Reducer.AVG}
-
-
-class NoCallback(SmallTrial):
-    def build_callbacks(self) -> Any:
-        return {"mine": object()}
-
-
-class UnwrappedOptimizer(SmallTrial):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        self.context.step_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.1))
-
-
-class OtherArguments(SmallTrial):
-    def train_batch(self, batch: Any, epoch: int, step: int) -> Any:
-        return {"loss": 1.0}
-
-
-class EvaluatesOtherArguments(SmallTrial):
-    def evaluate_batch(self, batch: Any, index: int) -> Any:
-        return {"validation_loss": 1.0}
-
-
-class EvaluatesOtherData(SmallTrial):
-    evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
-
-    def evaluate_full_dataset(self, loader: Any) -> Any:
-        return {"validation_loss": 1.0}
-
-
 class ClipsByNumber(SmallTrial):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         self.context.step_optimizer(self.sgd, clip_grads=1.0)  # type: ignore[arg-type]
 
 
+def loader_of(samples: int, **arguments: Any) -> Any:
+    """Return a method that builds a loader of the first samples of the data."""
+    data = torch.utils.data.Subset(make_data(), range(samples))
+    return lambda self: pytorch.DataLoader(data, batch_size=8, **arguments)
+
+
+def step_unwrapped(self: SmallTrial, batch: Any, epoch_idx: int, batch_idx: int) -> None:
+    self.context.step_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.1))
+
+
+NO_EVALUATION = {"evaluate_batch": pytorch.PyTorchTrial.evaluate_batch}
+INVALID = errors.InvalidExperimentException
+
+
 @pytest.mark.parametrize(
     ("trial_class", "error", "message"),
     [
-        (NoModel, errors.InvalidExperimentException, "NoModel has no wrapped model; pass .*wrap_model"),
-        (NothingWrapped, errors.InvalidExperimentException, "no wrapped model;.*no wrapped optimizer;"),
-        (NoEvaluation, errors.InvalidExperimentException, "it overrides neither"),
-        (TwoEvaluations, errors.InvalidExperimentException, "overrides evaluate_batch and evaluate_full_dataset"),
+        (NoModel, INVALID, "NoModel has no wrapped model; pass .*wrap_model"),
+        (NothingWrapped, INVALID, "no wrapped model;.*no wrapped optimizer;"),
         (PlainLoader, RuntimeError, r"build_training_data_loader\(\) returned a torch.*disable_dataset_repro"),
         (RunsDry, RuntimeError, "training loader ended after 7 batches.*RepeatBatchSampler"),
-        (NoData, RuntimeError, "training loader is empty"),
-        (NoValidationData, RuntimeError, "validation loader is empty"),
-        (ReturnsNone, TypeError, r"ReturnsNone.train_batch\(\) must return .*got None for batch 0"),
-        (
-            ChangingMetrics,
-            ValueError,
-            r"got \['los'\] for batch 2 of the workload, and \['loss'\] for the batches before",
-        ),
-        (
-            ChangingValidationMetrics,
-            ValueError,
-            r"got \['b'\] for validation batch 2, and \['a'\] for the batches before",
-        ),
-        (ValidationOfNone, TypeError, r"evaluate_batch\(\) must return a dict .*got None"),
-        (ReducersOfOthers, errors.InvalidExperimentException, r"reducers for \['accuracy'\].*\['validation_loss'\]"),
-        (NoCallback, TypeError, r"build_callbacks\(\) must return PyTorchCallback .*'mine'"),
-        (UnwrappedOptimizer, errors.InvalidExperimentException, "got a SGD that was not wrapped"),
-        (
-            OtherArguments,
-            errors.InvalidExperimentException,
-            r"train_batch\(batch.*epoch.*step.*cannot be called.*'epoch'.*by name, as batch, epoch_idx, batch_idx",
-        ),
-        (EvaluatesOtherArguments, errors.InvalidExperimentException, "evaluate_batch.*by name, as batch, batch_idx"),
-        (EvaluatesOtherData, errors.InvalidExperimentException, "evaluate_full_dataset.*by name, as data_loader"),
         (ClipsByNumber, TypeError, r"clip_grads=\.\.\.\) takes a function of the parameters; got 1.0.*clip_grad_norm_"),
     ],
 )
-def test_untrainable_trials_are_refused(
-    trial_class: type[SmallTrial], error: type[BaseException], message: str
-) -> None:
+def test_untrainable_trials_are_refused(trial_class: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         fit_trial(trial_class, max_length=pytorch.Batch(20))
     assert CheckpointStorage("storage").list_ids() == []
 
 
-class SeesEachBatch(pl.Callback):
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Make a Lightning step hold a single batch."""
+@pytest.mark.parametrize(
+    ("methods", "error", "message"),
+    [
+        (NO_EVALUATION, INVALID, "it overrides neither"),
+        (
+            {"evaluate_full_dataset": lambda self, data_loader: {}},
+            INVALID,
+            "overrides evaluate_batch and evaluate_",
+        ),
+        ({"build_training_data_loader": loader_of(3, drop_last=True)}, RuntimeError, "training loader is empty"),
+        ({"build_validation_data_loader": loader_of(0)}, RuntimeError, "validation loader is empty"),
+        (
+            {"evaluate_batch": lambda self, batch, batch_idx: {"a" if batch_idx < 2 else "b": 1.0}},
+            ValueError,
+            r"got \['b'\] for validation batch 2, and \['a'\] for the batches before",
+        ),
+        ({"evaluate_batch": lambda self, batch: None}, TypeError, r"evaluate_batch\(\) must return a dict .*got None"),
+        (
+            {"train_batch": lambda self, batch, epoch_idx, batch_idx: None},
+            TypeError,
+            r"Wrong.train_batch\(\) must return .*got None for batch 0",
+        ),
+        (
+            {"train_batch": lambda self, batch, epoch_idx, batch_idx: {"los" if batch_idx == 2 else "loss": 1.0}},
+            ValueError,
+            r"got \['los'\] for batch 2 of the workload, and \['loss'\] for the batches before",
+        ),
+        (
+            {"evaluation_reducer": lambda self: {"accuracy": pytorch.Reducer.AVG}},
+            INVALID,
+            r"reducers for \['accuracy'\].*\['validation_loss'\]",
+        ),
+        ({"build_callbacks": lambda self: {"mine": object()}}, TypeError, "must return PyTorchCallback .*'mine'"),
+        ({"train_batch": step_unwrapped}, INVALID, "got a SGD that was not wrapped"),
+        (
+            {"train_batch": lambda self, batch, epoch, step: {"loss": 1.0}},
+            INVALID,
+            r"train_batch\(batch.*epoch.*step.*cannot be called.*'epoch'.*by name, as batch, epoch_idx, batch_idx",
+        ),
+        ({"evaluate_batch": lambda self, batch, index: {}}, INVALID, "evaluate_batch.*by name, as batch, batch_idx"),
+        (
+            {**NO_EVALUATION, "evaluate_full_dataset": lambda self, loader: {}},
+            INVALID,
+            "evaluate_full_dataset.*by name, as data_loader",
+        ),
+    ],
+)
+def test_wrong_methods_are_refused(methods: dict[str, Any], error: type[Exception], message: str) -> None:
+    test_untrainable_trials_are_refused(type("Wrong", (SmallTrial,), methods), error, message)
 
 
 def test_a_dry_loader_is_refused_batch_by_batch() -> None:
+    sees_each_batch = pl.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)
     with pytest.raises(RuntimeError, match="loader ended after 7 batches"):
-        fit_trial(RunsDry, [SeesEachBatch()], max_length=pytorch.Batch(20))
+        fit_trial(RunsDry, [sees_each_batch], max_length=pytorch.Batch(20))
 
 
 @pytest.mark.parametrize(
@@ -211,12 +173,6 @@ def test_clip_grads_is_checked_at_once() -> None:
         fit_trial(ClipsByNumber, aggregation_frequency=100)
 
 
-class NeverBegins(SmallTrial):
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        raise AssertionError("data are built")
-
-
-@pytest.mark.parametrize("api", ["determined", "lightning"])
 @pytest.mark.parametrize(
     ("storage", "message"),
     [
@@ -225,13 +181,16 @@ class NeverBegins(SmallTrial):
         ("/proc/checkpoints", "trying to write to /proc/checkpoints"),
     ],
 )
-def test_a_storage_is_checked_before_the_data(storage: str, message: str, api: str) -> None:
+def test_a_storage_is_checked_before_the_data(storage: str, message: str) -> None:
+    class NeverBegins(SmallTrial):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            raise AssertionError("data are built")
+
     Path("a_file").touch()
     with pytest.raises(errors.StorageError, match=message):
-        if api == "determined":
-            fit_trial(NeverBegins, checkpoint_storage=storage)
-        else:
-            trainer([DeterminedCheckpoint(storage, policy="none")]).fit(TrialModule(NeverBegins))
+        fit_trial(NeverBegins, checkpoint_storage=storage)
+    with pytest.raises(errors.StorageError, match=message):
+        trainer([DeterminedCheckpoint(storage, policy="none")]).fit(TrialModule(NeverBegins))
 
 
 @pytest.mark.parametrize("async_write", [False, True])
@@ -271,14 +230,13 @@ def test_torn_checkpoints_are_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_failing_callback_leaves_no_half_checkpoint(tmp_path: Path) -> None:
-    class DiskFull(SmallTrial):
+    class DiskFull(SmallTrial, pytorch.PyTorchCallback):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            class Fails(pytorch.PyTorchCallback):
-                def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-                    if CheckpointStorage(tmp_path).list_ids():
-                        raise OSError(28, "No space left on device")
+            return {"itself": self}
 
-            return {"fails": Fails()}
+        def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+            if CheckpointStorage(tmp_path).list_ids():
+                raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
         fit_trial(DiskFull, checkpoint_storage=tmp_path, checkpoint_period=pytorch.Batch(2))
@@ -297,11 +255,7 @@ def test_exceptions_of_the_trial(exception: Exception, raised: bool, checkpoints
                 raise exception
             return super().train_batch(batch, epoch_idx, batch_idx)
 
-    if raised:
-        with pytest.raises(SystemExit) as ended:
-            fit_trial(GivesUp, checkpoint_storage=tmp_path, max_length=pytorch.Batch(9))
-        assert ended.value.code == 0
-    else:
+    with pytest.raises(SystemExit, match=r"^0$") if raised else contextlib.nullcontext():
         fit_trial(GivesUp, checkpoint_storage=tmp_path, max_length=pytorch.Batch(9))
     assert len(CheckpointStorage(tmp_path).list_ids()) == checkpoints
 
@@ -315,11 +269,7 @@ def test_stop_iteration_of_a_trial_is_an_error(method: str) -> None:
         fit_trial(exhausted)
 
 
-def test_unknown_validation_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Numbers(SmallTrial):
-        def build_validation_data_loader(self) -> pytorch.DataLoader:
-            return pytorch.DataLoader(make_data(), batch_size=8, collate_fn=len)
-
-    monkeypatch.chdir(tmp_path)
+def test_unknown_validation_batches() -> None:
+    numbers: Any = type("Numbers", (SmallTrial,), {"build_validation_data_loader": loader_of(50, collate_fn=len)})
     with pytest.raises(TypeError, match="batch of type int is unknown; override get_batch_length"):
-        fit_trial(Numbers)
+        fit_trial(numbers)

@@ -52,11 +52,14 @@ def profiled(recorder: Callable[[FrameType, str, Any], None], run: Callable[[], 
 
 
 class PlainTrial(pytorch.PyTorchTrial):
-    """One model and one optimizer; shows a recorder the function that calls ``train_batch``."""
+    """One model and one optimizer; shows a recorder the function that calls ``train_batch``, and marks its batches."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext, recorder: CallRecorder) -> None:
+    def __init__(
+        self, context: pytorch.PyTorchTrialContext, recorder: CallRecorder, mark: Callable[[], None] = lambda: None
+    ) -> None:
         self.context = context
         self.recorder = recorder
+        self.mark = mark
         self.model = context.wrap_model(torch.nn.Linear(4, 1))
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.01))
 
@@ -69,6 +72,7 @@ class PlainTrial(pytorch.PyTorchTrial):
         self.recorder.batch_code = sys._getframe(1).f_code
         inputs, targets = batch
         loss = (self.model(inputs) - targets).square().mean()
+        self.mark()
         self.context.backward(loss)
         self.context.step_optimizer(self.optimizer)
         return {"loss": loss}
@@ -175,15 +179,7 @@ def test_fewer_calls_than_a_plain_loop() -> None:
             optimizer.zero_grad()
 
     def train_trial(mark: Callable[[], None]) -> None:
-        class MarkingTrial(PlainTrial):
-            def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-                inputs, targets = batch
-                loss = (self.model(inputs) - targets).square().mean()
-                mark()
-                self.context.backward(loss)
-                self.context.step_optimizer(self.optimizer)
-                return {"loss": loss}
-
-        fit_trial(functools.partial(MarkingTrial, recorder=CallRecorder()), max_length=pytorch.Batch(8))
+        make_trial = functools.partial(PlainTrial, recorder=CallRecorder(), mark=mark)
+        fit_trial(make_trial, max_length=pytorch.Batch(8))
 
     assert fewest_calls_of_a_batch(train_trial) < fewest_calls_of_a_batch(train_plainly)

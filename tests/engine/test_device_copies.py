@@ -46,15 +46,9 @@ def test_a_batch_is_copied_during_work() -> None:
     device = Timeline()
     works = [device.work() for _ in copy_aside(iter(range(5)), lambda batch: batch, device)]
     assert device.work_end == COPY + 5 * WORK  # in turn it would be 5 * (COPY + WORK)
-    for (copy_begin, copy_end), (work_begin, _) in zip(device.copies, works, strict=True):
+    for (_, copy_end), (work_begin, _) in zip(device.copies, works, strict=True):
         assert copy_end <= work_begin
-        assert copy_begin <= work_begin
-
-
-def test_memory_in_use_is_not_written() -> None:
-    """A copy begins when the work on the batch before the last is done, whose memory it may get."""
-    device = Timeline()
-    works = [device.work() for _ in copy_aside(iter(range(5)), lambda batch: batch, device)]
+    # A copy begins when the work on the batch before the last is done, whose memory it may get.
     for (copy_begin, _), (_, work_end) in zip(device.copies[2:], works, strict=False):
         assert copy_begin >= work_end
 

@@ -37,33 +37,32 @@ class Wrapper:
         yield from self._loader
 
 
-def ours(**workers: Any) -> Any:
-    return pytorch.DataLoader(make_data(), batch_size=8, **workers)
+def ours(persistent: bool = True) -> Any:
+    return pytorch.DataLoader(make_data(), batch_size=8, num_workers=1, persistent_workers=persistent)
 
 
-def torchs(**workers: Any) -> Any:
-    return torch.utils.data.DataLoader(make_data(), batch_size=8, **workers)
+def torchs(persistent: bool = True) -> Any:
+    return torch.utils.data.DataLoader(make_data(), batch_size=8, num_workers=1, persistent_workers=persistent)
 
 
-def users(**workers: Any) -> Any:
-    return Wrapper(torchs(**workers))
+def users(persistent: bool = True) -> Any:
+    return Wrapper(torchs(persistent))
 
 
 class WithWorkers(SmallTrial):
     make_loader = staticmethod(ours)
     persistent = True
     fails = False
+    seen = 0
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         context.experimental.disable_dataset_reproducibility_checks()
-        self.seen = 0
 
     def build_training_data_loader(self) -> Any:
-        return self.make_loader(num_workers=1, persistent_workers=self.persistent)
+        return self.make_loader(self.persistent)
 
-    def build_validation_data_loader(self) -> Any:
-        return self.make_loader(num_workers=1, persistent_workers=self.persistent)
+    build_validation_data_loader = build_training_data_loader
 
     def evaluate_batch(self, batch: Any) -> dict[str, Any]:
         self.seen = len(multiprocessing.active_children())
@@ -75,22 +74,15 @@ class WithWorkers(SmallTrial):
 @pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of a pass"])
 @pytest.mark.parametrize("make_loader", [ours, torchs, users])
 def test_they_end_with_fit(make_loader: Any, persistent: bool) -> None:
-    class Varied(WithWorkers):
-        pass
-
-    Varied.make_loader, Varied.persistent = staticmethod(make_loader), persistent
-    assert fit_trial(Varied).seen == 2
+    loaders = {"make_loader": staticmethod(make_loader), "persistent": persistent}
+    assert fit_trial(type("Varied", (WithWorkers,), loaders)).seen == 2
     assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of a pass"])
 def test_they_end_despite_a_kept_traceback(persistent: bool) -> None:
-    class Fails(WithWorkers):
-        fails = True
-
-    Fails.persistent = persistent
     with pytest.raises(ValueError, match="while validating") as kept:
-        fit_trial(Fails)
+        fit_trial(type("Fails", (WithWorkers,), {"fails": True, "persistent": persistent}))
     assert multiprocessing.active_children() == []
     del kept
 
@@ -103,30 +95,19 @@ def test_they_end_with_each_call_of_lightning() -> None:
         assert multiprocessing.active_children() == []
 
 
-def test_a_kept_loader_can_be_iterated_again() -> None:
-    kept = torchs(num_workers=1, persistent_workers=True)
-
+@pytest.mark.parametrize("iterated_before", [False, True])
+def test_a_kept_loader_can_be_iterated_again(iterated_before: bool) -> None:
     class Keeps(WithWorkers):
         def build_validation_data_loader(self) -> Any:
             return kept
 
+    kept = torchs()
+    if iterated_before:
+        list(kept)
+    before = multiprocessing.active_children()  # these live on
+    assert len(before) == iterated_before
     for _ in range(2):
         fit_trial(Keeps)
-        assert multiprocessing.active_children() == []
-    assert len(list(kept)) == len(kept)
-    kept._iterator = None
-
-
-def test_earlier_workers_live_on() -> None:
-    kept = torchs(num_workers=1, persistent_workers=True)
-
-    class Keeps(WithWorkers):
-        def build_validation_data_loader(self) -> Any:
-            return kept
-
-    list(kept)
-    before = multiprocessing.active_children()
-    fit_trial(Keeps)
-    assert multiprocessing.active_children() == before
+        assert multiprocessing.active_children() == before
     assert len(list(kept)) == len(kept)
     kept._iterator = None

@@ -15,11 +15,7 @@ from hypothesis import strategies as st
 from det_lightning import errors
 from det_lightning.core import DistributedContext
 from det_lightning.distributed.rank_exchange import RankExchange
-from det_lightning.engine.metrics import (
-    MetricWindow,
-    average_metrics,
-    to_numpy,
-)
+from det_lightning.engine.metrics import MetricWindow, average_metrics, to_numpy
 from det_lightning.engine.rank_metrics import reduce_validation_metrics
 from det_lightning.pytorch import Reducer
 
@@ -31,8 +27,7 @@ class Threads(DistributedContext):
 
     def __init__(self, rank: int, shared: list[Any], barrier: threading.Barrier) -> None:
         super().__init__()
-        self.rank, self.size = rank, len(shared)
-        self._shared, self._barrier = shared, barrier
+        self.rank, self.size, self._shared, self._barrier = rank, len(shared), shared, barrier
 
     def allgather(self, stuff: Any) -> list[Any]:
         self._shared[self.rank] = stuff
@@ -63,11 +58,8 @@ def test_means_of_an_open_window(dtype: torch.dtype) -> None:
     for batch, expected in [(2, 2.0), (4, 3.0), (9, 5.0)]:
         value = torch.full((), batch, dtype=dtype)
         window.add({"tensor": value, "number": batch, "numpy": np.float32(batch), "none": None, "list": [1]})
-        means = window.means()
-        assert {name: mean.item() for name, mean in means.items()} == dict.fromkeys(
-            ("tensor", "number", "numpy"), expected
-        )
-        assert {mean.dtype for mean in means.values()} == {torch.float64}
+        means = {name: (mean.item(), mean.dtype) for name, mean in window.means().items()}
+        assert means == dict.fromkeys(("tensor", "number", "numpy"), (expected, torch.float64))
     window.close()
     assert window.means() == {}
 
@@ -106,17 +98,11 @@ def test_all_types_and_shapes_come_together() -> None:
     shapes: list[tuple[int, ...]] = [(), (3,), (2, 2), (0,)]
     dtypes = [torch.bfloat16, torch.int8, torch.complex64, torch.int16, torch.complex128, torch.uint8]
     generator = torch.Generator().manual_seed(0)
-    batches = [
-        {
-            f"{dtype} {shape}": torch.randint(0, 100, shape, generator=generator).to(dtype)
-            for dtype in dtypes
-            for shape in shapes
-        }
-        for _ in range(3)
-    ]
-    window = MetricWindow()
-    for batch in batches:
-        window.add(batch)
+    kinds = [(dtype, shape) for dtype in dtypes for shape in shapes]
+    window, batches = MetricWindow(), []
+    for _ in range(3):
+        batches.append({str(kind): torch.randint(0, 100, kind[1], generator=generator).to(kind[0]) for kind in kinds})
+        window.add(batches[-1])
     for expected, converted in zip(batches, window.close(), strict=True):
         for name, tensor in expected.items():
             plain = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
@@ -144,10 +130,8 @@ def test_other_values_stay_unchanged() -> None:
 def test_closing_begins_a_new_window() -> None:
     window = MetricWindow()
     window.add({"loss": 1})
-    assert len(window) == 1
-    assert window.close() == [{"loss": 1}]
-    assert len(window) == 0
-    assert window.close() == []
+    assert (len(window), window.close()) == (1, [{"loss": 1}])
+    assert (len(window), window.close()) == (0, [])
 
 
 @given(st.lists(floats, min_size=1, max_size=200), st.sampled_from([torch.float32, torch.float64, torch.float16]))
@@ -178,11 +162,8 @@ def test_values_with_a_mean(values: list[Any], mean: float | None) -> None:
     assert average_metrics([{"m": value} for value in values]) == {"m": mean}
 
 
-def test_an_empty_window() -> None:
-    assert average_metrics([]) == {}
-
-
 def test_other_metrics_are_named() -> None:
+    assert average_metrics([]) == {}
     with pytest.raises(ValueError, match=r"\['a'\] for batch 1 of the workload, and \['a', 'b'\]"):
         average_metrics([{"a": 1, "b": 2}, {"a": 1}])
 
@@ -203,18 +184,15 @@ def reduce_over(shards: list[list[dict[str, Any]]], reducer: Any) -> list[dict[s
 def test_ranks_do_not_change_a_reduction(values: list[float], ranks: int) -> None:
     ways = {"avg": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
     batches = [dict.fromkeys(ways, np.float64(value)) for value in values]
-    shards = [batches[rank::ranks] for rank in range(min(ranks, len(batches)))]
-    results = reduce_over(shards, ways)
+    results = reduce_over([batches[rank::ranks] for rank in range(min(ranks, len(batches)))], ways)
     assert all(result == results[0] for result in results)
-    assert results[0]["max"] == max(values)
-    assert results[0]["min"] == min(values)
+    assert (results[0]["max"], results[0]["min"]) == (max(values), min(values))
     assert results[0]["sum"] == pytest.approx(np.sum(values), abs=1e-3)
     assert results[0]["avg"] == pytest.approx(np.mean(values), abs=1e-3)
 
 
 def test_ranks_weigh_by_batches() -> None:
-    results = reduce_over([[{"m": 1.0}, {"m": 1.0}], [{"m": 4.0}]], Reducer.AVG)
-    assert results == [{"m": 2.0}] * 2
+    assert reduce_over([[{"m": 1.0}, {"m": 1.0}], [{"m": 4.0}]], Reducer.AVG) == [{"m": 2.0}] * 2
 
 
 def test_vectors_are_reduced_as_a_whole() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
-from tests.trials import CountingCallback, SmallTrial, fit_trial, seed_everything, weights_of
+from tests.trials import SAMPLES, CountingCallback, SmallTrial, fit_trial, make_data, seed_everything, weights_of
 
 # Each test trains up to the end more than once: little alone, much together.
 pytestmark = pytest.mark.slow
@@ -21,27 +21,17 @@ pytestmark = pytest.mark.slow
 LENGTH = 24
 
 
-class StopAfter(pytorch.PyTorchCallback):
-    """Asks for the end at the first boundary after ``batches`` batches."""
-
-    def __init__(self, context: pytorch.PyTorchTrialContext, batches: int) -> None:
-        self.context, self.batches = context, batches
-
-    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-        if avg_metrics["batches"] >= self.batches:
-            self.context.set_stop_requested(True)
-
-
 def train(
     storage: Path,
     trial_class: type[SmallTrial] = SmallTrial,
-    stop_after: int | None = None,
+    stop_after: int = LENGTH + 1,
     max_length: int = LENGTH,
-    aggregation_frequency: int = 1,
     seed: int = 3,
-    **fit: Any,
+    **arguments: Any,
 ) -> Any:
-    class Stopping(trial_class):  # type: ignore[misc,valid-type]
+    """Train a trial, which is a callback as well, asking for the end at a boundary after ``stop_after`` batches."""
+
+    class Stopping(trial_class, pytorch.PyTorchCallback):  # type: ignore[misc,valid-type]
         """Notes the sums of all validation batches, whose order shows."""
 
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -49,22 +39,18 @@ def train(
             self.sums: list[float] = []
 
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            stops = {} if stop_after is None else {"stop": StopAfter(self.context, stop_after)}
-            return {**super().build_callbacks(), **stops}
+            return {**super().build_callbacks(), "itself": self}
+
+        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[Any]) -> None:
+            self.context.set_stop_requested(avg_metrics["batches"] >= stop_after)
 
         def evaluate_batch(self, batch: Any) -> dict[str, Any]:
             self.sums.append(float(batch[0].sum()))
             return super().evaluate_batch(batch)
 
     seed_everything(seed)
-    periods = {"reporting_period": pytorch.Batch(1), "validation_period": pytorch.Batch(5)}
-    return fit_trial(
-        Stopping,
-        aggregation_frequency=aggregation_frequency,
-        max_length=pytorch.Batch(max_length),
-        checkpoint_storage=storage,
-        **{**periods, **fit},
-    )
+    arguments = {"reporting_period": pytorch.Batch(1), "validation_period": pytorch.Batch(5), **arguments}
+    return fit_trial(Stopping, max_length=pytorch.Batch(max_length), checkpoint_storage=storage, **arguments)
 
 
 def only_checkpoint(storage: Path) -> str:
@@ -83,8 +69,7 @@ class ValidatingAtRandom(SmallTrial):
     """Validates in an order that a generator of the loader's own determines."""
 
     def build_validation_data_loader(self) -> pytorch.DataLoader:
-        data = super().build_validation_data_loader().dataset
-        return pytorch.DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(1))
+        return pytorch.DataLoader(make_data(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(1))
 
 
 class SharingGenerator(SmallTrial):
@@ -95,12 +80,10 @@ class SharingGenerator(SmallTrial):
         self.generator = torch.Generator().manual_seed(1)
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        data = super().build_training_data_loader().dataset
-        return pytorch.DataLoader(data, batch_size=5, shuffle=True, generator=self.generator)
+        return pytorch.DataLoader(make_data(), batch_size=5, shuffle=True, generator=self.generator)
 
     def build_validation_data_loader(self) -> pytorch.DataLoader:
-        data = super().build_validation_data_loader().dataset
-        return pytorch.DataLoader(data, batch_size=8, generator=self.generator)
+        return pytorch.DataLoader(make_data(), batch_size=8, generator=self.generator)
 
 
 class ByEpoch(torch.utils.data.Sampler[int]):
@@ -110,29 +93,21 @@ class ByEpoch(torch.utils.data.Sampler[int]):
         self.size, self.epoch = size, 0
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.epoch)
-        return iter(torch.randperm(self.size, generator=generator).tolist())
+        return iter(torch.randperm(self.size, generator=torch.Generator().manual_seed(self.epoch)).tolist())
 
     def __len__(self) -> int:
         return self.size
 
 
 class TellingTheEpoch(SmallTrial):
-    """A callback tells the sampler the next epoch while the current one is trained."""
+    """Tells the sampler the next epoch while the current one is trained."""
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        data: Any = super().build_training_data_loader().dataset
-        self.sampler = ByEpoch(len(data))
-        return pytorch.DataLoader(data, batch_size=5, sampler=self.sampler)
+        self.sampler = ByEpoch(SAMPLES)
+        return pytorch.DataLoader(make_data(), batch_size=5, sampler=self.sampler)
 
-    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-        trial = self
-
-        class Tell(pytorch.PyTorchCallback):
-            def on_training_epoch_start(self, epoch_idx: int) -> None:
-                trial.sampler.epoch = epoch_idx + 1
-
-        return {**super().build_callbacks(), "tell": Tell()}
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        self.sampler.epoch = epoch_idx + 1
 
 
 class WithWorkers(SmallTrial):
@@ -143,8 +118,7 @@ class LivingOn(SmallTrial):
     """Its workers draw their seed from the random state of the training at the first validation only."""
 
     def build_validation_data_loader(self) -> pytorch.DataLoader:
-        data = super().build_validation_data_loader().dataset
-        return pytorch.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+        return pytorch.DataLoader(make_data(), batch_size=4, num_workers=1, persistent_workers=True)
 
 
 class OneLater(pytorch.DataLoader):
@@ -154,7 +128,7 @@ class OneLater(pytorch.DataLoader):
 
 class OwnLoader(SmallTrial):
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        return OneLater(super().build_training_data_loader().dataset, batch_size=8, shuffle=True)
+        return OneLater(make_data(), batch_size=8, shuffle=True)
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +136,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Trials that were never stopped, by their class and aggregation frequency."""
 
     @functools.cache
-    def train_straight(trial_class: type[SmallTrial] = SmallTrial, aggregation_frequency: int = 1) -> Any:
-        storage = tmp_path_factory.mktemp("straight")
-        return train(storage, trial_class, aggregation_frequency=aggregation_frequency)
+    def train_straight(trial_class: type[SmallTrial] = SmallTrial, every: int = 1) -> Any:
+        return train(tmp_path_factory.mktemp("straight"), trial_class, aggregation_frequency=every)
 
     return train_straight
 
@@ -175,7 +148,7 @@ def cases(trial_class: type[SmallTrial], stops: list[int], lengths: Sequence[int
 
 
 @pytest.mark.parametrize(
-    ("trial_class", "part", "aggregation_frequency"),
+    ("trial_class", "part", "every"),
     [
         *cases(SmallTrial, [*range(1, LENGTH, 2)], [3, 5, 7, 16]),
         *cases(SmallTrial, [3, 6, 13, 14], every=2),
@@ -189,18 +162,12 @@ def cases(trial_class: type[SmallTrial], stops: list[int], lengths: Sequence[int
     ],
 )
 def test_resume(
-    trial_class: type[SmallTrial],
-    part: dict[str, int],
-    aggregation_frequency: int,
-    straight: Callable[..., Any],
-    tmp_path: Path,
+    trial_class: type[SmallTrial], part: dict[str, Any], every: int, straight: Callable[..., Any], tmp_path: Path
 ) -> None:
-    train(tmp_path, trial_class, aggregation_frequency=aggregation_frequency, **part)
+    train(tmp_path, trial_class, aggregation_frequency=every, **part)
     latest = only_checkpoint(tmp_path)
-    resumed = train(
-        tmp_path, trial_class, aggregation_frequency=aggregation_frequency, latest_checkpoint=latest, seed=99
-    )
-    expected = straight(trial_class, aggregation_frequency)
+    resumed = train(tmp_path, trial_class, aggregation_frequency=every, latest_checkpoint=latest, seed=99)
+    expected = straight(trial_class, every)
     assert_same_state(resumed, expected)
     assert resumed.sums == expected.sums[-len(resumed.sums) :]
 
@@ -221,8 +188,7 @@ def test_resume_with_another_batch_size(tmp_path: Path) -> None:
         batch_size = 4
 
         def build_training_data_loader(self) -> pytorch.DataLoader:
-            data = super().build_training_data_loader().dataset
-            return pytorch.DataLoader(data, batch_size=self.batch_size, shuffle=True, drop_last=True)
+            return pytorch.DataLoader(make_data(), batch_size=self.batch_size, shuffle=True, drop_last=True)
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             sizes.append(len(batch[0]))
@@ -236,39 +202,29 @@ def test_resume_with_another_batch_size(tmp_path: Path) -> None:
 
 
 def test_resume_with_other_validation_samplers(tmp_path: Path) -> None:
-    class InOrder(ValidatingAtRandom):
-        build_validation_data_loader = SmallTrial.build_validation_data_loader
-
     train(tmp_path, ValidatingAtRandom, stop_after=7)
-    train(tmp_path, InOrder, latest_checkpoint=only_checkpoint(tmp_path))
+    train(tmp_path, latest_checkpoint=only_checkpoint(tmp_path))
 
 
 def test_the_trial_sees_where_it_resumes(tmp_path: Path) -> None:
     class Recording(SmallTrial):
-        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            self.seen: list[Any] = []
-            trial = self
+        seen: tuple[Any, ...] = ()
 
-            class Note(pytorch.PyTorchCallback):
-                def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-                    trial.seen += [first_batch_idx, checkpoint_uuid]
-
-            return {"note": Note()}
+        def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
+            self.seen += (first_batch_idx, checkpoint_uuid)
 
         def build_training_data_loader(self) -> pytorch.DataLoader:
-            self.seen.append(self.context.get_initial_batch())
+            self.seen += (self.context.get_initial_batch(),)
             return super().build_training_data_loader()
 
     train(tmp_path, Recording, stop_after=9)
     checkpoint = only_checkpoint(tmp_path)
-    resumed = train(tmp_path, Recording, latest_checkpoint=checkpoint)
-    assert resumed.seen == [9, checkpoint, 9]
+    assert train(tmp_path, Recording, latest_checkpoint=checkpoint).seen == (9, checkpoint, 9)
 
 
 def test_a_complete_run_does_nothing(tmp_path: Path) -> None:
     done = train(tmp_path)
-    again = train(tmp_path, latest_checkpoint=only_checkpoint(tmp_path), seed=99)
-    assert_same_state(again, done)
+    assert_same_state(train(tmp_path, latest_checkpoint=only_checkpoint(tmp_path), seed=99), done)
     assert len(CheckpointStorage(tmp_path).list_ids()) == 1
 
 
@@ -281,24 +237,12 @@ def test_best_spans_resumes(tmp_path: Path) -> None:
 
         evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
 
-    def run(length: int, **fit: Any) -> None:
-        searcher = {"metric": "quality", "smaller_is_better": True}
-        periods = {"max_length": pytorch.Batch(length), "validation_period": pytorch.Batch(2)}
-        fit_trial(
-            Falling,
-            exp_conf={"searcher": searcher},
-            checkpoint_policy="best",
-            checkpoint_storage=tmp_path,
-            **periods,
-            **fit,
-        )
-
-    storage = CheckpointStorage(tmp_path)
-    run(4)  # 5 and 3: both are the best up to then
-    assert len(storage.list_ids()) == 2
-    latest = max(storage.list_ids(), key=lambda name: (tmp_path / name).stat().st_mtime_ns)
-    run(8, latest_checkpoint=latest)  # 4 is not, 2 is
-    assert len(storage.list_ids()) == 3
+    best = {"exp_conf": {"searcher": {"metric": "quality", "smaller_is_better": True}}, "checkpoint_policy": "best"}
+    arguments = {**best, "checkpoint_storage": tmp_path, "validation_period": pytorch.Batch(2)}
+    fit_trial(Falling, max_length=pytorch.Batch(4), **arguments)  # 5 and 3: both are the best up to then
+    assert len(CheckpointStorage(tmp_path).list_ids()) == 2
+    fit_trial(Falling, max_length=pytorch.Batch(8), latest_checkpoint="last", **arguments)  # 4 is not, 2 is
+    assert len(CheckpointStorage(tmp_path).list_ids()) == 3
 
 
 def test_other_trials_checkpoints_are_explained(tmp_path: Path) -> None:
@@ -332,14 +276,9 @@ def test_unwrapped_parts_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_a_callback_adapts_a_checkpoint(straight: Callable[..., Any], tmp_path: Path) -> None:
     class Renamed(SmallTrial):
-        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            class Renames(pytorch.PyTorchCallback):
-                def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-                    checkpoint["models_state_dict"] = [*reversed(checkpoint["models_state_dict"])]
-                    checkpoint["optimizers_state_dict"] = [*reversed(checkpoint["optimizers_state_dict"])]
-                    checkpoint["lr_schedulers_state_dict"] = [*reversed(checkpoint["lr_schedulers_state_dict"])]
-
-            return {**super().build_callbacks(), "renames": Renames()}
+        def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+            for parts in ("models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"):
+                checkpoint[parts].reverse()
 
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)

@@ -18,7 +18,7 @@ import pytest
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage
 from tests.launching import environment
-from tests.trials import SmallTrial, fit_trial
+from tests.trials import SmallTrial, fit_trial, make_data
 from tests.warm_python import WarmPython
 
 
@@ -51,17 +51,12 @@ def test_facts_of_a_run_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_uncountable_batches_are_trained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Wrapped:
-        def __init__(self, batch: Any) -> None:
-            self.batch = batch
-
     class OddBatches(SmallTrial):
         def build_training_data_loader(self) -> pytorch.DataLoader:
-            loader = super().build_training_data_loader()
-            return pytorch.DataLoader(loader.dataset, batch_size=8, collate_fn=lambda items: Wrapped(items))
+            return pytorch.DataLoader(make_data(), batch_size=8, collate_fn=iter)
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            return {"loss": float(len(batch.batch))}
+            return {"loss": float(len(list(batch)))}
 
     caplog.set_level(logging.INFO, logger="det_lightning")
     fit(tmp_path, OddBatches, max_length=pytorch.Batch(2))
@@ -81,20 +76,15 @@ print("printed by the script")
 
 
 @pytest.mark.slow
-def test_no_progress_bar_in_a_pipe(warm_python: WarmPython) -> None:
+def test_the_progress_bar_goes_to_a_terminal(warm_python: WarmPython) -> None:
     command = [warm_python.executable, "-c", SCRIPT]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.stdout == "printed by the script\n"
     assert "Epoch" not in done.stderr
-
-
-@pytest.mark.slow
-def test_the_progress_bar_goes_to_stderr(warm_python: WarmPython) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # of no width it would show nothing
-    with subprocess.Popen(
-        [warm_python.executable, "-c", SCRIPT], env=environment(), stdout=subprocess.PIPE, stderr=theirs, text=True
-    ) as process:
+    streams: Any = {"stdout": subprocess.PIPE, "stderr": theirs, "text": True}
+    with subprocess.Popen(command, env=environment(), **streams) as process:
         os.close(theirs)
         assert process.stdout is not None
         shown = b""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,20 +131,15 @@ def test_own_updates_leave_things_out(
 ) -> None:
     fit(trial_class, aggregation_frequency=aggregation_frequency)
     (message,) = warnings_in(caplog)
-    assert (
-        f"updates weights without context.step_optimizer(), which alone would {left_out}. Call step_optimizer()"
-        in message
-    )
-
-
-class NeverSteps(SmallTrial):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        return {"loss": self.loss(batch)}
+    assert f"without context.step_optimizer(), which alone would {left_out}. Call step_optimizer()" in message
 
 
 @pytest.mark.parametrize(("aggregation_frequency", "batches"), [(1, 2), (3, 4)])
 def test_a_workload_without_a_step(aggregation_frequency: int, batches: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The first one in which there is something to update."""
+    class NeverSteps(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            return {"loss": self.loss(batch)}
+
     fit(NeverSteps, aggregation_frequency=aggregation_frequency)
     (message,) = warnings_in(caplog)
     assert f"NeverSteps.train_batch() did not call context.step_optimizer() in the first {batches} batches" in message
@@ -153,8 +147,6 @@ def test_a_workload_without_a_step(aggregation_frequency: int, batches: int, cap
 
 
 class NotWrapped(SmallTrial):
-    """Has a model, parameters and schedulers that it does not wrap."""
-
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         self.models = {"extra": torch.nn.Linear(1, 1)}
@@ -222,29 +214,18 @@ class OtherLibrary:
 
 
 class Misspelled(pytorch.PyTorchCallback, OtherLibrary):
-    def on_validation_ends(self, metrics: dict[str, Any]) -> None:
+    def on_validation_ends(self, *metrics: Any) -> None:
         """Not a hook."""
 
-    def on_train_end(self) -> None:
-        """Not a hook."""
-
-    def load_statedict(self, state: dict[str, Any]) -> None:
-        """Not a hook."""
+    on_train_end = load_statedict = on_validation_ends
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
         self.on_validation_end_again(metrics)
 
-    def on_validation_end_again(self, metrics: dict[str, Any]) -> None:
+    def on_validation_end_again(self, *metrics: Any) -> None:
         """A helper."""
 
-    def load_state(self) -> None:
-        """A helper."""
-
-    def on_click(self) -> None:
-        """A helper."""
-
-    def _on_validation_ends(self) -> None:
-        """A helper."""
+    load_state = on_click = _on_validation_ends = on_validation_end_again
 
 
 def test_a_method_named_almost_like_a_hook(caplog: pytest.LogCaptureFixture) -> None:
@@ -304,11 +285,8 @@ def test_a_resumed_finished_run(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_resume_names_other_hparams(caplog: pytest.LogCaptureFixture) -> None:
     fit(hparams={"lr": 0.1, "depth": 3, "optimizer": {"name": "adam", "beta": 0.9}, "api_token": "secret-1"})
     (checkpoint,) = CheckpointStorage("storage").list_ids()
-    fit(
-        hparams={"lr": 0.2, "width": 5, "optimizer": {"name": "adam", "beta": 0.8}, "api_token": "secret-2"},
-        latest_checkpoint="last",
-        max_length=pytorch.Batch(8),
-    )
+    changed = {"lr": 0.2, "width": 5, "optimizer": {"name": "adam", "beta": 0.8}, "api_token": "secret-2"}
+    fit(hparams=changed, latest_checkpoint="last", max_length=pytorch.Batch(8))
     assert warnings_in(caplog) == [
         f"The hparams differ from those of checkpoint {checkpoint}: lr was 0.1, and is 0.2; depth was 3, and is "
         "not given; optimizer.beta was 0.9, and is 0.8; width was not given, and is 5."
@@ -321,26 +299,16 @@ def test_best_without_a_metric(caplog: pytest.LogCaptureFixture) -> None:
     assert "every validation is followed by a checkpoint" in message
 
 
-def wrap_model(trial: SmallTrial) -> None:
-    trial.context.wrap_model(torch.nn.Linear(1, 1))
-
-
-def wrap_optimizer(trial: SmallTrial) -> None:
-    trial.context.wrap_optimizer(torch.optim.SGD(trial.head.parameters(), lr=0.1))
-
-
-def wrap_lr_scheduler(trial: SmallTrial) -> None:
-    scheduler = torch.optim.lr_scheduler.StepLR(trial.sgd, 1)
-    trial.context.wrap_lr_scheduler(scheduler, pytorch.LRScheduler.StepMode.MANUAL_STEP)
-
-
-@pytest.mark.parametrize("wrap", [wrap_model, wrap_optimizer, wrap_lr_scheduler], ids=lambda wrap: wrap.__name__)
-def test_wrapping_in_train_batch_fails(wrap: Callable[[SmallTrial], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["model", "optimizer", "lr_scheduler"])
+def test_wrapping_in_train_batch_fails(kind: str, tmp_path: Path) -> None:
     class Wraps(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            wrap(self)
+            mode = pytorch.LRScheduler.StepMode.MANUAL_STEP
+            scheduler = torch.optim.lr_scheduler.StepLR(self.sgd, 1)
+            parts: dict[str, Any] = {"model": [self.head], "optimizer": [self.sgd], "lr_scheduler": [scheduler, mode]}
+            getattr(self.context, f"wrap_{kind}")(*parts[kind])
 
-    with pytest.raises(errors.InvalidExperimentException, match=rf"{wrap.__name__}\(\) was called while the trial is"):
+    with pytest.raises(errors.InvalidExperimentException, match=rf"wrap_{kind}\(\) was called while the trial is"):
         fit(Wraps, checkpoint_storage=tmp_path)
     assert CheckpointStorage(tmp_path).list_ids() == []
 
@@ -350,6 +318,6 @@ def test_wrapping_between_two_runs() -> None:
         trial = SmallTrial(context)
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
         trainer.fit(max_length=pytorch.Batch(2), checkpoint_policy="none", checkpoint_storage="storage")
-        wrap_model(trial)
+        context.wrap_model(torch.nn.Linear(1, 1))
         trainer.fit(max_length=pytorch.Batch(2), checkpoint_policy="none", checkpoint_storage="storage")
     assert len(context.models) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,18 +33,11 @@ def lies_after(unit: TrainUnit | None, batch_idx: int, epoch_len: int) -> bool:
     return step in unit.value
 
 
-@given(lengths, periods, periods, periods, st.integers(0, 60), st.integers(1, 9))
-def test_due_at_boundaries(
-    length: TrainUnit | None,
-    validation: TrainUnit | None,
-    checkpoint: TrainUnit | None,
-    reporting: TrainUnit | None,
-    batch_idx: int,
-    epoch_len: int,
-) -> None:
-    units = {TRAIN: length, VALIDATE: validation, CHECKPOINT: checkpoint, REPORT: reporting}
-    expected = [boundary for boundary, unit in units.items() if lies_after(unit, batch_idx, epoch_len)]
-    assert Schedule(length, validation, checkpoint, reporting).due(batch_idx + 1, epoch_len) == expected
+@given(st.tuples(lengths, periods, periods, periods), st.integers(0, 60), st.integers(1, 9))
+def test_due_at_boundaries(units: tuple[Any, ...], batch_idx: int, epoch_len: int) -> None:
+    boundaries = zip(Due, units, strict=True)
+    expected = [boundary for boundary, unit in boundaries if lies_after(unit, batch_idx, epoch_len)]
+    assert Schedule(*units).due(batch_idx + 1, epoch_len) == expected
 
 
 @given(schedules, st.integers(0, 60), st.integers(1, 9))
@@ -59,8 +51,7 @@ def test_no_boundary_is_overlooked(schedule: Schedule, trained: int, epoch_len: 
 @given(lengths, st.integers(1, 9))
 def test_plain_periods_are_looked_at_rarely(length: TrainUnit | None, epoch_len: int) -> None:
     schedule = Schedule(length, Batch(4), Epoch(2))
-    look = schedule.next_batch_to_look(0, epoch_len)
-    assert schedule.due(look, epoch_len)
+    assert schedule.due(schedule.next_batch_to_look(0, epoch_len), epoch_len)
 
 
 def test_endless_epochs_have_no_boundary() -> None:
@@ -89,12 +80,10 @@ def test_complete_at_the_length(length: TrainUnit | None, trained: TrialState, c
     assert Schedule(length).is_complete(trained) is complete
 
 
-def carry_out(
-    schedule: Schedule, due: list[Due], state: TrialState, stop_after: Callable[[list[Action]], bool] | None = None
-) -> list[Action]:
+def carry_out(schedule: Schedule, due: list[Due], state: TrialState, stop_after: Any = lambda done: False) -> list[Any]:
     """Do what the schedule asks for; ``stop_after`` decides, from what was done, whether the trial wants to stop."""
     done: list[Action] = []
-    actions = BoundaryActions(schedule, state, lambda: stop_after is not None and stop_after(done))
+    actions = BoundaryActions(schedule, state, lambda: stop_after(done))
     actions.begin(due)
     while (action := actions.next()) is not None:
         done.append(action)
@@ -161,40 +150,33 @@ def test_boundaries_stop_at_most_once(schedule: Schedule, due: list[Due], wishes
     ],
 )
 def test_a_stop_allows_one_more_boundary(due: list[Due], actions: list[Action]) -> None:
-    state = TrialState(batches_trained=10)
-    assert carry_out(Schedule(Batch(100)), due, state, stop_after=lambda done: True) == actions
+    assert carry_out(Schedule(Batch(100)), due, TrialState(batches_trained=10), lambda done: True) == actions
 
 
 def test_a_stop_in_the_validation_comes_first() -> None:
-    def asks_in_validation(done: list[Action]) -> bool:
-        return Action.VALIDATE in done
-
     state = TrialState(batches_trained=10, last_ckpt=10)
-    done = carry_out(Schedule(Batch(10)), [VALIDATE, CHECKPOINT], state, stop_after=asks_in_validation)
+    done = carry_out(Schedule(Batch(10)), [VALIDATE, CHECKPOINT], state, lambda done: Action.VALIDATE in done)
     assert done == [Action.VALIDATE, Action.STOP]
 
 
 def test_test_mode_trains_one_batch() -> None:
-    schedule = Schedule(Batch(1000), validation_period=Batch(100), test_mode=True)
-    assert schedule.next_batch_to_look(0, 50) == 1
-    assert schedule.due(1, 50) == [TRAIN]
-    done = carry_out(schedule, [TRAIN], TrialState(batches_trained=1))
-    assert done == [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]
-
-
-def test_test_mode_of_one_batch_asks_once() -> None:
-    assert Schedule(Batch(1), test_mode=True).due(1, 50) == [TRAIN]
+    for length in (1000, 1):
+        schedule = Schedule(Batch(length), validation_period=Batch(100), test_mode=True)
+        assert schedule.next_batch_to_look(0, 50) == 1
+        assert schedule.due(1, 50) == [TRAIN]
+        done = carry_out(schedule, [TRAIN], TrialState(batches_trained=1))
+        assert done == [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]
 
 
 def test_all_mistakes_are_named() -> None:
     with pytest.raises(TypeError) as raised:
         wrong: dict[str, Any] = {"validation_period": 5, "checkpoint_period": "daily"}
         Schedule(Batch([1, 2]), reporting_period=TrainUnit(1), **wrong)
-    message = str(raised.value)
-    assert "validation_period must be a Batch or an Epoch, such as Batch(100); got 5 of type int" in message
-    assert "checkpoint_period must be a Batch or an Epoch, such as Batch(100); got 'daily' of type str" in message
-    assert "reporting_period must be a Batch or an Epoch, such as Batch(100); got TrainUnit(1)" in message
-    assert "max_length must be Batch(int) or Epoch(int); got Batch([1, 2])" in message
+    given = {"validation": "5 of type int", "checkpoint": "'daily' of type str", "reporting": "TrainUnit(1)"}
+    for period, value in given.items():
+        expected = f"{period}_period must be a Batch or an Epoch, such as Batch(100); got {value}"
+        assert expected in str(raised.value)
+    assert "max_length must be Batch(int) or Epoch(int); got Batch([1, 2])" in str(raised.value)
 
 
 @pytest.mark.parametrize(

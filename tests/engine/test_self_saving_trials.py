@@ -11,7 +11,6 @@ import pytest
 
 from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
-from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
 from tests.trials import fit_trial
 
@@ -56,24 +55,14 @@ class Counter(SelfSavingTrial):
         return {"number": self.number}
 
 
-def fit(folder: pathlib.Path, batches: int, latest: str | None = None, async_write: bool = False) -> Any:
-    checkpoints = DeterminedCheckpoint(folder / "checkpoints", policy="none", async_write=async_write)
-    return fit_trial(Counter, max_length=pytorch.Batch(batches), checkpoints=checkpoints, latest_checkpoint=latest)
-
-
 @pytest.mark.parametrize("async_write", [False, True])
 def test_checkpoints_hold_and_describe_files(tmp_path: pathlib.Path, async_write: bool) -> None:
-    fit(tmp_path, 3, async_write=async_write)
-    (checkpoint_id,) = CheckpointStorage(tmp_path / "checkpoints").newest_first()
-    directory = pathlib.Path(checkpoint_id)
-    assert (directory / "number.txt").read_text() == "3"
-    metadata = json.loads((directory / "metadata.json").read_text())
+    checkpoints = DeterminedCheckpoint(tmp_path, policy="none", async_write=async_write)
+    fit_trial(Counter, max_length=pytorch.Batch(3), checkpoints=checkpoints)
+    (file,) = tmp_path.glob("*/number.txt")
+    assert file.read_text() == "3"
+    metadata, load_data = (json.loads(file.with_name(f"{name}.json").read_text()) for name in ("metadata", "load_data"))
     assert (metadata["framework"], metadata["format"]) == ("counting-1.0", "text")
-    assert json.loads((directory / "load_data.json").read_text())["trial_type"] == "CounterTrial"
-
-
-def test_a_resumed_run_gets_its_files(tmp_path: pathlib.Path) -> None:
-    fit(tmp_path, 3)
-    resumed = fit(tmp_path, 5, latest="last")
-    assert resumed.began_with == [3, True]
-    assert resumed.number == 5
+    assert load_data["trial_type"] == "CounterTrial"
+    resumed = fit_trial(Counter, max_length=pytorch.Batch(5), checkpoints=checkpoints, latest_checkpoint="last")
+    assert (resumed.began_with, resumed.number) == ([3, True], 5)

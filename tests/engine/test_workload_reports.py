@@ -33,8 +33,6 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Recorded(SmallTrial):
-    """Notes when it is called, and when its metrics are reported."""
-
     fails_at: int | None = None
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
@@ -49,20 +47,15 @@ class Recorded(SmallTrial):
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
-class Watched(Recorded):
-    """Has a callback that sees each workload."""
-
-    class Watch(pytorch.PyTorchCallback):
-        def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
-            pass
+class Watched(Recorded, pytorch.PyTorchCallback):
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        """See nothing."""
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-        return {"watch": self.Watch()}
+        return {"watch": self}
 
 
 class Reduced(Recorded):
-    """Has a reducer for training."""
-
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
         context.wrap_reducer(len, name="length")
@@ -75,53 +68,38 @@ class Failing(Recorded):
 class ToTrial(pl.Callback):
     """Passes what is reported on to the trial itself."""
 
-    def __init__(self, module: TrialModule) -> None:
-        self._module = module
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self._module.reporters.append(self)
-
-    @property
-    def trial(self) -> Recorded:
-        trial = self._module.trial
-        assert isinstance(trial, Recorded)
-        return trial
+    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+        self.module = pl_module
+        pl_module.reporters.append(self)
 
     def report_training(self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[Any]) -> None:
-        self.trial.happened.append(f"report {steps_completed}")
-        self.trial.reported.append({**avg_metrics, "count": len(batch_metrics)})
+        self.module.trial.happened.append(f"report {steps_completed}")
+        self.module.trial.reported.append({**avg_metrics, "count": len(batch_metrics)})
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
-        self.trial.happened.append(f"validate {steps_completed}")
+        self.module.trial.happened.append(f"validate {steps_completed}")
 
 
-def train(trial_class: type[Recorded] = Recorded, **periods: Any) -> Recorded:
+def train(trial_class: type[Recorded] = Recorded, **periods: Any) -> Any:
     module = TrialModule(trial_class, max_length=pytorch.Batch(6), reporting_period=pytorch.Batch(2), **periods)
-    reporter = ToTrial(module)
     fails = trial_class.fails_at is not None
     with pytest.raises(ValueError, match="no such batch") if fails else contextlib.nullcontext():
-        fit(module, callbacks=[reporter])
-    return reporter.trial
+        fit(module, callbacks=[ToTrial()])
+    return module.trial
 
 
 def training_of(trial: Recorded) -> list[str]:
     return [entry for entry in trial.happened if not entry.startswith("validate")]
 
 
-def test_reports_follow_workloads() -> None:
-    assert training_of(train()) == AT_ONCE
-
-
-@pytest.mark.usefixtures("on_gpu")
-def test_the_next_batch_comes_before_metrics() -> None:
-    assert training_of(train()) == AFTER_ONE_MORE
-
-
-def test_late_reports_have_equal_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_follow_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = train()
-    monkeypatch.setattr(train_and_evaluate, "MetricWindow", OnGpu)
+    assert training_of(at_once) == AT_ONCE
     assert len(at_once.reported) == 3
-    assert train().reported == at_once.reported
+    monkeypatch.setattr(train_and_evaluate, "MetricWindow", OnGpu)
+    late = train()
+    assert training_of(late) == AFTER_ONE_MORE
+    assert late.reported == at_once.reported
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -132,8 +110,8 @@ def test_users_code_runs_first(trial_class: type[Recorded]) -> None:
 
 @pytest.mark.usefixtures("on_gpu")
 def test_validations_follow_reports() -> None:
-    happened = train(validation_period=pytorch.Batch(2)).happened
-    assert happened[:4] == ["train 0", "train 1", "report 2", "validate 2"]
+    trial = train(validation_period=pytorch.Batch(2))
+    assert trial.happened[:4] == ["train 0", "train 1", "report 2", "validate 2"]
 
 
 @pytest.mark.usefixtures("on_gpu")

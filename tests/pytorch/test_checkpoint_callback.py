@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,10 @@ from tests.lightning import trainer
 from tests.trials import SmallTrial, fit_trial, seed_everything, weights_of
 
 
-class Fails(SmallTrial):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        if batch_idx == 5:
-            raise ZeroDivisionError
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-
-def fit(
-    length: int,
-    trial_class: Callable[..., SmallTrial] = SmallTrial,
-    exp_conf: dict[str, Any] | None = None,
-    **arguments: Any,
-) -> SmallTrial:
+def fit(length: int, trial_class: Any = SmallTrial, exp_conf: dict[str, Any] | None = None, **arguments: Any) -> Any:
     """Train up to a number of batches; return the trial."""
     seed_everything()
-    trial: SmallTrial = fit_trial(
-        trial_class, hparams={}, exp_conf=exp_conf, max_length=pytorch.Batch(length), **arguments
-    )
-    return trial
+    return fit_trial(trial_class, hparams={}, exp_conf=exp_conf, max_length=pytorch.Batch(length), **arguments)
 
 
 def saved_in(storage: Path) -> dict[int, dict[str, Any]]:
@@ -52,14 +36,8 @@ def saved_in(storage: Path) -> dict[int, dict[str, Any]]:
     ("said", "message"),
     [
         ({"checkpoint_policy": "best"}, "checkpoint_policy='best', but the callback has policy='all'"),
-        (
-            {"checkpoint_period": pytorch.Batch(2)},
-            r"_period=Batch\(2\), but the callback has period=Batch\(4\)",
-        ),
-        (
-            {"checkpoint_period": pytorch.Epoch(4)},
-            r"_period=Epoch\(4\), but the callback has period=Batch\(4\)",
-        ),
+        ({"checkpoint_period": pytorch.Batch(2)}, r"_period=Batch\(2\), but the callback has period=Batch\(4\)"),
+        ({"checkpoint_period": pytorch.Epoch(4)}, r"_period=Epoch\(4\), but the callback has period=Batch\(4\)"),
         (
             {"checkpoint_policy": "none", "checkpoint_period": pytorch.Batch(2), "checkpoint_storage": "elsewhere"},
             r"policy='all'; and .*period=Batch\(4\); and checkpoint_storage=\.\.\., but the callback writes to .*once",
@@ -67,9 +45,8 @@ def saved_in(storage: Path) -> dict[int, dict[str, Any]]:
     ],
 )
 def test_all_contradictions_are_named(said: dict[str, Any], message: str, tmp_path: Path) -> None:
-    checkpoints = DeterminedCheckpoint(tmp_path, policy="all", period=pytorch.Batch(4))
     with pytest.raises(ValueError, match=message):
-        fit(2, checkpoints=checkpoints, **said)
+        fit(2, checkpoints=DeterminedCheckpoint(tmp_path, policy="all", period=pytorch.Batch(4)), **said)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -83,15 +60,14 @@ def test_a_rule_may_be_repeated(tmp_path: Path) -> None:
 
 
 def test_the_callback_selects_code(tmp_path: Path) -> None:
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "model.py").write_text("LAYERS = 1\n")
-    (tmp_path / "project" / ".env").write_text("TOKEN=1\n")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "model.py").write_text("LAYERS = 1\n")
+    (project / ".env").write_text("TOKEN=1\n")
     for with_secrets, copied in ((False, ["model.py"]), (True, [".env", "model.py"])):
         storage = tmp_path / str(with_secrets)
-        checkpoints = DeterminedCheckpoint(
-            storage, policy="none", code_dir=tmp_path / "project", code_with_secrets=with_secrets
-        )
-        fit(1, checkpoints=checkpoints)
+        of_code: dict[str, Any] = {"code_dir": project, "code_with_secrets": with_secrets}
+        fit(1, checkpoints=DeterminedCheckpoint(storage, policy="none", **of_code))
         (code,) = storage.glob("*/code")
         assert sorted(file.name for file in code.iterdir()) == copied
 
@@ -111,8 +87,9 @@ def test_a_restarted_job_resumes_by_name(tmp_path: Path, monkeypatch: pytest.Mon
     fit(2, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", job="mine"))
     fit(4, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", job="another"))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    resumed = fit(6, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", job="mine"))
-    assert resumed.context.get_initial_batch() == 2
+    assert (
+        fit(6, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", job="mine")).context.get_initial_batch() == 2
+    )
 
 
 # The storage of the configuration
@@ -225,9 +202,14 @@ def test_a_second_fit_from_scratch(tmp_path: Path) -> None:
 
 
 def test_a_fit_after_a_failure(tmp_path: Path) -> None:
+    class Fails(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            if batch_idx == 5:
+                raise ZeroDivisionError
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
     checkpoints = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(2), async_write=True)
     with pytest.raises(ZeroDivisionError):
         fit(8, Fails, checkpoints=checkpoints)
-    resumed = fit(8, checkpoints=checkpoints, latest_checkpoint="last")
-    assert resumed.context.get_initial_batch() == 4
+    assert fit(8, checkpoints=checkpoints, latest_checkpoint="last").context.get_initial_batch() == 4
     assert sorted(saved_in(tmp_path)) == [2, 4, 6, 8]

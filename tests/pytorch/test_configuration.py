@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from det_lightning import pytorch
@@ -17,6 +15,7 @@ from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.config import read_config
 from det_lightning.errors import ConfigError
+from tests.lightning import trainer
 from tests.trials import weights_of
 
 CONFIG: dict[str, Any] = {
@@ -34,27 +33,17 @@ CONFIG: dict[str, Any] = {
 _NEVER = pytorch.Batch(1000)
 
 
-@dataclasses.dataclass
-class Counted(pytorch.PyTorchCallback):
-    """After how many batches a run validates and reports."""
+class CountedTrial(pytorch.PyTorchTrial, pytorch.PyTorchCallback):
+    """Batches of 4 records, 8 in an epoch; notes after how many batches a run validates and reports.
 
-    batches: int = 0
-    validations: list[int] = dataclasses.field(default_factory=list)
-    reports: list[int] = dataclasses.field(default_factory=list)
-
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.validations.append(self.batches)
-
-    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: dict[str, Any]) -> None:
-        self.reports.append(len(batch_metrics))
-
-
-class CountedTrial(pytorch.PyTorchTrial):
-    """Batches of 4 records, 8 in an epoch; weights that depend on the seed and on every update."""
+    The weights depend on the seed and on every update.
+    """
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
-        self.counted = Counted()
+        self.batches = 0
+        self.validations: list[int] = []
+        self.reports: list[int] = []
         self.model = context.wrap_model(torch.nn.Linear(1, 1))
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
 
@@ -64,17 +53,23 @@ class CountedTrial(pytorch.PyTorchTrial):
     build_validation_data_loader = build_training_data_loader
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-        return {"counted": self.counted}
+        return {"counted": self}
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.validations.append(self.batches)
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: Any) -> None:
+        self.reports.append(len(batch_metrics))
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        self.counted.batches += 1
+        self.batches += 1
         loss = self.model(batch[0] / 32).square().mean()
         self.context.backward(loss)
         self.context.step_optimizer(self.optimizer)
         return {"loss": loss}
 
     def evaluate_batch(self, batch: Any) -> dict[str, Any]:
-        return {"loss": 1 / (1 + self.counted.batches)}
+        return {"loss": 1 / (1 + self.batches)}
 
 
 def in_file(folder: Path, config: dict[str, Any]) -> Path:
@@ -91,19 +86,17 @@ def fitted(exp_conf: Any, init: dict[str, Any] | None = None, **fit: Any) -> Cou
     return trial
 
 
-def fitted_by_lightning(exp_conf: Any, module: dict[str, Any] | None = None, **flags: Any) -> CountedTrial:
+def by_lightning(exp_conf: Any, module: dict[str, Any] | None = None, **flags: Any) -> CountedTrial:
     """Train with Lightning's API; return the trial."""
-    lightning_module = TrialModule(CountedTrial, exp_conf=exp_conf, **(module or {}))
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    pl.Trainer(accelerator="cpu", devices=1, enable_model_summary=False, **quiet, **flags).fit(lightning_module)
-    trial = lightning_module.trial
-    assert isinstance(trial, CountedTrial)
+    lightning_module: Any = TrialModule(CountedTrial, exp_conf=exp_conf, **(module or {}))
+    trainer(**{"max_epochs": None, "devices": 1, **flags}).fit(lightning_module)
+    trial: CountedTrial = lightning_module.trial
     return trial
 
 
 def outcome(trial: CountedTrial) -> tuple[int, list[int], list[int]]:
     """Return the number of updates, the batches before each validation, and the length of each workload."""
-    return trial.context.optimizer_steps, trial.counted.validations, trial.counted.reports
+    return trial.context.optimizer_steps, trial.validations, trial.reports
 
 
 def checkpoints() -> list[int]:
@@ -113,36 +106,34 @@ def checkpoints() -> list[int]:
 
 
 @pytest.mark.parametrize("form", [dict, Path, str])
-@pytest.mark.parametrize("train", [fitted, fitted_by_lightning])
+@pytest.mark.parametrize("train", [fitted, by_lightning])
 def test_trains_as_on_the_platform(train: Any, form: Any, tmp_path: Path) -> None:
     trial = train(CONFIG if form is dict else form(in_file(tmp_path, CONFIG)))
     assert outcome(trial) == (2, [0, 2, 4, 6, 8], [2, 2, 2, 2])
 
 
-@pytest.mark.parametrize(
-    ("said", "result"),
-    [
-        ({"init": {"aggregation_frequency": 1}, "step_zero_validation": False}, (8, [2, 4, 6, 8], [2, 2, 2, 2])),
-        ({"max_length": pytorch.Batch(4), "reporting_period": pytorch.Batch(1)}, (1, [0, 2, 4], [1] * 4)),
-        ({"validation_period": pytorch.Batch(8)}, (2, [0, 8], [4, 4])),
-    ],
-)
-def test_arguments_beat_the_configuration(said: dict[str, Any], result: Any) -> None:
-    assert outcome(fitted(CONFIG, **said)) == result
+FOUR_BATCHES = pytorch.Batch(4)
 
 
 @pytest.mark.parametrize(
-    ("said", "result"),
+    ("train", "said", "result"),
     [
-        ({"module": {"aggregation_frequency": 1, "step_zero_validation": False}}, (8, [2, 4, 6, 8], [2, 2, 2, 2])),
-        ({"module": {"max_length": pytorch.Batch(4)}, "log_every_n_steps": 1}, (1, [0, 2, 4], [1] * 4)),
-        ({"max_epochs": 2}, (4, [0, 2, 4, 6, 8, 10, 12, 14, 16], [2] * 8)),
-        ({"max_steps": 1}, (1, [0, 2, 4], [2, 2])),
-        ({"val_check_interval": 4}, (2, [0, 4, 8], [4, 4])),
+        (fitted, {"init": {"aggregation_frequency": 1}, "step_zero_validation": False}, (8, [2, 4, 6, 8], [2] * 4)),
+        (fitted, {"max_length": FOUR_BATCHES, "reporting_period": pytorch.Batch(1)}, (1, [0, 2, 4], [1] * 4)),
+        (fitted, {"validation_period": pytorch.Batch(8)}, (2, [0, 8], [4, 4])),
+        (
+            by_lightning,
+            {"module": {"aggregation_frequency": 1, "step_zero_validation": False}},
+            (8, [2, 4, 6, 8], [2] * 4),
+        ),
+        (by_lightning, {"module": {"max_length": FOUR_BATCHES}, "log_every_n_steps": 1}, (1, [0, 2, 4], [1] * 4)),
+        (by_lightning, {"max_epochs": 2}, (4, [0, 2, 4, 6, 8, 10, 12, 14, 16], [2] * 8)),
+        (by_lightning, {"max_steps": 1}, (1, [0, 2, 4], [2, 2])),
+        (by_lightning, {"val_check_interval": 4}, (2, [0, 4, 8], [4, 4])),
     ],
 )
-def test_lightnings_arguments_beat_it_too(said: dict[str, Any], result: Any) -> None:
-    assert outcome(fitted_by_lightning(CONFIG, **said)) == result
+def test_arguments_beat_the_configuration(train: Any, said: dict[str, Any], result: Any) -> None:
+    assert outcome(train(CONFIG, **said)) == result
 
 
 def test_defaults_without_a_configuration() -> None:
@@ -168,17 +159,12 @@ def test_the_experiments_seed_is_the_trials() -> None:
         ({"checkpoint_policy": "all"}, {"checkpoint_policy": "none"}, [8]),
         ({"checkpoint_policy": "none", "min_checkpoint_period": {"batches": 1}}, {"checkpoint_period": _NEVER}, [8]),
         ({"checkpoint_policy": "all", "checkpoint_storage": {"save_trial_best": 0}}, {}, [8]),
+        ({"searcher": {**CONFIG["searcher"], "smaller_is_better": True}}, {}, [2, 4, 6, 8]),
+        ({"searcher": {**CONFIG["searcher"], "smaller_is_better": False}}, {}, [2, 8]),
     ],
 )
 def test_checkpoints_follow_the_configuration(section: dict[str, Any], said: dict[str, Any], saved: list[int]) -> None:
     fitted({**CONFIG, "perform_initial_validation": False, **section}, **said)
-    assert checkpoints() == saved
-
-
-@pytest.mark.parametrize(("smaller_is_better", "saved"), [(True, [2, 4, 6, 8]), (False, [2, 8])])
-def test_best_follows_the_searcher(smaller_is_better: bool, saved: list[int]) -> None:
-    searcher = {**CONFIG["searcher"], "smaller_is_better": smaller_is_better}
-    fitted({**CONFIG, "perform_initial_validation": False, "searcher": searcher}, {"aggregation_frequency": 1})
     assert checkpoints() == saved
 
 
@@ -201,10 +187,8 @@ def test_all_mistakes_are_named() -> None:
     }
     with pytest.raises(ConfigError) as caught, pytorch.init(exp_conf=wrong):
         pass
-    paths = [mistake.path for mistake in caught.value.mistakes]
-    assert paths == [
-        "hyperparameters.lr.maxval", "min_validation_period", "optimizations.aggregation_frequency", "searcher.name",
-    ]  # fmt: skip
+    paths = " ".join(mistake.path for mistake in caught.value.mistakes)
+    assert paths == "hyperparameters.lr.maxval min_validation_period optimizations.aggregation_frequency searcher.name"
     with pytest.raises(ConfigError) as again:
         TrialModule(CountedTrial, exp_conf=wrong)
     assert str(again.value) == str(caught.value)
@@ -235,34 +219,26 @@ def test_what_is_missing_is_missing(small: dict[str, Any]) -> None:
 
 
 def test_one_warning_for_idle_fields(caplog: pytest.LogCaptureFixture) -> None:
-    config = {
-        **CONFIG,
-        "searcher": {**CONFIG["searcher"], "name": "random", "max_trials": 4},
-        "resources": {"shm_size": 1, "slots_pre_trial": 2},
-        "mine": {"a": 1},
-    }
-    for train in (fitted, fitted_by_lightning):
+    searcher = {**CONFIG["searcher"], "name": "random", "max_trials": 4}
+    config = {**CONFIG, "searcher": searcher, "resources": {"shm_size": 1, "slots_pre_trial": 2}, "mine": {"a": 1}}
+    for train in (fitted, by_lightning):
         caplog.clear()
         train(config)
         (warning,) = [record.getMessage() for record in caplog.records if "no effect here" in record.getMessage()]
-        for name in ("searcher.name", "searcher.max_trials", "resources.shm_size", "mine: unknown key",
-                     "resources.slots_pre_trial: unknown key; did you mean slots_per_trial?"):  # fmt: skip
+        misspelled = "resources.slots_pre_trial: unknown key; did you mean slots_per_trial?"
+        for name in ("searcher.name", "searcher.max_trials", "resources.shm_size", "mine: unknown key", misspelled):
             assert name in warning
         for name in ("max_length", "min_validation_period", "entrypoint", "aggregation_frequency"):
             assert name not in warning
-
-
-def test_a_module_names_idle_sections(caplog: pytest.LogCaptureFixture) -> None:
-    fitted_by_lightning({**CONFIG, "checkpoint_policy": "all", "min_checkpoint_period": {"batches": 1}})
-    (warning,) = [record.getMessage() for record in caplog.records if "no effect here" in record.getMessage()]
-    assert warning.endswith("no effect here: checkpoint_policy; min_checkpoint_period.")
+    caplog.clear()
+    by_lightning({**CONFIG, "checkpoint_policy": "all", "min_checkpoint_period": {"batches": 1}})
+    assert "no effect here: checkpoint_policy; min_checkpoint_period.\n" in caplog.text
 
 
 @pytest.mark.slow
 def test_no_warning_for_explicit_defaults(caplog: pytest.LogCaptureFixture) -> None:
-    full = read_config(CONFIG).as_dict()
-    for train in (fitted, fitted_by_lightning):
-        train(full)
+    for train in (fitted, by_lightning):
+        train(read_config(CONFIG).as_dict())
     assert "no effect" not in caplog.text
 
 

@@ -32,11 +32,6 @@ def wrapped_sgd(context: PyTorchTrialContext, weight: torch.nn.Parameter, **opti
     return context.wrap_optimizer(torch.optim.SGD([weight], lr=1.0), **options)
 
 
-def test_aggregation_below_one() -> None:
-    with pytest.raises(ValueError, match="aggregation_frequency must be at least 1; got 0"):
-        make_context(aggregation_frequency=0)
-
-
 def test_wrapping_keeps_the_order() -> None:
     context = make_context()
     models = [torch.nn.Linear(1, 1), torch.nn.Linear(2, 2)]
@@ -59,20 +54,15 @@ def test_both_spellings_wrap_a_reducer() -> None:
 
 def test_one_of_each_is_found() -> None:
     context = make_context()
+    with pytest.raises(errors.InvalidExperimentException, match=r"get_model\(\) is for .* one wrapped model; .* has 0"):
+        context.get_model()
     model = context.wrap_model(torch.nn.Linear(1, 1))
     optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1))
     assert context.get_lr_scheduler() is None
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     assert context.wrap_lr_scheduler(plateau, Mode.MANUAL_STEP) is plateau
     assert (context.get_model(), context.get_optimizer(), context.get_lr_scheduler()) == (model, optimizer, plateau)
-
-
-def test_none_or_several_are_refused() -> None:
-    context = make_context()
-    with pytest.raises(errors.InvalidExperimentException, match=r"get_model\(\) is for .* one wrapped model; .* has 0"):
-        context.get_model()
-    for _ in range(2):
-        wrapped_sgd(context, make_weight())
+    wrapped_sgd(context, make_weight())
     with pytest.raises(errors.InvalidExperimentException, match=r"get_optimizer\(\) .* one wrapped opt.*; .* has 2"):
         context.get_optimizer()
 
@@ -92,9 +82,8 @@ def step_lr(optimizer: torch.optim.Optimizer) -> Any:
 def test_an_unsteppable_scheduler(make: Callable[..., Any], mode: Any, message: str) -> None:
     context = make_context()
     optimizer = wrapped_sgd(context, make_weight())
-    with pytest.raises((errors.InvalidExperimentException, TypeError), match=message) as raised:
+    with pytest.raises(TypeError if mode == "STEP_EVERY_BATCH" else errors.InvalidExperimentException, match=message):
         context.wrap_lr_scheduler(make(optimizer), mode)
-    assert isinstance(raised.value, TypeError) == isinstance(mode, str)
     assert context.lr_schedulers == []
 
 
@@ -149,12 +138,13 @@ def test_gradients_without_zeroing() -> None:
 
 
 def test_unusable_steps() -> None:
+    with pytest.raises(ValueError, match="aggregation_frequency must be at least 1; got 0"):
+        make_context(aggregation_frequency=0)
     context = make_context(aggregation_frequency=2)
     with pytest.raises(errors.InvalidExperimentException, match=r"got a SGD that was not wrapped.*0 optimizer"):
         context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
-    optimizer = wrapped_sgd(context, make_weight())
     with pytest.raises(errors.InvalidExperimentException, match=r"auto_zero_grads=False.*aggregation_frequency=2"):
-        context.step_optimizer(optimizer, auto_zero_grads=False)
+        context.step_optimizer(wrapped_sgd(context, make_weight()), auto_zero_grads=False)
 
 
 @given(epoch_len=st.integers(1, 9), batch_idx=st.integers(0, 40))
@@ -170,26 +160,22 @@ def test_the_position_follows_the_batch(epoch_len: int, batch_idx: int) -> None:
 @pytest.mark.parametrize("ask", ["current_train_epoch", "is_epoch_start", "is_epoch_end"])
 def test_no_position_before_training(ask: str) -> None:
     context = make_context()
-    with pytest.raises(errors.InternalException, match="training has not started"):
-        getattr(context, ask)()
-    context.position.batch_idx = 0
+    for batch_idx, reason in ((None, "training has not started"), (0, "training loader is not built")):
+        context.position.batch_idx = batch_idx
+        with pytest.raises(errors.InternalException, match=reason):
+            getattr(context, ask)()
     assert context.current_train_batch() == 0
-    with pytest.raises(errors.InternalException, match="training loader is not built"):
-        getattr(context, ask)()
 
 
-def test_stop_requests() -> None:
+def test_switches_take_only_a_bool() -> None:
     context = make_context()
     assert context.get_stop_requested() is False
     for asked in (True, False):
         context.set_stop_requested(asked)
         assert context.get_stop_requested() is asked
-
-
-@pytest.mark.parametrize("method", ["set_stop_requested", "set_enable_tensorboard_logging"])
-def test_switches_take_only_a_bool(method: str) -> None:
-    with pytest.raises(AssertionError, match=rf"{method}\(\) takes a bool; got 1"):
-        getattr(make_context(), method)(1)
+    for method in ("set_stop_requested", "set_enable_tensorboard_logging"):
+        with pytest.raises(AssertionError, match=rf"{method}\(\) takes a bool; got 1"):
+            getattr(context, method)(1)
 
 
 def test_from_config() -> None:
@@ -241,8 +227,7 @@ def test_a_replaced_scaler() -> None:
     assert isinstance(context.precision.scaling, TorchAmp)
     context.precision.scaling.begin_batch(True)
     context.backward(weight * 0.5)
-    assert weight.grad is not None
-    assert weight.grad.item() == 2.0
+    assert weight.grad == 2.0
     context.step_optimizer(optimizer)
     context.precision.scaling.end_batch()
     assert (weight.item(), scaler.get_scale()) == (0.5, 8.0)

@@ -55,12 +55,13 @@ def test_arguments_as_in_torch(arguments: dict[str, Any], batches: list[list[int
 
 
 def test_shuffles_as_in_torch() -> None:
-    torch.manual_seed(3)
-    ours = [values(loader) for loader in [DataLoader(TEN, 4, shuffle=True)] for _ in range(2)]
-    torch.manual_seed(3)
-    theirs = [values(loader) for loader in [torch.utils.data.DataLoader(TEN, 4, shuffle=True)] for _ in range(2)]
-    assert ours == theirs
-    assert ours[0] != ours[1]
+    passes = []
+    for kind in (DataLoader, torch.utils.data.DataLoader):
+        torch.manual_seed(3)
+        loader = kind(TEN, 4, shuffle=True)
+        passes.append([values(loader), values(loader)])
+    assert passes[0] == passes[1]
+    assert passes[0][0] != passes[0][1]
 
 
 @pytest.mark.parametrize(
@@ -114,12 +115,9 @@ def test_a_batch_is_moved_at_any_depth() -> None:
     tensor = torch.ones(2)
     batch = {"a": [tensor, (np.arange(2), Movable())], 3: np.float32([1.5])}  # type: ignore[arg-type]
     moved = to_device(batch, torch.device("meta"))
-    assert moved["a"][0].is_meta
-    assert moved["a"][1][0].is_meta
+    assert [part.is_meta for part in (moved["a"][0], moved["a"][1][0], moved[3], tensor)] == [True, True, True, False]
     assert moved["a"][1][1].place == torch.device("meta")
-    assert moved[3].is_meta
     assert [type(moved["a"]), type(moved["a"][1])] == [list, tuple]
-    assert not tensor.is_meta
 
 
 def test_moving_makes_new_containers() -> None:
@@ -127,18 +125,15 @@ def test_moving_makes_new_containers() -> None:
     batch: list[Any] = [tensor, {"x": tensor}, (tensor,)]
     moved = to_device(batch, "cpu")
     assert moved == batch
-    assert moved is not batch
-    assert moved[1] is not batch[1]
+    assert moved is not batch and moved[1] is not batch[1]
     assert moved[0] is moved[1]["x"] is moved[2][0] is tensor
 
 
 def test_moving_derived_containers() -> None:
     batch = collections.OrderedDict(x=Pair(np.ones(2), torch.nn.Parameter(torch.ones(1))))
     moved = to_device(batch, "meta")
-    assert type(moved) is dict
-    assert type(moved["x"]) is tuple
-    assert [part.is_meta for part in moved["x"]] == [True, True]
-    assert [part.shape for part in moved["x"]] == [(2,), (1,)]
+    assert (type(moved), type(moved["x"])) == (dict, tuple)
+    assert [(part.is_meta, part.shape) for part in moved["x"]] == [(True, (2,)), (True, (1,))]
     assert data_length(collections.OrderedDict(x=torch.nn.Parameter(torch.ones(3)))) == 3
 
 
@@ -160,8 +155,7 @@ def test_moving_any_mapping(kind: Callable[[Any], Any]) -> None:
 
 def test_moving_a_mapping_with_to() -> None:
     moved = to_device([Encoding(x=torch.ones(3, 2))], "meta")[0]
-    assert type(moved) is Encoding
-    assert moved["x"].is_meta
+    assert type(moved) is Encoding and moved["x"].is_meta
     assert data_length(moved) == 3
 
 
@@ -183,20 +177,14 @@ def test_one_warning_for_each_unmoved_type(caplog: pytest.LogCaptureFixture) -> 
     assert warned == {str, int, np.ndarray, type(None)}
 
 
-@pytest.mark.parametrize(
-    "batch", [torch.ones(3, 2), np.ones((3, 2)), [torch.ones(3)], (np.ones(3), 1), {"x": torch.ones(3), "y": "label"}]
-)
-def test_the_length_of_a_batch(batch: Any) -> None:
-    assert data_length(batch) == 3
-
-
-@pytest.mark.parametrize("batch", [{}, [], ()])
-def test_an_empty_batch_has_no_length(batch: Any) -> None:
-    with pytest.raises(ValueError, match=f"got an empty {type(batch).__name__}"):
-        data_length(batch)
-
-
-def test_unknown_batches_need_an_override() -> None:
+def test_the_length_of_a_batch() -> None:
+    ones = torch.ones(3)
+    for batch in (torch.ones(3, 2), np.ones((3, 2)), [ones], (np.ones(3), 1), {"x": ones, "y": "label"}):
+        assert data_length(batch) == 3, batch
+    empties: list[Any] = [{}, [], ()]
+    for empty in empties:
+        with pytest.raises(ValueError, match=f"got an empty {type(empty).__name__}"):
+            data_length(empty)
     with pytest.raises(TypeError, match="batch of type Movable is unknown; override get_batch_length"):
         data_length(Movable())
 
@@ -229,8 +217,7 @@ def test_epochs_end_by_the_runs_count(epoch_len: int, first: int) -> None:
     assert list(itertools.chain(*epochs)) == list(range(first, first + sum(map(len, epochs))))
     assert all((epoch[-1] + 1) % epoch_len == 0 and len(epoch) <= epoch_len for epoch in epochs)
     assert len(epochs[0]) == epoch_len - first % epoch_len
-    assert loader.begun == 1
-    assert len(stream) == 4
+    assert (loader.begun, len(stream)) == (1, 4)
 
 
 def test_one_iterator_until_the_close() -> None:
@@ -251,14 +238,12 @@ def test_each_validation_starts_over() -> None:
     first = iter(stream)
     assert loader.begun == 0
     assert next(first) == next(iter(stream)) == 0
-    assert loader.begun == 2
-    assert len(stream) == 4
+    assert (loader.begun, len(stream)) == (2, 4)
 
 
 def test_a_rank_without_validation_batches() -> None:
     """Lightning would leave out the validation on that rank, and the others would wait for it."""
-    nothing: Any = []
-    empty = DataLoader(nothing, batch_sampler=BatchSampler(SequentialSampler([]), 2, False)).get_data_loader()
+    empty = DataLoader(TEN, batch_sampler=BatchSampler(SequentialSampler([]), 2, False)).get_data_loader()
     assert len(ValidationStream(empty)) == 1
     assert list(ValidationStream(empty)) == []
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial, original_trial
-from tests.trials import BATCH_SIZE, EPOCH_LEN, CountingCallback, make_data, seed_everything, weights_of
+from tests.lightning import trainer
+from tests.trials import EPOCH_LEN, CountingCallback, SmallTrial, fit_trial, seed_everything, weights_of
 
 Mode = pytorch.LRScheduler.StepMode
 LENGTH = 2 * EPOCH_LEN + 3
@@ -61,14 +61,11 @@ class Common(pytorch.PyTorchTrial):
     step_mode = Mode.STEP_EVERY_BATCH
     frequency = 1
     returns_tensor = False
+    num_workers = 0
     context: pytorch.PyTorchTrialContext
     counter: Any
-
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE, shuffle=True)
-
-    def build_validation_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(make_data(), batch_size=16)
+    build_training_data_loader: Any = SmallTrial.build_training_data_loader
+    build_validation_data_loader: Any = SmallTrial.build_validation_data_loader
 
     def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
         self.counter = Recorder(self.context)
@@ -127,38 +124,23 @@ def varied(trial_class: type[Common], **attributes: Any) -> type[Common]:
 NO_EVALUATION = {"evaluate_batch": pytorch.PyTorchTrial.evaluate_batch}
 
 
+PERIODS: dict[str, Any] = {"validation_period": pytorch.Batch(5), "reporting_period": pytorch.Batch(1)}
+
+
 def fit_with_determineds_trainer(
-    trial_class: type[Common],
-    aggregation_frequency: int = 1,
-    max_length: int = LENGTH,
-    seed: int = 3,
-    exp_conf: dict[str, Any] | None = None,
-    **fit: Any,
+    trial_class: type[Common], aggregation_frequency: int = 1, max_length: int = LENGTH, seed: int = 3, **fit: Any
 ) -> Any:
     seed_everything(seed)
-    with pytorch.init(
-        aggregation_frequency=aggregation_frequency, exp_conf=exp_conf, enable_tensorboard_logging=False
-    ) as context:
-        trial = trial_class(context)
-        defaults = {"validation_period": pytorch.Batch(5), "reporting_period": pytorch.Batch(1)}
-        arguments = {**defaults, "checkpoint_policy": "none", **fit}
-        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(max_length), **arguments)
-    return trial
+    arguments = {"checkpoint_policy": "none", "checkpoint_storage": "storage", "exp_conf": None, **PERIODS, **fit}
+    arguments["max_length"] = pytorch.Batch(max_length)
+    return fit_trial(trial_class, aggregation_frequency=aggregation_frequency, **arguments)
 
 
 def fit_with_lightnings_trainer(trial_class: type[Common], aggregation_frequency: int = 1, **flags: Any) -> Any:
     seed_everything()
-    module = TrialModule(
-        trial_class,
-        aggregation_frequency=aggregation_frequency,
-        max_length=pytorch.Batch(LENGTH),
-        validation_period=pytorch.Batch(5),
-        reporting_period=pytorch.Batch(1),
-    )
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(**{"accelerator": "cpu", "max_epochs": -1, "enable_model_summary": False, **quiet, **flags})
-    trainer.fit(module)
+    length = pytorch.Batch(LENGTH)
+    module = TrialModule(trial_class, aggregation_frequency=aggregation_frequency, max_length=length, **PERIODS)
+    trainer(**{"max_epochs": -1, **flags}).fit(module)
     return module.trial
 
 
@@ -197,19 +179,11 @@ def test_trains_like_the_migrated(fit: Callable[..., Any], aggregation: int, var
 
 
 def test_full_datasets_like_the_migrated() -> None:
-    class OldOnFullDataset(Old):
-        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
+    def evaluate_full_dataset(trial: Any, data_loader: Any, model: Any = None) -> Any:
+        return {"validation_loss": sum(loss_of(model or trial.model, batch) for batch in data_loader)}
 
-        def evaluate_full_dataset(self, data_loader: Any, model: torch.nn.Module) -> Any:
-            return {"validation_loss": sum(loss_of(model, batch) for batch in data_loader)}
-
-    class MigratedOnFullDataset(Migrated):
-        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
-
-        def evaluate_full_dataset(self, data_loader: Any) -> Any:
-            return {"validation_loss": sum(loss_of(self.model, batch) for batch in data_loader)}
-
-    old, new = map(fit_with_determineds_trainer, (OldOnFullDataset, MigratedOnFullDataset))
+    methods = {**NO_EVALUATION, "evaluate_full_dataset": evaluate_full_dataset}
+    old, new = (fit_with_determineds_trainer(varied(trial_class, **methods)) for trial_class in (Old, Migrated))
     assert_same_training(old, new)
 
 
@@ -267,9 +241,8 @@ def test_a_second_run_keeps_the_model() -> None:
 def test_a_resumed_run_ends_bit_equal(stop_after: int, aggregation: int, tmp_path: Path) -> None:
     straight = fit_with_determineds_trainer(Old, aggregation)
     fit_with_determineds_trainer(Old, aggregation, max_length=stop_after, checkpoint_storage=tmp_path)
-    resumed = fit_with_determineds_trainer(
-        Old, aggregation, seed=99, checkpoint_storage=tmp_path, latest_checkpoint="last"
-    )
+    latest: dict[str, Any] = {"checkpoint_storage": tmp_path, "latest_checkpoint": "last"}
+    resumed = fit_with_determineds_trainer(Old, aggregation, seed=99, **latest)
     assert torch.equal(weights_of(resumed), weights_of(straight))
     assert str(resumed.context.get_optimizer().state_dict()) == str(straight.context.get_optimizer().state_dict())
     assert resumed.context.get_lr_scheduler().state_dict() == straight.context.get_lr_scheduler().state_dict()
@@ -298,20 +271,18 @@ class OwnBuilders(Migrated):
     build_model = optimizer = create_lr_scheduler = Common.get_batch_length
 
 
-class OwnBuildersAndOptionalModel(OwnBuilders):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int, model: Any = None) -> Any:
-        assert model is None
-        return super().train_batch(batch, epoch_idx, batch_idx)
+def train_with_optional_model(self: Any, batch: Any, epoch_idx: int, batch_idx: int, model: Any = None) -> Any:
+    assert model is None
+    return Migrated.train_batch(self, batch, epoch_idx, batch_idx)
 
 
-class OwnBuildersAndAnyArguments(OwnBuilders):
-    def train_batch(self, *args: Any, **kwargs: Any) -> Any:
-        return super().train_batch(*args, **kwargs)
+def train_with_any_arguments(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return Migrated.train_batch(self, *args, **kwargs)
 
 
-@pytest.mark.parametrize("trial_class", [OwnBuilders, OwnBuildersAndOptionalModel, OwnBuildersAndAnyArguments])
-def test_a_wrapping_trial_is_no_legacy_trial(trial_class: type[Common]) -> None:
-    trial = fit_with_determineds_trainer(trial_class)
+@pytest.mark.parametrize("train", [Migrated.train_batch, train_with_optional_model, train_with_any_arguments])
+def test_a_wrapping_trial_is_no_legacy_trial(train: Any) -> None:
+    trial = fit_with_determineds_trainer(varied(OwnBuilders, train_batch=train))
     assert_same_training(trial, migrated())
     assert adapt_legacy_trial(trial, trial.context) is trial
 
@@ -386,7 +357,5 @@ def test_configured_mixed_precision() -> None:
     halved = weights_of(fit_with_determineds_trainer(Old, exp_conf=configured("O2")))
     assert not torch.equal(halved, weights_of(plain))
     torch.testing.assert_close(halved.float(), weights_of(plain), rtol=0.05, atol=0.02)
-    with pytest.raises(
-        errors.ConfigError, match=r"optimizations.mixed_precision: must be 'O0', 'O1', 'O2' or 'O3'; got 'O4'"
-    ):
+    with pytest.raises(errors.ConfigError, match=r"mixed_precision: must be 'O0', 'O1', 'O2' or 'O3'; got 'O4'"):
         fit_with_determineds_trainer(Old, exp_conf=configured("O4"))

@@ -19,8 +19,6 @@ from det_lightning.pytorch.samplers import DistributedSampler
 
 
 class Extent(MetricReducer):
-    """The smallest and the largest value."""
-
     def __init__(self) -> None:
         self.seen: list[float] = []
 
@@ -38,8 +36,6 @@ class Extent(MetricReducer):
 
 
 class Width(Extent):
-    """One number instead of two."""
-
     def cross_slot_reduce(self, per_slot_metrics: list[tuple[float, float]]) -> Any:
         both = super().cross_slot_reduce(per_slot_metrics)
         return both["high"] - both["low"]
@@ -56,30 +52,20 @@ def test_values_in_the_order_of_the_data(size: int, ranks: int) -> None:
     assert FunctionReducer(list).cross_slot_reduce(shards) == list(range(size))
 
 
-def test_values_may_be_none(registry: ReducerRegistry) -> None:
-    values = registry.wrap_reducer(list, "values")
-    for value in (1, None, 3):
-        values.update(value)
-    assert registry.reduce_metrics(for_training=True) == {"values": [1, None, 3]}
-
-
 def test_resetting_forgets_every_value(registry: ReducerRegistry) -> None:
-    total, extent = registry.wrap_reducer(sum, "total"), registry.wrap_reducer(Extent())
-    for value in (1.0, 2.0):
-        total.update(value)
-        extent.update(value)
-    assert registry.reduce_metrics(for_training=True) == {"total": 3.0, "low": 1.0, "high": 2.0}
-    registry.reset_reducers()
-    total.update(5.0)
-    extent.update(5.0)
-    assert registry.reduce_metrics(for_training=True) == {"total": 5.0, "low": 5.0, "high": 5.0}
-
-
-def test_a_metric_reducer_is_returned(registry: ReducerRegistry) -> None:
     width = Width()
     assert registry.wrap_reducer(width, "width") is width
-    width.update(1.0, 4.0)
-    assert registry.reduce_metrics(for_training=False) == {"width": 3.0}
+    values, extent = registry.wrap_reducer(list, "values"), registry.wrap_reducer(Extent())
+    for value in (1.0, None, 3.0):
+        values.update(value)
+    for reducer in (extent, width):
+        reducer.update(1.0, 4.0)
+    expected = {"values": [1.0, None, 3.0], "low": 1.0, "high": 4.0, "width": 3.0}
+    assert registry.reduce_metrics(for_training=True) == expected
+    registry.reset_reducers()
+    for reducer in (values, extent, width):
+        reducer.update(5.0)
+    assert registry.reduce_metrics(for_training=True) == {"values": [5.0], "low": 5.0, "high": 5.0, "width": 0.0}
 
 
 def test_reducers_for_each_workload(registry: ReducerRegistry) -> None:
@@ -97,25 +83,20 @@ MEAN_SQUARE, MEAN_ABSOLUTE = (0 + 4 + 0 + 16) / 4, (0 + 2 + 0 + 4) / 4
 
 
 def test_torchmetrics(registry: ReducerRegistry) -> None:
+    members: Any = {"square": torchmetrics.MeanSquaredError(), "absolute": torchmetrics.MeanAbsoluteError()}
+    collection = registry.wrap_reducer(torchmetrics.MetricCollection(members, prefix="error_"))
     metric = torchmetrics.MeanSquaredError()
     assert registry.wrap_reducer(metric, "mse") is metric
     for batch in zip(predictions, targets, strict=True):
         metric.update(*batch)
+        collection.update(*batch)
     reduced = registry.reduce_metrics(for_training=False)
-    assert reduced == {"mse": torch.tensor(MEAN_SQUARE)}
-    assert isinstance(reduced["mse"], torch.Tensor)
+    assert reduced == {"mse": MEAN_SQUARE, "error_square": MEAN_SQUARE, "error_absolute": MEAN_ABSOLUTE}
+    assert all(isinstance(value, torch.Tensor) for value in reduced.values())
     registry.reset_reducers()
     metric.update(predictions[0], targets[0])
-    assert registry.reduce_metrics(for_training=False) == {"mse": torch.tensor(2.0)}
-
-
-def test_collections_of_torchmetrics(registry: ReducerRegistry) -> None:
-    members: Any = {"square": torchmetrics.MeanSquaredError(), "absolute": torchmetrics.MeanAbsoluteError()}
-    collection = registry.wrap_reducer(torchmetrics.MetricCollection(members, prefix="error_"))
-    for batch in zip(predictions, targets, strict=True):
-        collection.update(*batch)
-    reduced = registry.reduce_metrics(for_training=True)
-    assert reduced == {"error_square": torch.tensor(MEAN_SQUARE), "error_absolute": torch.tensor(MEAN_ABSOLUTE)}
+    collection.update(predictions[0], targets[0])
+    assert registry.reduce_metrics(for_training=False) == {"mse": 2.0, "error_square": 2.0, "error_absolute": 1.0}
 
 
 @pytest.mark.parametrize("reducer", [Extent(), torchmetrics.MeanSquaredError()])
@@ -167,14 +148,9 @@ def test_failing_reducers(registry: ReducerRegistry, reducer: Any, message: str)
     assert raised.value.__cause__ is not None
 
 
-@pytest.mark.parametrize(
-    ("reducer", "reduced"), [(Reducer.AVG, 3.0), (Reducer.SUM, 12.0), (Reducer.MAX, 6.0), (Reducer.MIN, 1.0)]
-)
-def test_simple_reductions(reducer: Reducer, reduced: float) -> None:
-    assert simple_reduce(reducer, np.array([[1.0, 2.0], [3.0, 6.0]])) == reduced
-    assert simple_reduce(reducer, [1.0, 2.0, 3.0, 6.0]) == reduced
-
-
-def test_only_averages_are_weighted() -> None:
+def test_simple_reductions() -> None:
+    expected = {Reducer.AVG: 3.0, Reducer.SUM: 12.0, Reducer.MAX: 6.0, Reducer.MIN: 1.0}
+    for values in ([1.0, 2.0, 3.0, 6.0], np.array([[1.0, 2.0], [3.0, 6.0]])):
+        assert {reducer: simple_reduce(reducer, values) for reducer in Reducer} == expected
     assert simple_reduce(Reducer.AVG, [1.0, 4.0], num_batches=[2, 1]) == 2.0
     assert simple_reduce(Reducer.SUM, [1.0, 4.0], num_batches=[2, 1]) == 5.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,25 +29,24 @@ def test_settings_are_looked_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("look_up", "error", "message"),
+    ("method", "message"),
     [
-        (lambda c: c.get_hparams(), ValueError, "no hparams; pass hparams="),
-        (lambda c: c.get_hparam("lr"), ValueError, "no hparams; pass hparams="),
-        (lambda c: c.get_experiment_config(), ValueError, "no experiment configuration; pass exp_conf="),
-        (lambda c: c.get_data_config(), ValueError, "no experiment configuration; pass exp_conf="),
-        (lambda c: c.get_global_batch_size(), ValueError, "hparams={'global_batch_size': "),
-        (lambda c: c.get_per_slot_batch_size(), ValueError, "hparams={'global_batch_size': "),
-        (lambda c: c.get_trial_seed(), errors.InternalException, "no seed; pass trial_seed="),
+        ("get_hparams", "no hparams; pass hparams="),
+        ("get_experiment_config", "no experiment configuration; pass exp_conf="),
+        ("get_data_config", "no experiment configuration; pass exp_conf="),
+        ("get_global_batch_size", "hparams={'global_batch_size': "),
+        ("get_per_slot_batch_size", "hparams={'global_batch_size': "),
+        ("get_trial_seed", "no seed; pass trial_seed="),
     ],
 )
-def test_missing_settings_are_named(
-    look_up: Callable[[PyTorchTrialContext], Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        look_up(PyTorchTrialContext())
+def test_missing_settings_are_named(method: str, message: str) -> None:
+    with pytest.raises(errors.InternalException if method == "get_trial_seed" else ValueError, match=message):
+        getattr(PyTorchTrialContext(), method)()
 
 
 def test_unknown_hyperparameters_are_named() -> None:
+    with pytest.raises(ValueError, match="no hparams; pass hparams="):
+        PyTorchTrialContext().get_hparam("lr")
     with pytest.raises(ValueError, match=r"no hyperparameter 'rate'; hparams has \['layers', 'lr'\]"):
         PyTorchTrialContext(hparams={"lr": 1, "layers": 2}).get_hparam("rate")
 
@@ -78,16 +76,10 @@ LR_RANGE = {"type": "double", "minval": 0.1, "maxval": 0.2}
     ("settings", "message"),
     [
         ({"hparams": [("lr", 0.1)]}, r"hparams must be a dict; got \[\('lr', 0.1\)\] of type list"),
-        (
-            {"hparams": 1, "exp_conf": [2]},
-            r"hparams must be a dict; .*; exp_conf must be a dict; got \[2\]",
-        ),
+        ({"hparams": 1, "exp_conf": [2]}, r"hparams must be a dict; .*; exp_conf must be a dict; got \[2\]"),
         ({"exp_conf": ["password=hunter2"]}, r"got \['password=\*+'\]"),
         ({"hparams": {"a": {"b": {"type": "categorical", "vals": [1, 2]}}}}, r"hparams\['a'\]\['b'\] describes"),
-        (
-            {"hparams": {"a": {"type": "const", "val": 1}, "b": LR_RANGE}},
-            r"\['a'\] describes val.*\['b'\] describes",
-        ),
+        ({"hparams": {"a": {"type": "const", "val": 1}, "b": LR_RANGE}}, r"\['a'\] describes val.*\['b'\] describes"),
         ({"hparams": {"global_batch_size": 0}}, r"hparams\['global_batch_size'\] must be .* at least 1; got 0"),
     ],
 )

@@ -16,8 +16,6 @@ NUMBERS = data.TensorDataset(torch.arange(10.0), torch.arange(10) % 3)
 
 
 class DrawingDataset(data.Dataset[torch.Tensor]):
-    """Draws from the global generator for each sample."""
-
     def __len__(self) -> int:
         return 10
 
@@ -34,7 +32,7 @@ class EndsEarly(DrawingDataset):
 
 class CountingData(data.IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
-        yield from range(10)
+        return iter(range(10))
 
 
 class ReversedLoader(data.DataLoader[Any]):
@@ -49,9 +47,7 @@ def total(samples: list[Any]) -> torch.Tensor:
 LOADERS = {
     "in order": lambda: data.DataLoader(NUMBERS, batch_size=3),
     "shuffled": lambda: data.DataLoader(NUMBERS, batch_size=3, shuffle=True, drop_last=True),
-    "own generator": lambda: data.DataLoader(
-        DrawingDataset(), batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(5)
-    ),
+    "own generator": lambda: data.DataLoader(DrawingDataset(), 3, True, generator=torch.Generator().manual_seed(5)),
     "drawing": lambda: data.DataLoader(DrawingDataset(), batch_size=3, shuffle=True, collate_fn=total),
     "ends early": lambda: data.DataLoader(EndsEarly(), batch_size=3),
     "batch sampler": lambda: data.DataLoader(DrawingDataset(), batch_sampler=[[1, 2], [5], [0, 9]]),
