@@ -13,12 +13,7 @@ from tests.launching import ROOT
 from tests.warm_python import WarmPython
 
 PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("examples/**/*.md"),
-        ROOT / "benchmarks" / "README.md",
-    ]
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), ROOT / "benchmarks" / "README.md"]
 )
 #: Examples that the tests in tests/testing run.
 TESTED_ELSEWHERE = ROOT / "docs" / "testing.md"

@@ -85,10 +85,7 @@ NOT_YET = ["checkpoint.safe_load.reading", "config", "experiments", "testing", "
 
 @pytest.mark.parametrize(
     ("api", "further"),
-    [
-        ("determined", {"fastcrc", "filelock", "pathspec", "platformdirs"}),
-        ("lightning", {"fastcrc", "pathspec"}),
-    ],
+    [("determined", {"fastcrc", "filelock", "pathspec", "platformdirs"}), ("lightning", {"fastcrc", "pathspec"})],
 )
 def test_first_batch_imports_hardly_more(
     api: str, further: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -362,10 +362,7 @@ def test_exports_and_imports_have_no_secrets(tmp_path: Path) -> None:
     [
         ({"type": "s3", "bucket": "b", "secret_kye": SECRET}, ["secret_kye is unknown (did you mean secret_key?)"]),
         ({"type": "s3", "bucket": "b", "secretkey": SECRET, "x": SECRET}, ["secretkey is unknown", "x is unknown"]),
-        (
-            {"type": "s3", "bucket": "b", "secret_key": [SECRET]},
-            ["secret_key must be a string; got a value"],
-        ),
+        ({"type": "s3", "bucket": "b", "secret_key": [SECRET]}, ["secret_key must be a string; got a value"]),
         ({"type": "s3", "prefix": f"s3://me:{SECRET}@host/.."}, ["bucket is missing", f"s3://me:{MASK}@host/.."]),
         ({"type": f"s3://me:{SECRET}@host"}, ["type must be one of"]),
     ],

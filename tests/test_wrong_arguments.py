@@ -78,10 +78,7 @@ ON_A_CONTEXT: list[tuple[Call, str]] = [
     (lambda c: c.wrap_optimizer(torch.optim.SGD), "got the class SGD, not an object of the class"),
     (lambda c: c.wrap_optimizer(MODEL), "got an object of type Linear"),
     (lambda c: c.wrap_optimizer([OPTIMIZER]), "Wrap each optimizer by itself"),
-    (
-        lambda c: c.wrap_optimizer(OPTIMIZER, "2"),
-        r"backward_passes_per_step=...\) takes a number; got '2' of type",
-    ),
+    (lambda c: c.wrap_optimizer(OPTIMIZER, "2"), r"backward_passes_per_step=...\) takes a number; got '2' of type"),
     (
         lambda c: c.wrap_lr_scheduler(None, EVERY_BATCH),
         r"wrap_lr_scheduler\(\) takes a learning rate scheduler.*got None",
@@ -129,10 +126,7 @@ def test_call_with_a_context(context: pytorch.PyTorchTrialContext, call: Call, m
 @pytest.mark.parametrize(
     ("reducer", "message"),
     [
-        (
-            Largest,
-            r"got the class Largest, .*\(name='m'\). Create one first: wrap_reducer\(Largest\(",
-        ),
+        (Largest, r"got the class Largest, .*\(name='m'\). Create one first: wrap_reducer\(Largest\("),
         (torchmetrics.MeanMetric, "got the class MeanMetric"),
         (pytorch.Reducer, "takes a function, a MetricReducer or a torchmetrics metric; got <enum 'Reducer'>"),
     ],
@@ -210,10 +204,7 @@ def test_a_missing_with_statement_is_named(
         (lambda: trial_module(SmallTrial, trial_kwargs=[3]), "trial_kwargs= takes a dict.*got \\[3\\] of type list"),
         (lambda: one_batch(torch.nn.Linear), r"test_one_batch\(\) takes the class of a trial.*got <class"),
         (lambda: one_batch(SmallTrial, "a.yaml"), "config=...\\) takes a dict; got 'a.yaml' of type str"),
-        (
-            lambda: process_batches(MODEL, [1]),
-            "a subclass of TorchBatchProcessor; got an object of type Linear",
-        ),
+        (lambda: process_batches(MODEL, [1]), "a subclass of TorchBatchProcessor; got an object of type Linear"),
         (lambda: api.CheckpointLoadContext("x"), "hparams= takes a dict; got 'x' of type str"),
         (lambda: api.PyTorchTrialContext.from_config("a.yaml"), r"from_config\(\) takes.*as a dict; got 'a.yaml'"),
         (lambda: api.DataLoader(None), r"DataLoader\(\) takes a dataset; got None"),

@@ -80,10 +80,7 @@ def test_trials_of_no_slots_run_whatever_the_limit() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("allowed", "expected"),
-    [("1", "1 [1] ['GPU-9f20']"), ("MIG-78", "MIG-78 [0] ['MIG-78']")],
-)
+@pytest.mark.parametrize(("allowed", "expected"), [("1", "1 [1] ['GPU-9f20']"), ("MIG-78", "MIG-78 [0] ['MIG-78']")])
 def test_trial_sees_its_own_gpus(allowed: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
     code = (

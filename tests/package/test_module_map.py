@@ -37,10 +37,7 @@ def test_modules_import_lower_rows() -> None:
 
 @pytest.mark.parametrize(
     ("docstring", "cell"),
-    [
-        ("``a|b``\nends", "`a\\|b` ends"),
-        ("Uses :mod:`~det_lightning.units`.", "Uses `det_lightning.units`."),
-    ],
+    [("``a|b``\nends", "`a\\|b` ends"), ("Uses :mod:`~det_lightning.units`.", "Uses `det_lightning.units`.")],
 )
 def test_docstring_becomes_markdown(docstring: str, cell: str) -> None:
     assert to_markdown(docstring) == cell

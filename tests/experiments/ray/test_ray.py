@@ -224,8 +224,7 @@ def test_too_large_trial_is_refused(cluster: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "message"),
-    [("127.0.0.1:9", "nothing answers there"), ("ray://127.0.0.1:10001", "expected HOST:PORT")],
+    ("address", "message"), [("127.0.0.1:9", "nothing answers there"), ("ray://127.0.0.1:10001", "expected HOST:PORT")]
 )
 def test_address_without_a_cluster_is_refused(address: str, message: str, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed; run tox -e ray")
