@@ -93,8 +93,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_named_files_exist(name: str) -> None:
-    named = _FILE.findall((ROOT / name).read_text())
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    assert [path for path in _FILE.findall((ROOT / name).read_text()) if not (ROOT / path).exists()] == []
 
 
 def test_files_in_diagrams_exist() -> None:

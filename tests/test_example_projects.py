@@ -43,8 +43,7 @@ def module_of(path: str) -> ModuleType:
 
 @pytest.mark.parametrize("file", CONFIGURATIONS, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_configurations_are_valid(file: Path) -> None:
-    config = read_config(file)
-    module, _, trial = str(config.entrypoint).partition(":")
+    module, _, trial = str(read_config(file).entrypoint).partition(":")
     # The file of the search has its code in the directory of another example.
     folder = EXAMPLES / "digits" if file.parent.name == "search" else file.parent
     assert f"class {trial}(" in (folder / f"{module}.py").read_text()
@@ -77,8 +76,7 @@ def test_project_runs_as_an_experiment(project: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("project", PROJECTS)
 def test_project_runs_as_a_script(project: str, warm_python: WarmPython, tmp_path: Path) -> None:
-    script = EXAMPLES / project / "train.py"
-    done = warm_python.run(script, "--epochs", "1", "--output", "out", cwd=tmp_path)
+    done = warm_python.run(EXAMPLES / project / "train.py", "--epochs", "1", "--output", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
 
     with Image.open(tmp_path / "out" / PROJECTS[project][0]) as picture:
@@ -101,8 +99,7 @@ def test_processes_of_a_trial_share_the_data(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_end_with_the_same_weights(warm_python: WarmPython, tmp_path: Path) -> None:
-    script = EXAMPLES / "distributed" / "train.py"
-    arguments = [str(script), "--epochs", "1", "--output", str(tmp_path)]
+    arguments = [str(EXAMPLES / "distributed" / "train.py"), "--epochs", "1", "--output", str(tmp_path)]
     command = [warm_python.executable, *TORCHRUN, *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -144,8 +141,7 @@ def test_wrong_file_of_mnist_is_named(tmp_path: Path) -> None:
 
 def test_cifar10_is_read(tmp_path: Path) -> None:
     data = module_of("cifar10/data.py")
-    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
-    for number, name in enumerate(names):
+    for number, name in enumerate([*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]):
         (tmp_path / name).write_bytes(bytes([number]) + bytes([10] * 1024 + [20] * 1024 + [30] * 1024))
 
     training, validation, classes = data.load(str(tmp_path))

@@ -127,5 +127,4 @@ def test_missing_attributes() -> None:
 def test_docs_list_what_is_out() -> None:
     listed = re.findall(r"`(determined[\w.]*)`", Path(ROOT / "docs" / "missing.md").read_text())
     public = [path for path in MISSING_PARTS if "._" not in path and path != "determined"]
-    missing = [path for path in public if not any(f"{path}.".startswith(f"{name}.") for name in listed)]
-    assert missing == []
+    assert [path for path in public if not any(f"{path}.".startswith(f"{name}.") for name in listed)] == []

@@ -321,8 +321,7 @@ def test_show_masks_what_others_wrote(flags: list[str], tmp_path: Path) -> None:
 def test_damage_error_shows_no_secret(settings: Any, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path)
     forget_checksums(checkpoint)
-    resume = read_state(checkpoint / "resume.pth")
-    torch.save({**resume, "settings": settings}, checkpoint / "resume.pth")
+    torch.save({**read_state(checkpoint / "resume.pth"), "settings": settings}, checkpoint / "resume.pth")
     with pytest.raises(errors.IncompleteCheckpointError, match="'settings' must be") as raised:
         read_checkpoint(checkpoint)
     assert SECRET not in str(raised.value)

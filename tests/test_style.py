@@ -125,8 +125,7 @@ def imported_modules(text: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (node.module, *names)
+            yield from (node.module, *[f"{node.module}.{alias.name}" for alias in node.names])
 
 
 def module_name(file: Path) -> str:

@@ -21,8 +21,7 @@ def made_experiment(parent: Path, trials: int = 3) -> ExperimentDirectory:
     directory = ExperimentDirectory.create(parent, NAME)
     searcher = {"metric": "loss", "smaller_is_better": True}
     space = {"lr": {"type": "log", "base": 10, "minval": -4, "maxval": 0}}
-    config = {"name": NAME, "searcher": searcher, "hyperparameters": space}
-    directory.config_file.write_text(json.dumps(config))
+    directory.config_file.write_text(json.dumps({"name": NAME, "searcher": searcher, "hyperparameters": space}))
     log = EventLog(directory.events)
     log.append({"type": "experiment_started", "time": 0.0})
     for trial in range(1, trials + 1):

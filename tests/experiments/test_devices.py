@@ -55,8 +55,7 @@ def test_gpus_are_allowed_by_index_or_uuid(
 def test_trials_get_parts_of_gpus_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-78, MIG-77,MIG-78")
     devices = find_devices(Demand(slots_per_trial=1))
-    gpus = {0: Gpu("MIG-78", "MIG-78"), 1: Gpu("MIG-77", "MIG-77")}
-    assert devices == Devices((0, 1), gpus)
+    assert devices == Devices((0, 1), {0: Gpu("MIG-78", "MIG-78"), 1: Gpu("MIG-77", "MIG-77")})
 
 
 @pytest.mark.parametrize(("name", "found"), [("MIG-0", "none"), ("MIG-", "2"), ("MIG-7", "2"), ("MIG-780", "none")])

@@ -171,8 +171,7 @@ def test_commands_show_no_secrets(tmp_path: Path) -> None:
     )
     (experiment,) = read_stored_experiments(str(checkpoint.parent), {})
     assert experiment["trials"][0]["hparams"] == {"pw": MASK}
-    space = {"hyperparameters": {"api_key": "hidden"}}
-    config = write_project(tmp_path / "project", **space)
+    config = write_project(tmp_path / "project", hyperparameters={"api_key": "hidden"})
     (planned,) = json.loads(run("run", config, "--dry-run").stdout)["trials"]
     assert planned["hparams"] == {"api_key": MASK}
 
@@ -364,8 +363,7 @@ def test_page_keeps_exact_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [-1.0, 0, 10**400, float("inf"), "</script><script>alert(1)</script>"], ids=str)
 def test_page_takes_any_hyperparameter(value: Any, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
-    text = directory.events.read_text()
-    directory.events.write_text(text.replace('"lr":0.1', f'"lr":{json.dumps(value)}', 1))
+    directory.events.write_text(directory.events.read_text().replace('"lr":0.1', f'"lr":{json.dumps(value)}', 1))
     assert "<script>alert" not in write_page(directory)
 
 

@@ -55,8 +55,7 @@ def test_stopped_trials_are_complete(tmp_path: Path) -> None:
         },
     )  # fmt: skip
     run("run", config, tmp_path / "project", "--experiments", tmp_path)
-    ended = events_of(tmp_path / "small-1", "run_ended")
-    assert {event["closed"] for event in ended} == {"COMPLETED"}
+    assert {event["closed"] for event in events_of(tmp_path / "small-1", "run_ended")} == {"COMPLETED"}
     assert len(events_of(tmp_path / "small-1", "trial_created")) == 6
     assert events_of(tmp_path / "small-1", "stop_requested")
 

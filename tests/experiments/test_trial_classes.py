@@ -225,8 +225,7 @@ def test_trials_know_others_best(tmp_path: Path) -> None:
         best[event["trial"]] = min(loss, best.get(event["trial"], loss))
     assert json.loads((experiment / "trials" / "best.json").read_text()) == {str(id_): best[id_] for id_ in best}
     for trial_id, other in ((1, 2), (2, 1)):
-        task = TrialTask.read(experiment / "trials" / str(trial_id) / "task.json")
-        assert task.best_of_others() == best[other]
+        assert TrialTask.read(experiment / "trials" / str(trial_id) / "task.json").best_of_others() == best[other]
 
 
 def test_warm_start_counts_from_zero(trained: Path, tmp_path: Path) -> None:

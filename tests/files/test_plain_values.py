@@ -145,8 +145,7 @@ def test_every_number_comes_back(value: Any) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    back = read_numbers(json.loads(text, parse_constant=refuse), "it", frozenset(places))
-    assert repr(back) == repr(value)
+    assert repr(read_numbers(json.loads(text, parse_constant=refuse), "it", frozenset(places))) == repr(value)
     assert to_json(value) == text
 
 

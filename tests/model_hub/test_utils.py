@@ -31,8 +31,7 @@ def test_shorter_arrays_are_filled_up(arrays: list[Any], expected: list[Any]) ->
 
 
 def test_another_value_fills_up() -> None:
-    short = np.zeros((1, 1), dtype=np.uint8)
-    filled = utils.expand_like([short, np.zeros((1, 2), dtype=np.uint8)], fill=-0.5)
+    filled = utils.expand_like([np.zeros((1, 1), dtype=np.uint8), np.zeros((1, 2), dtype=np.uint8)], fill=-0.5)
     assert filled.tolist() == [[0.0, -0.5], [0.0, 0.0]]
 
 

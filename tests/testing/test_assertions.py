@@ -113,8 +113,7 @@ class Lazy(SmallTrial):
 
 
 def test_lazy_layers_train(trial_run: TrialRun) -> None:
-    run = trial_run(Lazy, batches=2)
-    assert run.weights["lazy.weight"].shape == (1, 3)
+    assert trial_run(Lazy, batches=2).weights["lazy.weight"].shape == (1, 3)
 
 
 def test_error_of_the_trial_is_raised(trial_run: TrialRun) -> None:

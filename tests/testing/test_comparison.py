@@ -159,8 +159,7 @@ def test_recorder_alone_sees_the_same(trial: type, tmp_path: Path) -> None:
 
 
 def test_settings_come_first(record: TrainingRecord) -> None:
-    other = dataclasses.replace(record, settings=dataclasses.replace(SETTINGS, seed=1))
-    difference = differ(record, other)
+    difference = differ(record, dataclasses.replace(record, settings=dataclasses.replace(SETTINGS, seed=1)))
     assert (difference.kind, difference.name, difference.reference, difference.ours) == ("settings", "seed", 0, 1)
 
 

@@ -73,8 +73,7 @@ def test_other_trial_is_refused(record: TrainingRecord, tmp_path: Path) -> None:
 
 def test_random_state_and_threads_stay() -> None:
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    made = record_ours(Regression, SETTINGS, threads=threads + 1)
-    assert made.environment["threads"] == threads + 1
+    assert record_ours(Regression, SETTINGS, threads=threads + 1).environment["threads"] == threads + 1
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 

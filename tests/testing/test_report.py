@@ -40,8 +40,7 @@ def outline(kind: str, directory: Path) -> Outline:
 
 @pytest.mark.parametrize("kind", ["equal", "different", "alone", "bare"])
 def test_page_needs_nothing_else(kind: str, tmp_path: Path) -> None:
-    page = made_report(kind, tmp_path).read_text(encoding="utf-8")
-    found = Outline(page)
+    found = Outline(made_report(kind, tmp_path).read_text(encoding="utf-8"))
     assert found.references == []
     assert not {"link", "img", "iframe", "object"} & set(found.tags)
     assert ("script" in found.tags) == (kind != "bare")

@@ -104,8 +104,7 @@ def test_killed_experiment_completes_anywhere(cluster: Any, tmp_path: Path) -> N
 
 
 def test_first_interrupt_pauses(cluster: Any, tmp_path: Path) -> None:
-    hparams = {"steps": 12, "waits_at": [2], "saves_for_s": 1}
-    config = write_project(tmp_path / "project", hyperparameters=hparams)
+    config = write_project(tmp_path / "project", hyperparameters={"steps": 12, "waits_at": [2], "saves_for_s": 1})
     experiment = tmp_path / "small-1"
     arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
     run_until(lambda: len(events_of(experiment, "validation")) >= 2, *arguments)
