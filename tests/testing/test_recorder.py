@@ -158,7 +158,7 @@ def test_objects_differ_by_digest(one: object, other: object) -> None:
     assert recorder.describe(one)["class"] == type(one).__name__
 
 
-def test_given_hparams_override_constants() -> None:
+def test_hparams_override_constants() -> None:
     defined = {
         "lr": {"type": "const", "val": 0.1},
         "batch": 8,
@@ -167,9 +167,6 @@ def test_given_hparams_override_constants() -> None:
     }
     found = recorder.choose_hparams({"hyperparameters": defined}, {"model": {"depth": 2}, "batch": 4})
     assert found == {"lr": 0.1, "batch": 4, "model": {"depth": 2, "width": 16}, "layers": [1, 2]}
-
-
-def test_ranges_without_value_are_named() -> None:
     ranges = {"a": {"type": "double"}, "b": {"c": {"type": "categorical", "vals": [1]}}}
     with pytest.raises(recorder.CannotRecord, match=r"ranges for a, b\.c"):
         recorder.choose_hparams({"hyperparameters": ranges}, {})

@@ -23,9 +23,10 @@ def record() -> TrainingRecord:
 
 
 def test_record_round_trips(record: TrainingRecord, tmp_path: Path) -> None:
-    path = tmp_path / "ref.json"
-    record.write(path)
-    assert read_record(path, "elsewhere:Regression") == record
+    record.write(tmp_path / "ref.json")
+    assert read_record(tmp_path / "ref.json", "elsewhere:Regression") == record
+    with pytest.raises(RecordError, match=r"must be a record of model_def:Other; got a record of .*:Regression"):
+        read_record(tmp_path / "ref.json", "model_def:Other")
 
 
 @pytest.mark.parametrize(
@@ -63,12 +64,6 @@ def test_damaged_records_are_refused(
     (tmp_path / "ref.json").write_text(json.dumps(content))
     with pytest.raises(RecordError, match=message):
         read_record(tmp_path / "ref.json")
-
-
-def test_other_trial_is_refused(record: TrainingRecord, tmp_path: Path) -> None:
-    record.write(tmp_path / "ref.json")
-    with pytest.raises(RecordError, match=r"must be a record of model_def:Other; got a record of .*:Regression"):
-        read_record(tmp_path / "ref.json", "model_def:Other")
 
 
 def test_random_state_and_threads_stay() -> None:
