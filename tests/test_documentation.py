@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,16 +29,13 @@ _EXAMPLE = re.compile(r"(?<!-->\n)^```python\n(.*?)^```$", re.DOTALL | re.MULTIL
 _YAML = re.compile(r"^```yaml\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_EXAMPLES = [
+    pytest.param(page, source, id=f"{page.name}-{number}")
+    for page in PAGES
+    if page != TESTED_ELSEWHERE
+    for number, source in enumerate(_EXAMPLE.findall(page.read_text()), 1)
+]
 _FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
-
-
-def examples() -> list[Any]:
-    return [
-        pytest.param(page, source, id=f"{page.name}-{number}")
-        for page in PAGES
-        if page != TESTED_ELSEWHERE
-        for number, source in enumerate(_EXAMPLE.findall(page.read_text()), 1)
-    ]
 
 
 def run(python: WarmPython, source: str, folder: Path) -> None:
@@ -63,7 +59,7 @@ def project(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "source"), examples())
+@pytest.mark.parametrize(("page", "source"), _EXAMPLES)
 def test_python_examples_run(page: Path, source: str, project: Path, warm_python: WarmPython, tmp_path: Path) -> None:
     if page.name in WITH_LIBRARY:
         library, tox_environment = WITH_LIBRARY[page.name]

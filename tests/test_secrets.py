@@ -63,9 +63,6 @@ ORDINARY_NAMES = _ORDINARY.split()
 
 def test_names_of_secrets() -> None:
     assert [name for name in SECRET_NAMES if not is_secret_name(name)] == []
-
-
-def test_ordinary_names() -> None:
     assert [name for name in ORDINARY_NAMES if is_secret_name(name)] == []
 
 
@@ -174,11 +171,8 @@ def train(storage: Any, config: dict[str, Any] = CONFIG, hparams: dict[str, Any]
 
 
 def files_that_hold(secret: str, directory: Path) -> list[str]:
-    return [
-        str(path.relative_to(directory))
-        for path in directory.rglob("*")
-        if path.is_file() and secret.encode() in path.read_bytes()
-    ]
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return [str(path.relative_to(directory)) for path in files if secret.encode() in path.read_bytes()]
 
 
 def test_run_reads_secrets_and_writes_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -215,16 +209,13 @@ def test_lightning_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
     url = f"memory://me:{SECRET}@host/lightning"
     train(url)
     path = CheckpointStorage(url).newest()
-    flags: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "max_epochs": 1}
-
-    def fit(ckpt_path: str | None) -> None:
-        trainer = pl.Trainer(enable_checkpointing=False, **flags)
-        trainer.fit(TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=ckpt_path)
-
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, max_epochs=1
+    )
     with caplog.at_level(logging.INFO, "pytorch_lightning"):
-        fit(path)
+        trainer.fit(TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=path)
         with pytest.raises(errors.CheckpointNotFound) as raised:
-            fit(f"{path}-gone")
+            trainer.fit(TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=f"{path}-gone")
     assert f"me:{MASK}@host" in caplog.text
     assert SECRET not in f"{caplog.text} {raised.value}"
 
@@ -243,11 +234,8 @@ def test_fall_back_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
 def test_objects_are_left_out_with_secrets(tmp_path: Path) -> None:
     train(tmp_path, {"options": argparse.Namespace(api_key=SECRET, lr=0.1), "where": Path(f"me;AccountKey={SECRET}")})
     assert files_that_hold(SECRET, tmp_path) == []
-    assert (
-        json.loads(next(tmp_path.glob("*/load_data.json")).read_text())["experiment_config"]
-        .keys()
-        .isdisjoint({"options", "where"})
-    )
+    (file,) = tmp_path.glob("*/load_data.json")
+    assert json.loads(file.read_text())["experiment_config"].keys().isdisjoint({"options", "where"})
 
 
 def test_secrets_come_from_the_call(tmp_path: Path) -> None:
@@ -307,11 +295,12 @@ def test_config_error_shows_no_secret() -> None:
 
 # Checkpoints of others, which have them in clear
 
+LOAD_DATA = {"trial_cls_spec": "m:T", "hparams": HPARAMS, "experiment_config": CONFIG, "is_trainer": True}
+
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_show_masks_what_others_wrote(flags: list[str], tmp_path: Path) -> None:
-    load_data = {"trial_cls_spec": "m:T", "hparams": HPARAMS, "experiment_config": CONFIG, "is_trainer": True}
-    checkpoint = write_checkpoint(tmp_path, load_data=load_data)
+    checkpoint = write_checkpoint(tmp_path, load_data=LOAD_DATA)
     result = CliRunner().invoke(app, ["checkpoint", "show", str(checkpoint), *flags])
     assert SECRET not in result.output
     assert MASK in result.output
@@ -330,20 +319,16 @@ def test_damage_error_shows_no_secret(settings: Any, tmp_path: Path) -> None:
 def test_printed_metadata_show_no_secret(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, by_determined=True)
     metadata = json.loads((checkpoint / "metadata.json").read_text())
-    named = {
-        "trial": f"token={SECRET}",
-        "experiment": "1",
-        "metric": {"name": f"https://me:{SECRET}@host", "value": 1.0},
-    }
-    (checkpoint / "metadata.json").write_text(json.dumps({**metadata, **named}))
+    metric = {"name": f"https://me:{SECRET}@host", "value": 1.0}
+    metadata |= {"trial": f"token={SECRET}", "experiment": "1", "metric": metric}
+    (checkpoint / "metadata.json").write_text(json.dumps(metadata))
     for arguments in (["ls", tmp_path, "--best"], ["ls", tmp_path, "--best", "--json"], ["show", checkpoint]):
         assert SECRET not in CliRunner().invoke(app, ["checkpoint", *map(str, arguments)]).output
 
 
 @pytest.mark.slow
 def test_exports_and_imports_have_no_secrets(tmp_path: Path) -> None:
-    load_data = {"trial_cls_spec": "m:T", "hparams": HPARAMS, "experiment_config": CONFIG, "is_trainer": True}
-    checkpoint, file = write_checkpoint(tmp_path / "from", load_data=load_data), tmp_path / "one.ckpt"
+    checkpoint, file = write_checkpoint(tmp_path / "from", load_data=LOAD_DATA), tmp_path / "one.ckpt"
     assert files_that_hold(SECRET, checkpoint) == ["load_data.json"]  # by hand, as Determined writes it
     run = CliRunner().invoke
     assert run(app, ["checkpoint", "export", str(checkpoint), "--to", "lightning", "-o", str(file)]).exit_code == 0
@@ -397,13 +382,10 @@ def test_unusable_url_shows_no_password(url: str) -> None:
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-def test_options_show_no_password() -> None:
+def test_storage_errors_show_no_password() -> None:
     with pytest.raises(errors.StorageError) as raised:
         CheckpointStorage("sftp://127.0.0.1:1/x", options={"username": "me", "password": SECRET, "timeout": SECRET})
     assert SECRET not in "".join(traceback.format_exception(raised.value))
-
-
-def test_file_system_errors_show_no_password() -> None:
     with pytest.raises(errors.StorageError, match="Failed while looking") as raised, explain_errors("looking"):
         raise ConnectionError(f"no answer from https://me:{SECRET}@host")
     assert SECRET not in "".join(traceback.format_exception(raised.value))

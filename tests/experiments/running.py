@@ -69,6 +69,13 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)
 
 
+def run_project(folder: Path, *options: object, is_warm: bool = False, **sections: Any) -> Path:
+    """Write a project with these sections and run it as an experiment; return the experiment's directory."""
+    config = write_project(folder / "project", **sections)
+    run("run", config, config.parent, "--experiments", folder, *options, is_warm=is_warm)
+    return folder / "small-1"
+
+
 def run_until(condition: Callable[[], bool], *arguments: object, is_warm: bool = False) -> str:
     """Run ``det-lightning`` with arguments, interrupt it once a condition holds, and return what it says then."""
     process = start(*arguments, is_warm=is_warm)

@@ -59,13 +59,9 @@ def test_preempted_script_goes_on(tmp_path: Path) -> None:
 
 def test_asha_stops_scripts_by_their_validations(tmp_path: Path) -> None:
     searcher = {
-        "name": "adaptive_asha",
-        "metric": "loss",
-        "max_length": {"batches": 16},
-        "max_trials": 4,
-        "max_concurrent_trials": 1,
-        "mode": "aggressive",
-    }
+        "name": "adaptive_asha", "metric": "loss", "max_length": {"batches": 16}, "max_trials": 4,
+        "max_concurrent_trials": 1, "mode": "aggressive",
+    }  # fmt: skip
     hparams = {"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}}
     config = project_with(tmp_path / "project", hyperparameters=hparams, searcher=searcher)
     run("run", config, tmp_path / "project", "--experiments", tmp_path, is_warm=True)

@@ -10,7 +10,7 @@ import pytest
 from det_lightning.errors import ExperimentError
 from det_lightning.experiments.launcher import Demand
 from det_lightning.experiments.local import Devices, Gpu, find_devices, find_gpus
-from tests.experiments.running import run, write_project
+from tests.experiments.running import run, run_project
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the program is a shell script")
 
@@ -86,6 +86,5 @@ def test_trial_sees_its_own_gpus(allowed: str, expected: str, tmp_path: Path, mo
         "import os, determined as det; info = det.get_cluster_info(); "
         "print(os.environ['CUDA_VISIBLE_DEVICES'], info.slot_ids, info.gpu_uuids)"
     )
-    config = write_project(tmp_path / "project", entrypoint=["python3", "-c", code])
-    run("run", config, tmp_path / "project", "--experiments", tmp_path)
-    assert run("experiment", "logs", tmp_path / "small-1", 1).stdout.strip() == expected
+    experiment = run_project(tmp_path, entrypoint=["python3", "-c", code])
+    assert run("experiment", "logs", experiment, 1).stdout.strip() == expected

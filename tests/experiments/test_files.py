@@ -28,7 +28,7 @@ from det_lightning.experiments.trial_process import RecordReader
 from det_lightning.masking import MASK
 from tests.checkpoint.made_checkpoints import write_checkpoint
 from tests.experiments.made_experiments import NAME, made_experiment, make_details
-from tests.experiments.running import run, write_project
+from tests.experiments.running import run, run_project, write_project
 
 
 def test_incomplete_line_is_removed(tmp_path: Path) -> None:
@@ -305,9 +305,9 @@ def test_relative_storage_is_in_the_experiment(path: str, tmp_path: Path) -> Non
 
 def test_detignore_and_experiments_are_left_out(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    experiment = [f"experiments/first-1/{name}" for name in ("events.jsonl", "config.json", "code/model.py")]
-    files = ("model.py", "data/images.bin", "package/module.py", "package/__pycache__/module.pyc", ".git/HEAD")
-    for name in (*files, *experiment):
+    files = ["model.py", "data/images.bin", "package/module.py", "package/__pycache__/module.pyc", ".git/HEAD"]
+    files += [f"experiments/first-1/{name}" for name in ("events.jsonl", "config.json", "code/model.py")]
+    for name in files:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(name)
     (source / ".detignore").write_text("data/\n")
@@ -380,16 +380,12 @@ def test_page_shows_diverged_trials(trials: int, tmp_path: Path) -> None:
 
 
 def modes_of(experiment: Path) -> dict[str, str]:
-    files = [*experiment.glob("*"), *experiment.glob("trials/*/task.json")]
-    return {
-        path.relative_to(experiment).as_posix(): f"{path.stat().st_mode & 0o777:o}" for path in files if path.is_file()
-    }
+    files = [path for path in (*experiment.glob("*"), *experiment.glob("trials/*/task.json")) if path.is_file()]
+    return {path.relative_to(experiment).as_posix(): f"{path.stat().st_mode & 0o777:o}" for path in files}
 
 
 def test_files_with_settings_are_private(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", hyperparameters={"api_key": "hidden"})
-    run("run", config, config.parent, "--experiments", tmp_path)
-    experiment = tmp_path / "small-1"
+    experiment = run_project(tmp_path, hyperparameters={"api_key": "hidden"})
     names = ("config.json", "events.jsonl", "experiment.yaml", "options.json", "trials/1/task.json")
     private = dict.fromkeys(names, "600")
     assert modes_of(experiment) == private

@@ -41,15 +41,8 @@ def brackets(name: str = "adaptive_asha", **settings: Any) -> list[tuple[list[in
 def test_adaptive_asha_has_these_brackets(
     settings: tuple[str, int, float, int, int, int], expected: list[tuple[list[int], int, int]]
 ) -> None:
-    mode, max_rungs, divisor, max_time, max_trials, at_once = settings
-    assert expected == brackets(
-        mode=mode,
-        max_rungs=max_rungs,
-        divisor=divisor,
-        max_time=max_time,
-        max_trials=max_trials,
-        max_concurrent_trials=at_once,
-    )
+    names = ("mode", "max_rungs", "divisor", "max_time", "max_trials", "max_concurrent_trials")
+    assert brackets(**dict(zip(names, settings, strict=True))) == expected
 
 
 @pytest.mark.parametrize(
