@@ -49,12 +49,8 @@ def project(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -
     """A directory with a trial and its checkpoints, as the README's first example leaves them."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "model_def.py").write_text(TRIAL)
-    configuration = _YAML.search((ROOT / "docs" / "experiments.md").read_text())
-    assert configuration is not None
-    (folder / "adaptive.yaml").write_text(configuration[1])
-    first = _EXAMPLE.search((ROOT / "README.md").read_text())
-    assert first is not None
-    run(warm_python, first[1], folder)
+    (folder / "adaptive.yaml").write_text(_YAML.search((ROOT / "docs" / "experiments.md").read_text()).group(1))
+    run(warm_python, _EXAMPLE.search((ROOT / "README.md").read_text()).group(1), folder)
     return folder
 
 

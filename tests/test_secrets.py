@@ -244,8 +244,7 @@ def test_secrets_come_from_the_call(tmp_path: Path) -> None:
     trial = train(tmp_path, latest_checkpoint="last", max_length=pytorch.Batch(4))
     assert trial.hparams["hf_token"] == SECRET
     assert files_that_hold(SECRET, tmp_path) == []
-    path = CheckpointStorage(tmp_path).newest()
-    assert path is not None
+    path = next(CheckpointStorage(tmp_path).newest_first())
     trial = pytorch.load_trial_from_checkpoint_path(path, trial_class=ReadingTrial, exp_conf=CONFIG, hparams=HPARAMS)
     assert (trial.config, trial.hparams) == (CONFIG, HPARAMS)
 
@@ -261,8 +260,7 @@ def test_left_out_beside_a_nested_secret() -> None:
 
 def test_a_masked_value_is_never_read(tmp_path: Path) -> None:
     train(tmp_path)
-    path = CheckpointStorage(tmp_path).newest()
-    assert path is not None
+    path = next(CheckpointStorage(tmp_path).newest_first())
     trial = pytorch.load_trial_from_checkpoint_path(path, trial_class=ReadingTrial)
     assert MASK not in json.dumps([trial.config, trial.hparams])
     assert trial.config["data"]["shards"] == 3
@@ -373,6 +371,8 @@ def test_masked_secret_has_another_source(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     assert storage_from_config(MASKED_S3) == ("s3://b", options)
+    with pytest.raises(errors.StorageError, match="is masked: write the password into the URL, or pass the option"):
+        CheckpointStorage(f"sftp://me:{MASK}@127.0.0.1:1/x")
 
 
 @pytest.mark.parametrize("url", [f"nosuch://me:{SECRET}@host/x", f"sftp://me:{SECRET}@127.0.0.1:1/x"])
@@ -406,19 +406,13 @@ def test_checkpoint_path_hides_its_password(
     with caplog.at_level(logging.DEBUG, "det_lightning"):
         train(url)
     storage = CheckpointStorage(url)
-    newest = storage.newest()
-    assert newest is not None
+    newest = next(storage.newest_first())
     assert storage.find(newest) == newest
     assert pytorch.load_trial_from_checkpoint_path(newest, trial_class=ReadingTrial).config["name"] == "an experiment"
     with pytest.raises(errors.CheckpointNotFound, match=re.escape(MASK)) as raised:
         storage.find(f"{url}/none")
     shown = capfd.readouterr()
     assert SECRET not in f"{storage} {raised.value} {caplog.text} {shown.out} {shown.err}"
-
-
-def test_masked_url_needs_a_password() -> None:
-    with pytest.raises(errors.StorageError, match="is masked: write the password into the URL, or pass the option"):
-        CheckpointStorage(f"sftp://me:{MASK}@127.0.0.1:1/x")
 
 
 @pytest.mark.parametrize("option", [f"secret-key={SECRET}", f"secret={{{SECRET}", f"token=[{SECRET}"])

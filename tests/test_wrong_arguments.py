@@ -35,14 +35,7 @@ EVERY_BATCH = pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH
 
 
 class Largest(pytorch.MetricReducer):
-    def reset(self) -> None:
-        pass
-
-    def per_slot_reduce(self) -> Any:
-        return 0
-
-    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        return max(per_slot_metrics)
+    """No object of it is made."""
 
 
 class NeedsASize(SmallTrial):
@@ -157,13 +150,8 @@ def test_init_names_what_it_got(arguments: dict[str, Any], error: type[Exception
 
 
 def test_a_number_may_be_one_of_numpy() -> None:
-    with pytorch.init(aggregation_frequency=np.int64(2)) as context:
-        assert context.aggregation_frequency == 2
-
-
-def test_strategy_may_be_none() -> None:
-    with pytorch.init(strategy=None) as context:
-        assert context.distributed.size == 1
+    with pytorch.init(aggregation_frequency=np.int64(2), strategy=None) as context:
+        assert (context.aggregation_frequency, context.distributed.size) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -269,10 +257,9 @@ def test_a_length_is_not_negative(context: pytorch.PyTorchTrialContext) -> None:
         fit(context, max_length=pytorch.Batch(-3))
 
 
-def test_trial_arguments_go_into_trial_kwargs(tmp_path: Path) -> None:
-    with pytest.raises(
-        TypeError, match=r"NeedsASize\(context.*size.*without trial_kwargs=: missing.*'size'.*trial_kwargs"
-    ):
+def test_trial_arguments_go_into_trial_kwargs() -> None:
+    message = r"NeedsASize\(context.*size.*without trial_kwargs=: missing.*'size'.*trial_kwargs"
+    with pytest.raises(TypeError, match=message):
         predict(NeedsASize)
     with pytest.raises(TypeError, match=r"trial_kwargs=\{'sized': 3\}: missing a required argument: 'size'"):
         predict(NeedsASize, trial_kwargs={"sized": 3})
@@ -288,9 +275,8 @@ def predict(trial: Any, **arguments: Any) -> Any:
 @pytest.mark.parametrize("build", ["init", "TrialModule"])
 def test_text_hyperparameter_is_named(build: str) -> None:
     hparams = {"lr": "0.1", "name": "small", "password": "12345"}
-    with pytest.raises(
-        TypeError, match=r"'str'.*These hyperparameters are texts: lr='0.1'. Write numbers without quotes"
-    ):
+    message = r"'str'.*These hyperparameters are texts: lr='0.1'. Write numbers without quotes"
+    with pytest.raises(TypeError, match=message):
         if build == "TrialModule":
             predict(LearnsAtItsRate, hparams=hparams)
         with pytorch.init(hparams=hparams) as context:
@@ -314,22 +300,14 @@ def test_other_errors_stay() -> None:
 
 
 def test_a_trial_class_is_one(tmp_path: Path) -> None:
+    message = r"trial_class=...\) takes the class of a trial, a subclass of det_lightning"
     for wrong in (torch.nn.Linear, MODEL, "model_def:MyTrial", adapters.TrialModule):
-        with pytest.raises(
-            TypeError, match=r"trial_class=...\) takes the class of a trial, a subclass of det_lightning"
-        ):
+        with pytest.raises(TypeError, match=message):
             api.load_trial_from_checkpoint_path(tmp_path, trial_class=wrong)
 
 
 def test_apex_and_amp_name_each_other(context: pytorch.PyTorchTrialContext) -> None:
     context.experimental.use_amp()
-    with pytest.raises(
-        errors.InvalidExperimentException, match=r"after experimental.use_amp\(\).*leave the other call"
-    ):
-        context.configure_apex_amp(MODEL, OPTIMIZER) if torch.cuda.is_available() else refuse_after_a_scaler()
-
-
-def refuse_after_a_scaler() -> None:
-    with pytorch.init() as context:
-        context.experimental.use_amp()
+    message = r"after experimental.use_amp\(\).*leave the other call"
+    with pytest.raises(errors.InvalidExperimentException, match=message):
         context.configure_apex_amp(MODEL, OPTIMIZER)

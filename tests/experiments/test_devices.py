@@ -52,10 +52,12 @@ def test_gpus_are_allowed_by_index_or_uuid(
     assert list(find_gpus().items()) == [(gpu, Gpu(str(gpu), uuids[gpu])) for gpu in gpus]
 
 
-def test_trials_get_parts_of_gpus_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_processes_get_parts_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-78, MIG-77,MIG-78")
     devices = find_devices(Demand(slots_per_trial=1))
     assert devices == Devices((0, 1), {0: Gpu("MIG-78", "MIG-78"), 1: Gpu("MIG-77", "MIG-77")})
+    with pytest.raises(ExperimentError, match=r"names parts of GPUs .* use --slots 1"):
+        find_devices(Demand(slots_per_trial=2))
 
 
 @pytest.mark.parametrize(("name", "found"), [("MIG-0", "none"), ("MIG-", "2"), ("MIG-7", "2"), ("MIG-780", "none")])
@@ -64,12 +66,6 @@ def test_unclear_part_of_a_gpu_is_named(name: str, found: str, monkeypatch: pyte
     with pytest.raises(ExperimentError, match=rf"names {name}, which matches {found} of .* lists: MIG-77, MIG-78\."):
         find_devices(Demand(slots_per_trial=1))
     assert not find_devices(Demand(slots_per_trial=1, on_cpu=True)).gpus
-
-
-def test_several_processes_get_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-77,MIG-78")
-    with pytest.raises(ExperimentError, match=r"names parts of GPUs .* use --slots 1"):
-        find_devices(Demand(slots_per_trial=2))
 
 
 def test_trials_of_no_slots_run_whatever_the_limit() -> None:

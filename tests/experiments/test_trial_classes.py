@@ -192,7 +192,6 @@ def test_slots_are_processes(tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, "--cpu", resources={"slots_per_trial": 2})
     (checkpoint,) = {event["checkpoint_id"] for event in events_of(experiment, "checkpoint")[-1:]}
     resume = read_checkpoint(experiment / "checkpoints" / checkpoint).resume
-    assert resume is not None
     assert resume.world_size == 2
     records = [json.loads(line) for line in (experiment / "trials" / "1" / "metrics.jsonl").read_text().splitlines()]
     validated = [record["steps_completed"] for record in records if record["group"] == "validation"]
@@ -250,8 +249,7 @@ OWN = {"checkpoint_storage": {"type": "directory", "container_path": "saved"}}
 @pytest.mark.parametrize(("sections", "of_next"), [({}, [{}]), (OWN, [OWN, {}])])
 def test_warm_start_finds_ids_of_neighbours(sections: Any, of_next: list[dict[str, Any]], tmp_path: Path) -> None:
     first = run_experiment(tmp_path, **sections)
-    newest = CheckpointStorage(first / ("saved" if sections else "checkpoints")).newest()
-    assert newest is not None
+    newest = next(CheckpointStorage(first / ("saved" if sections else "checkpoints")).newest_first())
     (tmp_path / "damaged-1").mkdir()
     (tmp_path / "damaged-1" / "events.jsonl").touch()
     searcher = {**CONFIG["searcher"], "source_checkpoint_uuid": Path(newest).name}

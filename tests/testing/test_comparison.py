@@ -22,7 +22,7 @@ from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, choose_tolerance
 from det_lightning.testing.records.record import TrainingRecord, parse_record, ulps_between
 from det_lightning.testing.training.reference import record_ours
-from tests.testing.recorded_trials import SETTINGS, Regression, recorded
+from tests.testing.recorded_trials import SETTINGS, Fails, Regression, recorded
 
 
 @pytest.fixture
@@ -89,13 +89,6 @@ class Renames(Regression):
 class Stops(Regression):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         self.context.set_stop_requested(batch_idx == 3)
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-
-class Fails(Regression):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        if batch_idx == 4:
-            raise ArithmeticError("spoiled")
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
