@@ -27,8 +27,7 @@ def printed(code: str) -> list[str]:
 
 
 def test_determined_modules_are_ours() -> None:
-    assert printed(
-        """
+    code = """
 print('determined' in sys.modules)
 compat.install()
 compat.install()
@@ -50,7 +49,7 @@ for name in ("determined.keras", "determined.core.profiler", "determined.no.such
     except ModuleNotFoundError as e:  # what is not covered is named
         print(name in str(e) or "determined.no" in str(e), e.name.startswith("determined."))
 """
-    ) == [
+    assert printed(code) == [
         "False",
         "True True True",
         "True True",
@@ -72,42 +71,29 @@ runpy._run_module_as_main("determined.launch.torch_distributed")
 """)
 
 
+INTERNAL = {
+    "_callback": "PyTorchCallback",
+    "_data": "DataLoader TorchData adapt_batch_sampler data_length to_device",
+    "_experimental": "PyTorchExperimentalContext",
+    "_load": "CheckpointLoadContext load_trial_from_checkpoint_path",
+    "_lr_scheduler": "LRScheduler",
+    "_pytorch_context": "PyTorchTrialContext",
+    "_pytorch_trial": "PyTorchTrial",
+    "_reducer": "MetricReducer Reducer",
+    "_trainer": "Trainer init",
+    "_trainer_utils": "Batch Epoch TrainUnit",
+}
+
+
 @pytest.mark.slow
-def test_internal_pytorch_modules_exist() -> None:
-    assert printed(
-        """
+def test_internal_modules_and_model_hub_exist() -> None:
+    code = f"""
 compat.install()
+import importlib
 from determined import pytorch
-from determined.pytorch import _callback, _data, _experimental, _load, _lr_scheduler, _pytorch_context, _pytorch_trial
-from determined.pytorch import _reducer, _trainer, _trainer_utils
-for module, names in {
-    _callback: "PyTorchCallback",
-    _data: "DataLoader TorchData adapt_batch_sampler data_length to_device",
-    _experimental: "PyTorchExperimentalContext",
-    _load: "CheckpointLoadContext load_trial_from_checkpoint_path",
-    _lr_scheduler: "LRScheduler",
-    _pytorch_context: "PyTorchTrialContext",
-    _pytorch_trial: "PyTorchTrial",
-    _reducer: "MetricReducer Reducer",
-    _trainer: "Trainer init",
-    _trainer_utils: "Batch Epoch TrainUnit",
-}.items():
-    print(module.__name__, all(getattr(module, name) is getattr(pytorch, name) for name in names.split()))
-"""
-    ) == [
-        f"det_lightning.pytorch.{module} True"
-        for module in (
-            *("_callback", "_data", "_experimental", "_load", "_lr_scheduler", "_pytorch_context"),
-            *("_pytorch_trial", "_reducer", "_trainer", "_trainer_utils"),
-        )
-    ]
-
-
-@pytest.mark.slow
-def test_model_hub_of_a_project_wins() -> None:
-    assert printed(
-        """
-compat.install()
+for name, members in {INTERNAL}.items():
+    module = importlib.import_module("determined.pytorch." + name)
+    print(module.__name__, all(getattr(module, member) is getattr(pytorch, member) for member in members.split()))
 from model_hub import utils
 import model_hub.utils
 import det_lightning.model_hub.utils
@@ -117,13 +103,16 @@ try:
 except ImportError as e:
     print("model_hub.mmdetection is not covered" in str(e))
 """
-    ) == ["True True", "True"]
+    assert printed(code) == [*(f"det_lightning.pytorch.{name} True" for name in INTERNAL), "True True", "True"]
+
+
+@pytest.mark.slow
+def test_model_hub_of_a_project_wins() -> None:
     Path("model_hub").mkdir()
     Path("model_hub/__init__.py").write_text("")
     Path("model_hub/resnet.py").write_text("LAYERS = 18")
-    assert printed("compat.install()\nimport model_hub.resnet as r\nprint(r.LAYERS, r.__name__)") == [
-        "18 model_hub.resnet"
-    ]
+    code = "compat.install()\nimport model_hub.resnet as r\nprint(r.LAYERS, r.__name__)"
+    assert printed(code) == ["18 model_hub.resnet"]
 
 
 @pytest.mark.slow
@@ -217,8 +206,7 @@ def test_worker_processes_have_the_alias_too(start: str, methods: list[str]) -> 
 
 
 def test_temporary_alias_restores_the_path() -> None:
-    assert printed(
-        """
+    code = """
 before = list(sys.path)
 with compat.answering_determined():
     print(sys.path[:1] == before[:1], len(sys.path) - len(before))
@@ -229,7 +217,7 @@ with compat.answering_determined():
     pass
 print(sys.path == before)
 """
-    ) == ["True 1", "True", "True"]
+    assert printed(code) == ["True 1", "True", "True"]
 
 
 def test_the_command_line_explains_itself() -> None:

@@ -42,21 +42,15 @@ def made_experiment(parent: Path, trials: int = 3) -> ExperimentDirectory:
 def make_details(validation: list[tuple[int, float]], training: list[tuple[int, float]]) -> dict[str, Any]:
     """Return the description of a storage with a trial of these losses by batch, as for a page, without a name."""
     batches, best = min(validation, key=lambda point: point[1])
+    unknown = dict.fromkeys(("latest", "restarts", "checkpoint", "checkpoint_batches", "hparams", "state", "batches"))
+    curves = {"loss": validation, "training loss": training} if training else {"loss": validation}
     trial = {
-        **dict.fromkeys(("latest", "restarts", "checkpoint", "checkpoint_batches", "hparams", "state", "batches")),
+        **unknown,
         "id": "a-run",
         "best": best,
         "best_batches": batches,
         "metrics": {"loss": best},
-        "curves": {"loss": validation, "training loss": training} if training else {"loss": validation},
+        "curves": curves,
     }
-    return {
-        "id": "a-run",
-        "name": None,
-        "directory": "/storage",
-        "metric": "loss (smaller is better)",
-        "best": best,
-        "best_trial": "a-run",
-        "messages": [],
-        "trials": [trial],
-    }
+    described = {"id": "a-run", "name": None, "directory": "/storage", "metric": "loss (smaller is better)"}
+    return {**described, "best": best, "best_trial": "a-run", "messages": [], "trials": [trial]}

@@ -31,18 +31,11 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-@pytest.mark.parametrize(
-    ("allowed", "gpus"),
-    [
-        (None, (0, 1)),
-        ("1", (1,)),
-        ("1, 0", (1, 0)),
-        ("", ()),
-        ("7", ()),
-        ("GPU-9f20", (1,)),
-        ("GPU-9,GPU-5c1a", (1, 0)),
-    ],
-)
+BY_INDEX = [(None, (0, 1)), ("1", (1,)), ("1, 0", (1, 0)), ("", ()), ("7", ())]
+BY_UUID = [("GPU-9f20", (1,)), ("GPU-9,GPU-5c1a", (1, 0))]
+
+
+@pytest.mark.parametrize(("allowed", "gpus"), [*BY_INDEX, *BY_UUID])
 def test_gpus_are_allowed_by_index_or_uuid(
     allowed: str | None, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

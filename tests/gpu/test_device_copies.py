@@ -58,13 +58,9 @@ def losses_of(kind: type[FromWorkers], storage: Path) -> torch.Tensor:
     with pytorch.init(exp_conf={"name": "gpu"}, enable_tensorboard_logging=False) as context:
         trial = kind(context)
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
+        end = pytorch.Batch(BATCHES)
         try:
-            trainer.fit(
-                max_length=pytorch.Batch(BATCHES),
-                checkpoint_policy="none",
-                checkpoint_storage=storage,
-                reporting_period=pytorch.Batch(BATCHES),
-            )
+            trainer.fit(max_length=end, reporting_period=end, checkpoint_policy="none", checkpoint_storage=storage)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return torch.stack(trial.losses).cpu()

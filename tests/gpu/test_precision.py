@@ -115,12 +115,8 @@ def train(kind: type[OnGpu], storage: Path, **lightning: Any) -> OnGpu:
     with pytorch.init(enable_tensorboard_logging=False) as context:
         trial = kind(context)
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False, **lightning)
-        trainer.fit(
-            max_length=pytorch.Batch(BATCHES),
-            reporting_period=pytorch.Batch(BATCHES),
-            checkpoint_policy="none",
-            checkpoint_storage=storage,
-        )
+        end = pytorch.Batch(BATCHES)
+        trainer.fit(max_length=end, reporting_period=end, checkpoint_policy="none", checkpoint_storage=storage)
         return trial
 
 

@@ -13,11 +13,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 # How the repository's directories are named once installed.
-MAPPED = {
-    "det_lightning": "det_lightning",
-    "adapters": "det_lightning/adapters",
-    "callbacks": "det_lightning/callbacks",
-}
+MAPPED = {"det_lightning": "det_lightning", **{name: f"det_lightning/{name}" for name in ("adapters", "callbacks")}}
 
 
 @pytest.fixture(scope="module")

@@ -149,12 +149,8 @@ def test_objects_differ_by_digest(one: object, other: object) -> None:
 
 
 def test_hparams_override_constants() -> None:
-    defined = {
-        "lr": {"type": "const", "val": 0.1},
-        "batch": 8,
-        "model": {"depth": {"type": "int", "minval": 1, "maxval": 3}, "width": 16},
-        "layers": [1, 2],
-    }
+    model = {"depth": {"type": "int", "minval": 1, "maxval": 3}, "width": 16}
+    defined = {"lr": {"type": "const", "val": 0.1}, "batch": 8, "model": model, "layers": [1, 2]}
     found = recorder.choose_hparams({"hyperparameters": defined}, {"model": {"depth": 2}, "batch": 4})
     assert found == {"lr": 0.1, "batch": 4, "model": {"depth": 2, "width": 16}, "layers": [1, 2]}
     ranges = {"a": {"type": "double"}, "b": {"c": {"type": "categorical", "vals": [1]}}}

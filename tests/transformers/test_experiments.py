@@ -16,14 +16,9 @@ from tests.launching import ROOT
 PAGE = ROOT / "docs" / "transformers.md"
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 ARGUMENTS = {
-    "max_steps": 8,
-    "eval_strategy": "steps",
-    "eval_steps": 4,
-    "logging_steps": 2,
-    "save_steps": 4,
-    "per_device_train_batch_size": 4,
-    "learning_rate": 0.01,
-}
+    "max_steps": 8, "eval_strategy": "steps", "eval_steps": 4, "logging_steps": 2, "save_steps": 4,
+    "per_device_train_batch_size": 4, "learning_rate": 0.01,
+}  # fmt: skip
 SINGLE = {"name": "single", "metric": "eval_loss"}
 
 pytestmark = pytest.mark.slow
