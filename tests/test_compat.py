@@ -244,13 +244,11 @@ for arguments in {[*ends]}:
     assert "`" not in "".join(lines)
 
 
-@pytest.mark.parametrize(("packages", "printed"), [([], "det_lightning.model_hub"), (["own"], "model_hub")])
-def test_alias_directory_finds_model_hub(
-    packages: list[str], printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("packages", "name"), [([], "det_lightning.model_hub"), (["own"], "model_hub")])
+def test_alias_finds_model_hub(packages: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own" / "model_hub").mkdir(parents=True)
     (tmp_path / "own" / "model_hub" / "__init__.py").write_text("")
     folders = [compat.ALIAS_DIRECTORY, Path(compat.__file__).parents[1], *(tmp_path / package for package in packages)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
     done = run("-c", "import model_hub; print(model_hub.__name__)")
-    assert done.stdout.strip() == printed, done.stderr
+    assert done.stdout.strip() == name, done.stderr

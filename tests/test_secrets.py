@@ -399,9 +399,7 @@ def test_location_hides_its_password() -> None:
     assert Location.parse((place / "x").url).list_names() == ["file"]
 
 
-def test_checkpoint_path_hides_its_password(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoint_path_hides_password(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
     url = f"memory://me:{SECRET}@host/run"
     with caplog.at_level(logging.DEBUG, "det_lightning"):
         train(url)

@@ -61,7 +61,7 @@ def fit(context: pytorch.PyTorchTrialContext, **arguments: Any) -> None:
     trainer.fit(**{"max_length": pytorch.Batch(1), "checkpoint_storage": "storage", **arguments})
 
 
-Call = Callable[[Any], Any]
+Call = Callable[..., Any]
 ON_A_CONTEXT: list[tuple[Call, str]] = [
     (lambda c: c.wrap_model(None), r"wrap_model\(\) takes a torch.nn.Module; got None"),
     (lambda c: c.wrap_model(torch.nn.Linear), "got the class Linear, not an object of the class"),
@@ -172,10 +172,7 @@ def test_a_number_may_be_one_of_numpy() -> None:
         ),
     ],
 )
-def test_a_missing_with_statement_is_named(
-    use: Callable[[], Any], error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         use()
 

@@ -29,9 +29,7 @@ def train(context: Any) -> None:
 
 
 @pytest.mark.parametrize(("test", "batches"), [(True, 1), (False, 5)])
-def test_a_script_trains_the_configured_length(
-    test: bool, batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_script_trains_as_configured(test: bool, batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code").mkdir()
     config = {

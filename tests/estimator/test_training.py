@@ -27,9 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "batches"), [(trials.training_data, EPOCH), (trials.repeated_training_data, 2 * EPOCH + 3)]
 )
-def test_losses_as_in_train_and_evaluate(
-    make: Callable[..., Any], data: Callable[..., Any], batches: int, tmp_path: Path
-) -> None:
+def test_losses_as_in_train_and_evaluate(make: Any, data: Any, batches: int, tmp_path: Path) -> None:
     losses, metrics = trials.train_with_tensorflow_alone(make, data, batches)
     ours = Trained(small_trial(make=make, training_data=data), tmp_path, batches)
     assert ours.reports.losses == losses

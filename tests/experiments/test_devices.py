@@ -36,9 +36,7 @@ BY_UUID = [("GPU-9f20", (1,)), ("GPU-9,GPU-5c1a", (1, 0))]
 
 
 @pytest.mark.parametrize(("allowed", "gpus"), [*BY_INDEX, *BY_UUID])
-def test_gpus_are_allowed_by_index_or_uuid(
-    allowed: str | None, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_allowed_by_name(allowed: str | None, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     if allowed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
     uuids = ("GPU-5c1a", "GPU-9f20")

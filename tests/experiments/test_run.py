@@ -75,7 +75,7 @@ NOT_SAVED = "like a preempted run, but had saved nothing"
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "max_restarts", "runs", "hook", "reason"),
+    ("entrypoint", "restarts", "runs", "hook", "reason"),
     [
         ("exit 3", 0, 1, "", "it ended with status 3, after 0 restarts"),
         ("exit 3", 2, 3, "", "it ended with status 3, after 2 restarts"),
@@ -88,10 +88,8 @@ NOT_SAVED = "like a preempted run, but had saved nothing"
         ('test "$BY" = hook && exit 7', 0, 1, "export BY=hook\n", "it ended with status 7, after 0 restarts"),
     ],
 )
-def test_failure_has_a_reason(
-    entrypoint: Any, max_restarts: int, runs: int, hook: str, reason: str, tmp_path: Path
-) -> None:
-    sections = {"entrypoint": entrypoint, "max_restarts": max_restarts, "log_policies": [POLICY]}
+def test_failure_has_reason(entrypoint: Any, restarts: int, runs: int, hook: str, reason: str, tmp_path: Path) -> None:
+    sections = {"entrypoint": entrypoint, "max_restarts": restarts, "log_policies": [POLICY]}
     config = write_project(tmp_path / "project", **sections)
     (config.parent / "startup-hook.sh").write_text(hook)
     error = run("run", config, config.parent, "--experiments", tmp_path, "--hook", "run", ends_with=1).stderr

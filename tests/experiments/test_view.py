@@ -31,9 +31,7 @@ from tests.experiments.running import write_project
         ([(0.5, 0), (0.4, 10)], 10, None),
     ],
 )
-def test_time_left_is_that_at_the_speed_so_far(
-    reports: list[tuple[float, float]], now_s: float, left_s: float | None
-) -> None:
+def test_time_left_follows_from_speed(reports: list[tuple[float, float]], now_s: float, left_s: float | None) -> None:
     progress = Progress()
     for fraction, at_s in reports:
         progress.report(fraction, at_s)

@@ -66,8 +66,5 @@ def losses_of(kind: type[FromWorkers], storage: Path) -> torch.Tensor:
     return torch.stack(trial.losses).cpu()
 
 
-def test_the_losses_are_those_of_copies_in_turn_and_no_batch_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_losses_are_the_same_and_no_batch_waits(tmp_path: Path) -> None:
     assert torch.equal(losses_of(FromWorkers, tmp_path / "aside"), losses_of(InTurn, tmp_path / "in turn"))

@@ -143,9 +143,7 @@ def curve(trial: OnGpu) -> torch.Tensor:
         (OnGpu, {"precision": "bf16-true"}),
     ],
 )
-def test_losses_are_those_of_float32_and_no_batch_waits(
-    kind: type[OnGpu], lightning: dict[str, Any], tmp_path: Path
-) -> None:
+def test_losses_follow_float32_without_waits(kind: type[OnGpu], lightning: dict[str, Any], tmp_path: Path) -> None:
     plain_kind = type("Plain", (OnGpu,), {"make_optimizer": kind.make_optimizer})
     plain = curve(train(plain_kind, tmp_path / "plain"))
     mixed = curve(train(kind, tmp_path / "mixed", **lightning))

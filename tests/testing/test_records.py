@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +54,7 @@ def test_other_files_are_refused(content: str | None, message: str, tmp_path: Pa
         (lambda content: content["settings"].update(sed=1), "damaged: TypeError.*'sed'"),
     ],
 )
-def test_damaged_records_are_refused(
-    damage: Callable[[Any], Any], message: str, record: TrainingRecord, tmp_path: Path
-) -> None:
+def test_damaged_records_are_refused(damage: Any, message: str, record: TrainingRecord, tmp_path: Path) -> None:
     record.write(tmp_path / "ref.json")
     content = json.loads((tmp_path / "ref.json").read_text())
     damage(content)

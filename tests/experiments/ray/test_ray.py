@@ -68,9 +68,7 @@ def test_trial_of_two_slots_has_two_processes(cluster: Any, tmp_path: Path) -> N
     assert sorted(line for line in printed if "rank" in line) == ["rank 0 of 2 [0, 1]", "rank 1 of 2 [0, 1]"]
 
 
-def test_trial_sees_the_gpus_that_ray_has_given_it(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_sees_the_gpus_from_ray(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")  # Ray starts no node with more GPUs than this names
     entrypoint = "echo devices $CUDA_VISIBLE_DEVICES, slots $DET_SLOT_IDS"
     config = write_project(tmp_path / "project", entrypoint=entrypoint, resources={"slots_per_trial": 2})
