@@ -88,9 +88,8 @@ def test_missing_name_is_an_attribute_error(module_name: str) -> None:
 
 def test_packages_on_disk_are_installed() -> None:
     # Python 3.10 has no TOML reader, and the list is plain enough to go without one.
-    (section,) = re.findall(
-        r"(?ms)^\[tool\.setuptools\]$.*?^packages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text()
-    )
+    project = (ROOT / "pyproject.toml").read_text()
+    (section,) = re.findall(r"(?ms)^\[tool\.setuptools\]$.*?^packages = \[(.*?)\]", project)
     on_disk = set()
     for source in ("det_lightning", "adapters", "callbacks"):
         installed = source if source == "det_lightning" else f"det_lightning.{source}"

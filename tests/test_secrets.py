@@ -209,9 +209,8 @@ def test_lightning_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
     url = f"memory://me:{SECRET}@host/lightning"
     train(url)
     path = CheckpointStorage(url).newest()
-    trainer = pl.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False, max_epochs=1
-    )
+    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **off)
     with caplog.at_level(logging.INFO, "pytorch_lightning"):
         trainer.fit(TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=path)
         with pytest.raises(errors.CheckpointNotFound) as raised:
@@ -266,9 +265,8 @@ def test_a_masked_value_is_never_read(tmp_path: Path) -> None:
     assert trial.config["data"]["shards"] == 3
     section = trial.config["checkpoint_storage"]
     assert section.get("secret_key") is None
-    with pytest.raises(
-        KeyError, match=r"exp_conf\['checkpoint_storage'\]\['secret_key'\] is a secret, which was masked"
-    ):
+    message = r"exp_conf\['checkpoint_storage'\]\['secret_key'\] is a secret, which was masked"
+    with pytest.raises(KeyError, match=message):
         section["secret_key"]
     with pytest.raises(KeyError, match="'no_such_entry'"):
         section["no_such_entry"]

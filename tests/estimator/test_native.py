@@ -52,7 +52,6 @@ def test_determineds_names() -> None:
     with compat.answering_determined():
         determined: Any = importlib.import_module("determined")
         init = importlib.import_module("determined.experimental.estimator").init
-
         assert issubclass(determined.estimator.RunHook, tf.estimator.SessionRunHook)
         assert determined.estimator.EstimatorTrial.__module__ == "det_lightning.estimator._trial"
         assert callable(init)

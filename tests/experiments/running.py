@@ -50,9 +50,8 @@ def start(*arguments: object, cwd: Path | None = None, is_warm: bool = False) ->
         warm = start_warm_python()
         command[0] = warm.executable
         environment["PATH"] = os.pathsep.join([str(warm.programs), environment["PATH"]])
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment
-    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=environment)
 
 
 def run(

@@ -97,9 +97,7 @@ def test_incomplete_event_is_named(event: dict[str, Any], named: str, tmp_path: 
         read_events(file)
 
 
-@pytest.mark.parametrize(
-    "line", ["rubbish", "[" * 100_000, '{"type": "x", "a": ' + "[" * 500 + "]" * 500 + "}"], ids=len
-)
+@pytest.mark.parametrize("line", ["no", "[" * 100_000, '{"type": "x", "a": ' + "[" * 500 + "]" * 500 + "}"], ids=len)
 def test_damaged_line_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(f'{{"type": "first"}}\n{line}\n{{"type": "third"}}\n')
     with pytest.raises(errors.DamagedExperiment, match=r"Line 2 of .*events\.jsonl is not an event"):
@@ -163,9 +161,8 @@ def test_cut_record_spoils_no_other(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 def test_commands_show_no_secrets(directory: ExperimentDirectory, tmp_path: Path) -> None:
     assert [trial["hparams"]["password"] for trial in describe_experiment(directory)["trials"]] == [MASK] * 3
-    checkpoint = write_checkpoint(
-        tmp_path / "storage", notes={"experiment": "1", "trial": "1", "hparams": {"pw": "hid"}}
-    )
+    notes = {"experiment": "1", "trial": "1", "hparams": {"pw": "hid"}}
+    checkpoint = write_checkpoint(tmp_path / "storage", notes=notes)
     (experiment,) = read_stored_experiments(str(checkpoint.parent), {})
     assert experiment["trials"][0]["hparams"] == {"pw": MASK}
     config = write_project(tmp_path / "project", hyperparameters={"api_key": "hidden"})

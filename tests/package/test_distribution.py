@@ -76,7 +76,6 @@ def test_it_is_installed_in_an_empty_environment(distributions: Path, kind: str,
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     (python,) = [path for path in (tmp_path / "venv").glob("*/python*") if path.stem == "python"]
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(file)], check=True)
-
     code = "import det_lightning; print(det_lightning.__version__, det_lightning.__file__)"
     done = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     version, _, path = done.stdout.strip().partition(" ")

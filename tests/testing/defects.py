@@ -44,9 +44,7 @@ DEFECTS = {
             outputs="self.head(self.body[:2](inputs) + 0 * self.body(inputs))",
         ),
         case("optimizer that is never stepped", "do not move: head.weight, head.bias", "step_optimizer")(step="pass"),
-        case("the same, with a bias before a batch norm", "do not move: body.0.weight")(
-            layers=BATCH_NORM, adam_step="pass"
-        ),
+        case("the same before a batch norm", "do not move: body.0.weight")(layers=BATCH_NORM, adam_step="pass"),
     ],
     "validates with JSON-serializable metrics of stable names": [
         case("training metrics that change names", r"train_batch\(\)", "batch 3", "LINE: 'third'")(
@@ -57,9 +55,7 @@ DEFECTS = {
             validation="late = self.context.current_train_batch() > 8",
             evaluated='{"late" if late else "validation_loss": self.loss(batch)}',
         ),
-        case("metric that is not JSON", r"'extra': object .*\(LINE\)", "float")(
-            validated='metrics["extra"] = object()'
-        ),
+        case("metric that is no JSON", r"'extra': object .*\(LINE\)", "float")(validated='metrics["extra"] = object()'),
         case("validation that fails", "ZeroDivisionError", "model_def.py", "validation after 7 batches")(
             evaluated="1 / 0"
         ),
@@ -73,9 +69,7 @@ DEFECTS = {
         case("moving statistics", "changes body.1.running_mean", "batch norm works as in training")(
             layers=BATCH_NORM, validation="self.body[1].train()"
         ),
-        case("changed weights", r"LINE: evaluate_batch\(\) changes head.bias")(
-            validation="self.head.bias.data += 0.01"
-        ),
+        case("changed bias", r"LINE: evaluate_batch\(\) changes head.bias")(validation="self.head.bias.data += 0.01"),
         case("weights without a name", r"- evaluate_batch\(\) changes head.bias")(
             validation="self.head.eval()\nfor weight in self.head.parameters():\n    weight.data += 0.01"
         ),
@@ -368,9 +362,7 @@ HARMLESS = {
             first="self.body.train()", last="self.body.eval()"
         ),
         case("a batch norm that is frozen in each batch")(layers=BATCH_NORM, first="self.body[1].eval()"),
-        case("a batch norm that is frozen later on")(
-            layers=BATCH_NORM, first="if batch_idx >= 5:\n    self.body[1].eval()"
-        ),
+        case("a batch norm frozen later on")(layers=BATCH_NORM, first="if batch_idx >= 5:\n    self.body[1].eval()"),
         case("a batch norm that is always frozen")(layers="torch.nn.Linear(3, 4), Frozen(4)"),
         case("evaluation mode without dropout")(layers="torch.nn.Linear(3, 4)", last="self.body.eval()"),
     ],

@@ -41,7 +41,6 @@ def test_preempted_training_ends_equal(tmp_path: Path) -> None:
     run("run", config, tmp_path / "project", "--experiments", tmp_path / "whole", "--cpu")
     whole = tmp_path / "whole" / "small-1"
     assert [event["steps_completed"] for event in events_of(whole, "checkpoint")] == [4, 8]
-
     config = project_with(tmp_path / "project", {"training_arguments": ARGUMENTS, "waits_at": 5})
     process = start("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu")
     experiment = tmp_path / "small-1"

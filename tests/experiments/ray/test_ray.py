@@ -40,9 +40,8 @@ def created_in(experiment: Path) -> list[tuple[Any, ...]]:
 
 
 def validations_in(experiment: Path) -> list[tuple[Any, ...]]:
-    found = [
-        (event["trial"], event["steps_completed"], event["metrics"]) for event in events_of(experiment, "validation")
-    ]
+    events = events_of(experiment, "validation")
+    found = [(event["trial"], event["steps_completed"], event["metrics"]) for event in events]
     return sorted(found, key=lambda validation: validation[:2])
 
 
