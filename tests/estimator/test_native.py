@@ -20,14 +20,6 @@ from tests.estimator.small_trials import custom, training_data, validation_data
 pytestmark = pytest.mark.slow
 
 
-def train(context: Any) -> None:
-    context.train_and_evaluate(
-        custom(context.wrap_optimizer),
-        tf.estimator.TrainSpec(lambda: training_data(context.wrap_dataset)),
-        tf.estimator.EvalSpec(lambda: validation_data(context.wrap_dataset), steps=None),
-    )
-
-
 @pytest.mark.parametrize(("test", "batches"), [(True, 1), (False, 5)])
 def test_script_trains_as_configured(test: bool, batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -38,7 +30,11 @@ def test_script_trains_as_configured(test: bool, batches: int, tmp_path: Path, m
         "checkpoint_storage": {"type": "shared_fs", "host_path": str(tmp_path / "checkpoints")},
     }
     context = native.init(config, local=True, test=test, context_dir=str(tmp_path / "code"))
-    train(context)
+    context.train_and_evaluate(
+        custom(context.wrap_optimizer),
+        tf.estimator.TrainSpec(lambda: training_data(context.wrap_dataset)),
+        tf.estimator.EvalSpec(lambda: validation_data(context.wrap_dataset), steps=None),
+    )
     newest = next(CheckpointStorage(tmp_path / "checkpoints").newest_first())
     assert tf.train.load_variable(newest, "global_step") == batches
 

@@ -22,16 +22,8 @@ from det_lightning.files.strict_json import read_numbers, spell_numbers, to_json
 from det_lightning.masking import mark_left_out
 
 
-class Mode(str, enum.Enum):
-    """An enumeration of texts."""
-
-    fast = "fast"
-
-
-class Level(enum.IntEnum):
-    """An enumeration of numbers."""
-
-    high = 3
+Mode = enum.Enum("Mode", {"fast": "fast"}, type=str)
+Level = enum.IntEnum("Level", {"high": 3})
 
 
 class Items(collections.UserList[Any]):
