@@ -21,7 +21,6 @@ from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, NotPlainE
 from det_lightning.files.strict_json import read_numbers, spell_numbers, to_json
 from det_lightning.masking import mark_left_out
 
-
 Mode = enum.Enum("Mode", {"fast": "fast"}, type=str)
 Level = enum.IntEnum("Level", {"high": 3})
 
