@@ -31,6 +31,7 @@ one_batch: Any = experimental.test_one_batch
 
 MODEL = torch.nn.Linear(1, 1)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+RANK_0 = {"size": 1, "local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
 EVERY_BATCH = pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH
 
 
@@ -197,9 +198,7 @@ def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], me
         (lambda: api.reset_parameters(torch.nn.Linear), r"reset_parameters\(\) takes a torch.nn.Module; got the class"),
         (lambda: core_api.init(distributed=3), r"core.init\(distributed=...\) takes a DistributedContext; got 3"),
         (
-            lambda: core_api.DistributedContext(
-                rank="0", size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1
-            ),
+            lambda: core_api.DistributedContext(rank="0", **RANK_0),
             r"DistributedContext\(rank=...\) takes a whole number; got '0'",
         ),
         (

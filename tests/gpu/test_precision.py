@@ -33,16 +33,13 @@ class OnGpu(pytorch.PyTorchTrial):
         self.build()
 
     def build(self) -> None:
-        network = torch.nn.Sequential(
-            torch.nn.Linear(16, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
-        )
-        self.model = self.context.wrap_model(network)
+        layers = [torch.nn.Linear(16, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 1)]
+        self.model = self.context.wrap_model(torch.nn.Sequential(*layers))
         self.optimizer = self.context.wrap_optimizer(type(self).make_optimizer(self.model.parameters(), lr=0.01))
 
     def make_loader(self) -> pytorch.DataLoader:
-        inputs = torch.randn(BATCHES * BATCH_SIZE, 16, generator=torch.Generator().manual_seed(1)).to(
-            self.context.device
-        )
+        inputs = torch.randn(BATCHES * BATCH_SIZE, 16, generator=torch.Generator().manual_seed(1))
+        inputs = inputs.to(self.context.device)
         return pytorch.DataLoader(torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), BATCH_SIZE)
 
     build_training_data_loader = build_validation_data_loader = make_loader
