@@ -209,7 +209,7 @@ def test_lightning_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
     url = f"memory://me:{SECRET}@host/lightning"
     train(url)
     path = CheckpointStorage(url).newest()
-    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
+    off: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
     trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **off)
     with caplog.at_level(logging.INFO, "pytorch_lightning"):
         trainer.fit(TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=path)
