@@ -54,8 +54,7 @@ def train_a_trial(api: str, known: set[str]) -> None:
 
     if api == "determined":
         with pytorch.init(enable_tensorboard_logging=False) as context:
-            trainer = pytorch.Trainer(Trial(context), context, enable_progress_bar=False)
-            trainer.fit(max_length=pytorch.Batch(1))
+            pytorch.Trainer(Trial(context), context, enable_progress_bar=False).fit(max_length=pytorch.Batch(1))
     else:
         from det_lightning.adapters import TrialModule
 

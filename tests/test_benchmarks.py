@@ -25,24 +25,21 @@ def entry(commit: str, **figures: float) -> dict[str, Any]:
     return {"commit": commit, "date": "2026-01-01", "figures": figures}
 
 
-def test_second_run_adds_to_the_entry(run_all: ModuleType) -> None:
+def test_entries_of_a_commit_are_one(run_all: ModuleType, tmp_path: Path) -> None:
     history = [entry("first", one=1.0), entry("second", one=2.0, two=2.0)]
     assert run_all.add_entry(history, entry("second", two=3.0, three=3.0)) == [
         entry("first", one=1.0),
         entry("second", one=2.0, two=3.0, three=3.0),
     ]
+    file = tmp_path / "history.json"
+    run_all.write_entry(file, entry("first", one=1.0))
+    run_all.write_entry(file, entry("first", two=2.0))
+    assert json.loads(file.read_text()) == [entry("first", one=1.0, two=2.0)]
 
 
 def test_benchmarks_are_found(run_all: ModuleType) -> None:
     known = {"checkpoint", "instructions", "overhead", "resume", "safe_load", "sharded_checkpoint", "start"}
     assert known <= set(run_all.find_benchmarks())
-
-
-def test_file_need_not_exist(run_all: ModuleType, tmp_path: Path) -> None:
-    file = tmp_path / "history.json"
-    run_all.write_entry(file, entry("first", one=1.0))
-    run_all.write_entry(file, entry("first", two=2.0))
-    assert json.loads(file.read_text()) == [entry("first", one=1.0, two=2.0)]
 
 
 def test_history_names_versions() -> None:

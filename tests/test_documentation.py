@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,12 +12,7 @@ from tests.launching import ROOT
 from tests.warm_python import WarmPython
 
 PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("examples/**/*.md"),
-        ROOT / "benchmarks" / "README.md",
-    ]
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), ROOT / "benchmarks" / "README.md"]
 )
 #: Examples that the tests in tests/testing run.
 TESTED_ELSEWHERE = ROOT / "docs" / "testing.md"
@@ -35,16 +29,13 @@ _EXAMPLE = re.compile(r"(?<!-->\n)^```python\n(.*?)^```$", re.DOTALL | re.MULTIL
 _YAML = re.compile(r"^```yaml\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_EXAMPLES = [
+    pytest.param(page, source, id=f"{page.name}-{number}")
+    for page in PAGES
+    if page != TESTED_ELSEWHERE
+    for number, source in enumerate(_EXAMPLE.findall(page.read_text()), 1)
+]
 _FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
-
-
-def examples() -> list[Any]:
-    return [
-        pytest.param(page, source, id=f"{page.name}-{number}")
-        for page in PAGES
-        if page != TESTED_ELSEWHERE
-        for number, source in enumerate(_EXAMPLE.findall(page.read_text()), 1)
-    ]
 
 
 def run(python: WarmPython, source: str, folder: Path) -> None:
@@ -58,17 +49,13 @@ def project(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -
     """A directory with a trial and its checkpoints, as the README's first example leaves them."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "model_def.py").write_text(TRIAL)
-    configuration = _YAML.search((ROOT / "docs" / "experiments.md").read_text())
-    assert configuration is not None
-    (folder / "adaptive.yaml").write_text(configuration[1])
-    first = _EXAMPLE.search((ROOT / "README.md").read_text())
-    assert first is not None
-    run(warm_python, first[1], folder)
+    (folder / "adaptive.yaml").write_text(_YAML.search((ROOT / "docs" / "experiments.md").read_text()).group(1))
+    run(warm_python, _EXAMPLE.search((ROOT / "README.md").read_text()).group(1), folder)
     return folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "source"), examples())
+@pytest.mark.parametrize(("page", "source"), _EXAMPLES)
 def test_python_examples_run(page: Path, source: str, project: Path, warm_python: WarmPython, tmp_path: Path) -> None:
     if page.name in WITH_LIBRARY:
         library, tox_environment = WITH_LIBRARY[page.name]
@@ -98,8 +85,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_named_files_exist(name: str) -> None:
-    named = _FILE.findall((ROOT / name).read_text())
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    assert [path for path in _FILE.findall((ROOT / name).read_text()) if not (ROOT / path).exists()] == []
 
 
 def test_files_in_diagrams_exist() -> None:

@@ -43,8 +43,7 @@ def module_of(path: str) -> ModuleType:
 
 @pytest.mark.parametrize("file", CONFIGURATIONS, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_configurations_are_valid(file: Path) -> None:
-    config = read_config(file)
-    module, _, trial = str(config.entrypoint).partition(":")
+    module, _, trial = str(read_config(file).entrypoint).partition(":")
     # The file of the search has its code in the directory of another example.
     folder = EXAMPLES / "digits" if file.parent.name == "search" else file.parent
     assert f"class {trial}(" in (folder / f"{module}.py").read_text()
@@ -66,10 +65,8 @@ def test_pictures_of_the_docs_are_small() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("project", PROJECTS)
 def test_project_runs_as_an_experiment(project: str, tmp_path: Path) -> None:
-    overrides = ["--config", "searcher.max_length.epochs=1", "--config", "max_restarts=0"]
-    arguments = [EXAMPLES / project / "const.yaml", EXAMPLES / project, "--experiments", tmp_path, *overrides]
-    run_command("run", *arguments, timeout_s=300, is_warm=True)
-
+    folder = EXAMPLES / project
+    run_command("run", folder / "const.yaml", folder, "--experiments", tmp_path, "--try", is_warm=True)
     (validation,) = events_of(tmp_path / f"{project}-1", "validation")
     assert validation["metrics"][PROJECTS[project][1]] >= 0
 
@@ -77,10 +74,8 @@ def test_project_runs_as_an_experiment(project: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("project", PROJECTS)
 def test_project_runs_as_a_script(project: str, warm_python: WarmPython, tmp_path: Path) -> None:
-    script = EXAMPLES / project / "train.py"
-    done = warm_python.run(script, "--epochs", "1", "--output", "out", cwd=tmp_path)
+    done = warm_python.run(EXAMPLES / project / "train.py", "--epochs", "1", "--output", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-
     with Image.open(tmp_path / "out" / PROJECTS[project][0]) as picture:
         assert picture.width > 300
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
@@ -93,7 +88,6 @@ def test_processes_of_a_trial_share_the_data(tmp_path: Path) -> None:
     run_command(
         "run", folder / "distributed.yaml", folder, "--experiments", tmp_path, *overrides, timeout_s=300, is_warm=True
     )
-
     reports = (tmp_path / "distributed-1" / "trials" / "1" / "metrics.jsonl").read_text().splitlines()
     training = next(entry["metrics"] for entry in map(json.loads, reports) if entry["group"] == "training")
     assert (training["waves_of_rank_0"], training["waves_of_rank_1"]) == (600, 600)
@@ -101,12 +95,10 @@ def test_processes_of_a_trial_share_the_data(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_end_with_the_same_weights(warm_python: WarmPython, tmp_path: Path) -> None:
-    script = EXAMPLES / "distributed" / "train.py"
-    arguments = [str(script), "--epochs", "1", "--output", str(tmp_path)]
+    arguments = [str(EXAMPLES / "distributed" / "train.py"), "--epochs", "1", "--output", str(tmp_path)]
     command = [warm_python.executable, *TORCHRUN, *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-
     digests = re.findall(r"^Weights of rank \d  (\w+)$", done.stdout, re.MULTILINE)
     assert len(digests) == 2
     assert len(set(digests)) == 1
@@ -124,9 +116,7 @@ def test_mnist_is_read(tmp_path: Path, suffix: str) -> None:
     for part, count in (("train", 3), ("t10k", 2)):
         write_idx(tmp_path / f"{part}-images-idx3-ubyte{suffix}", pixels[:count])
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte{suffix}", torch.arange(count) + 5)
-
     training, validation = module_of("mnist/data.py").load(str(tmp_path))
-
     assert (len(training), len(validation)) == (3, 2)
     image, label = training[2]
     assert torch.equal((255 * image).round().long(), pixels[2:])
@@ -144,12 +134,9 @@ def test_wrong_file_of_mnist_is_named(tmp_path: Path) -> None:
 
 def test_cifar10_is_read(tmp_path: Path) -> None:
     data = module_of("cifar10/data.py")
-    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
-    for number, name in enumerate(names):
+    for number, name in enumerate([*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]):
         (tmp_path / name).write_bytes(bytes([number]) + bytes([10] * 1024 + [20] * 1024 + [30] * 1024))
-
     training, validation, classes = data.load(str(tmp_path))
-
     assert training.tensors[1].tolist() == [0, 1, 2, 3, 4]
     assert validation[0][0].shape == (3, 32, 32)
     assert validation[0][0].float().mean(dim=(1, 2)).tolist() == [10, 20, 30]
@@ -175,9 +162,7 @@ def test_coco_is_read(tmp_path: Path) -> None:
         (tmp_path / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
         (tmp_path / part).mkdir()
         Image.new("RGB", (100, 50), (200, 100, 0)).save(tmp_path / part / "1.jpg")
-
     training, validation, classes = data.load(str(tmp_path), size=64)
-
     assert (len(training), len(validation), classes) == (1, 1, ["train", "bottle"])
     image, boxes, numbers = training[0]
     assert image.shape == (3, 64, 64)

@@ -54,7 +54,6 @@ def test_digits(run_example: Run, tmp_path: Path) -> None:
     code, *_ = run.glob("checkpoints/*/code")
     own = ["README.md", "history.py", "model_def.py", "train.py", "train_lightning.py"]
     assert sorted(path.name for path in code.rglob("*")) == own
-
     files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     by_determined = run_example("digits/train.py", "--output", "out", "--epochs", "2")
     by_lightning = run_example("digits/train_lightning.py", "--output", "out", "--epochs", "2")
@@ -70,7 +69,6 @@ def test_digits(run_example: Run, tmp_path: Path) -> None:
 
 def test_gan_comes_close_to_the_points(run_example: Run, tmp_path: Path) -> None:
     printed = run_example("gan/train.py", "--batches", "500", "--picture", "points.png")
-
     labels = ("before training", "after training", "at best")
     before, after, at_best = (float(re.search(rf"{label} +([\d.]+)", printed).group(1)) for label in labels)
     assert before > 1
@@ -89,7 +87,6 @@ def test_search_stops_a_worse_trial(tmp_path: Path) -> None:
     overrides = [part for value in (*small, "resources.max_slots=1") for part in ("--config", value)]
     arguments = [EXAMPLES / "search" / "adaptive.yaml", EXAMPLES / "digits", "--experiments", tmp_path, *overrides]
     run_command("run", *arguments, timeout_s=500, is_warm=True)
-
     experiment = tmp_path / "digits-search-1"
     validations = events_of(experiment, "validation")
     assert {event["trial"]: event["metrics"]["epochs"] for event in validations} == {1: 4, 2: 4, 3: 1}

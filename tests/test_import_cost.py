@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 import sys
@@ -19,45 +18,46 @@ pytestmark = pytest.mark.slow
 
 LIGHTNING = ["lightning_fabric", "pytorch_lightning"]
 HEAVY = [*LIGHTNING, "numpy", "tensorboard", "torch", "torchmetrics"]
+OF_CONFIGURATIONS = ["pydantic", "ruamel.yaml", "det_lightning.config"]
 
 
-@functools.cache
-def imported_with(module: str) -> set[str]:
-    code = f"import sys, {module}; print(*sys.modules)"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+def import_in_turn(*modules: str) -> dict[str, set[str]]:
+    """Import modules one after the other in a process of their own; return all that is imported after each."""
+    code = f"import importlib, sys\nfor name in {modules}:\n    importlib.import_module(name)\n    print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {module: set(line.split()) for module, line in zip(modules, done.stdout.splitlines(), strict=True)}
 
 
-@pytest.mark.parametrize(
-    ("module", "without"),
-    [
-        ("det_lightning", HEAVY),
-        ("det_lightning.errors", HEAVY),
-        ("det_lightning.units", HEAVY),
-        ("det_lightning.core", HEAVY),
-        ("det_lightning.testing.plugin", [*HEAVY, "jinja2", "yaml", "det_lightning.pytorch"]),
-        ("det_lightning.porting", [*HEAVY, "libcst"]),
-        ("det_lightning.config", HEAVY),
-        ("det_lightning.experiments.lifecycle", ["ray", "det_lightning.experiments.ray_cluster"]),
-        ("det_lightning.pytorch", [*LIGHTNING, "sympy", "tensorboard", "torch.distributed.tensor", "torchmetrics"]),
-        ("det_lightning.pytorch._trainer", ["tensorboard", "boto3"]),
-        ("det_lightning.checkpoint", [*LIGHTNING, "tensorboard", "torchmetrics", "det_lightning.pytorch"]),
-    ],
-)
-def test_import_brings_only_what_it_needs(module: str, without: list[str]) -> None:
-    imported = imported_with(module)
-    assert module in imported
-    assert imported.isdisjoint(without)
-
-
-@pytest.mark.parametrize("module", ["det_lightning", "det_lightning.cli", "det_lightning.pytorch"])
-def test_readers_of_configurations_wait(module: str) -> None:
-    assert imported_with(module).isdisjoint(["pydantic", "ruamel.yaml", "det_lightning.config"])
+def test_import_brings_only_what_it_needs() -> None:
+    without = {
+        "det_lightning": [*HEAVY, *OF_CONFIGURATIONS],
+        "det_lightning.errors": HEAVY,
+        "det_lightning.units": HEAVY,
+        "det_lightning.core": HEAVY,
+        "det_lightning.porting": [*HEAVY, "libcst"],
+        "det_lightning.testing.plugin": [*HEAVY, "jinja2", "yaml", "det_lightning.pytorch"],
+        "det_lightning.cli": OF_CONFIGURATIONS,
+        "det_lightning.checkpoint": [*LIGHTNING, "tensorboard", "torchmetrics", "det_lightning.pytorch"],
+        "det_lightning.pytorch": [
+            *LIGHTNING,
+            *OF_CONFIGURATIONS,
+            "sympy",
+            "tensorboard",
+            "torch.distributed.tensor",
+            "torchmetrics",
+        ],
+        "det_lightning.pytorch._trainer": ["tensorboard", "boto3"],
+    }
+    for module, imported in import_in_turn(*without).items():
+        assert module in imported
+        assert imported & {*without[module]} == set(), module
 
 
 def test_configurations_need_little_else() -> None:
-    imported = imported_with("det_lightning.config")
-    with_all = {name for name in imported if name.startswith("det_lightning.") and ".config" not in name}
-    assert with_all - imported_with("det_lightning") == {
+    before, config, lifecycle = import_in_turn(
+        "det_lightning", "det_lightning.config", "det_lightning.experiments.lifecycle"
+    ).values()
+    assert {name for name in config - before if name.startswith("det_lightning.") and ".config" not in name} == {
         "det_lightning.checkpoint",
         "det_lightning.checkpoint.storage",
         "det_lightning.checkpoint.storage.storage_config",
@@ -65,6 +65,7 @@ def test_configurations_need_little_else() -> None:
         "det_lightning.hyperparameters",
         "det_lightning.units",
     }
+    assert config & {*HEAVY} == lifecycle & {"ray", "det_lightning.experiments.ray_cluster"} == set()
 
 
 def test_trainer_imports_lightning() -> None:
@@ -85,17 +86,11 @@ NOT_YET = ["checkpoint.safe_load.reading", "config", "experiments", "testing", "
 
 @pytest.mark.parametrize(
     ("api", "further"),
-    [
-        ("determined", {"fastcrc", "filelock", "pathspec", "platformdirs"}),
-        ("lightning", {"fastcrc", "pathspec"}),
-    ],
+    [("determined", {"fastcrc", "filelock", "pathspec", "platformdirs"}), ("lightning", {"fastcrc", "pathspec"})],
 )
-def test_first_batch_imports_hardly_more(
-    api: str, further: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+def test_first_batch_imports_hardly_more(api: str, further: set[str]) -> None:
     script = Path(__file__).with_name("first_batch.py")
-    done = subprocess.run([sys.executable, script, api], capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = subprocess.run([sys.executable, script, api], capture_output=True, text=True, check=True)
     (line,) = (line for line in done.stdout.splitlines() if "det_lightning.engine.run " in line)
     imported = set(line.split())
     packages = {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names)
@@ -103,48 +98,37 @@ def test_first_batch_imports_hardly_more(
     assert imported.isdisjoint(f"det_lightning.{name}" for name in NOT_YET)
 
 
-MISSING = "a-missing-file"
+#: Runs commands of ``det-lightning checkpoint`` one after the other, and prints what is imported after each.
+COMMANDS = """
+import json, sys
+from det_lightning.cli import main
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["det-lightning", "checkpoint", *command]
+    try:
+        main()
+    except SystemExit as end:
+        print()
+        print("modules", bool(end.code), *sys.modules)
+"""
 
 
-def modules_of_command(*arguments: str | Path) -> set[str]:
-    """Run ``det-lightning checkpoint`` in a process of its own, and return the modules that it imports."""
-    code = (
-        "import sys\n"
-        "from det_lightning.cli import main\n"
-        f"sys.argv = ['det-lightning', 'checkpoint', *{[*map(str, arguments)]!r}]\n"
-        "try:\n    main()\n"
-        f"except SystemExit as e:\n    assert bool(e.code) is {MISSING in arguments}, e.code\n"
-        "print('', *sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-@pytest.fixture(scope="module")
-def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a storage with two checkpoints, of which a file of Determined's master names the first."""
-    path = tmp_path_factory.mktemp("storage")
-    storage = CheckpointStorage(path / "checkpoints")
+def test_command_without_weights_needs_no_torch(tmp_path: Path) -> None:
+    """A file of Determined's master names the first of two checkpoints in a storage."""
+    checkpoints = str(tmp_path / "checkpoints")
     for checkpoint_id, steps in (("first", 3), ("second", 5)):
-        storage.write(make_files(steps), checkpoint_id, code=path)
-    (path / "trial.json").write_text(json.dumps(describe_trial(7, {"first": (3, 0.5)})))
-    return path
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("ls", "{storage}/checkpoints"),
-        ("annotate", "{storage}/checkpoints", "{storage}/trial.json"),
-        ("prune", "{storage}/checkpoints", "--dry-run"),
-        ("prune", "{storage}/checkpoints", "--trial-best", "0", "--trial-latest", "1"),
-        *[(command, MISSING) for command in ("show", "verify", "export", "merge")],
-        ("import", MISSING, "{storage}/checkpoints"),
-    ],
-    ids=" ".join,
-)
-def test_command_without_weights_needs_no_torch(arguments: tuple[str, ...], storage: Path) -> None:
-    imported = modules_of_command(*(argument.format(storage=storage) for argument in arguments))
-    written = arguments[0] in ("annotate", "export", "import", "merge", "prune")
-    assert f"det_lightning.cli.checkpoint_{'writing' if written else 'reading'}" in imported
-    assert imported.isdisjoint([*HEAVY, "boto3"])
+        CheckpointStorage(checkpoints).write(make_files(steps), checkpoint_id, code=tmp_path)
+    (tmp_path / "trial.json").write_text(json.dumps(describe_trial(7, {"first": (3, 0.5)})))
+    reading = [["ls", checkpoints], ["show", "missing"], ["verify", "missing"]]
+    writing = [
+        ["annotate", checkpoints, str(tmp_path / "trial.json")],
+        ["prune", checkpoints, "--dry-run"],
+        ["prune", checkpoints, "--trial-best", "0", "--trial-latest", "1"],
+        *[["export", "missing"], ["merge", "missing"], ["import", "missing", checkpoints]],
+    ]
+    run = [sys.executable, "-c", COMMANDS, json.dumps(reading + writing)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    ends = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("modules ")]
+    for command, (has_failed, *imported) in zip(reading + writing, ends, strict=True):
+        assert has_failed == str("missing" in command), command
+        assert f"det_lightning.cli.checkpoint_{'writing' if command in writing else 'reading'}" in imported, command
+        assert {*imported} & {*HEAVY, "boto3"} == set(), command

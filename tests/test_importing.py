@@ -19,12 +19,13 @@ def write_module(directory: Path, value: str, name: str = MODULE) -> Path:
     return directory
 
 
-def test_imports_end_with_the_block(tmp_path: Path) -> None:
+def test_imports_end_and_leave_nothing(tmp_path: Path) -> None:
     before = sys.path[:]
     with import_from_path(write_module(tmp_path, "in the directory")):
         assert importlib.import_module(MODULE).VALUE == "in the directory"
     assert sys.path == before
     assert MODULE not in sys.modules
+    assert [path.name for path in tmp_path.iterdir()] == [f"{MODULE}.py"]
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(MODULE)
 
@@ -79,12 +80,6 @@ def test_error_puts_everything_back(tmp_path: Path) -> None:
         raise RuntimeError("inside")
     assert (sys.path, sys.dont_write_bytecode) == (path, flag)
     assert MODULE not in sys.modules
-
-
-def test_nothing_is_written(tmp_path: Path) -> None:
-    with import_from_path(write_module(tmp_path, "")):
-        importlib.import_module(MODULE)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{MODULE}.py"]
 
 
 def test_relative_path() -> None:

@@ -17,9 +17,7 @@ NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*
 def test_notebook_runs_and_draws(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     notebook = nbformat.read(file, as_version=4)
-
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert "of the held-out digits" in outputs[-1]["data"]["text/plain"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,17 +90,14 @@ def is_stump(name: str) -> bool:
     return name.rpartition("_")[2] in ("of", "in", "for")
 
 
-def test_docstrings_name_things() -> None:
+def rate_pages(pages: Iterable[Path]) -> float:
+    return rate(keep_prose(page.read_text(encoding="utf-8")) for page in pages)
+
+
+def test_prose_names_things() -> None:
     assert rate(docstrings()) <= MOST_IN_DOCSTRINGS
-
-
-def test_docs_name_things() -> None:
-    pages = sorted((ROOT / "docs").rglob("*.md"))
-    assert rate(keep_prose(page.read_text(encoding="utf-8")) for page in pages) <= MOST_IN_DOCS
-
-
-def test_readme_names_things() -> None:
-    assert rate(iter([keep_prose((ROOT / "README.md").read_text(encoding="utf-8"))])) <= MOST_IN_README
+    assert rate_pages((ROOT / "docs").rglob("*.md")) <= MOST_IN_DOCS
+    assert rate_pages([ROOT / "README.md"]) <= MOST_IN_README
 
 
 @pytest.mark.parametrize(("judge", "most"), [(is_participle, MOST_PARTICIPLES), (is_stump, MOST_STUMPS)])

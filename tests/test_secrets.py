@@ -63,9 +63,6 @@ ORDINARY_NAMES = _ORDINARY.split()
 
 def test_names_of_secrets() -> None:
     assert [name for name in SECRET_NAMES if not is_secret_name(name)] == []
-
-
-def test_ordinary_names() -> None:
     assert [name for name in ORDINARY_NAMES if is_secret_name(name)] == []
 
 
@@ -174,11 +171,8 @@ def train(storage: Any, config: dict[str, Any] = CONFIG, hparams: dict[str, Any]
 
 
 def files_that_hold(secret: str, directory: Path) -> list[str]:
-    return [
-        str(path.relative_to(directory))
-        for path in directory.rglob("*")
-        if path.is_file() and secret.encode() in path.read_bytes()
-    ]
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return [str(path.relative_to(directory)) for path in files if secret.encode() in path.read_bytes()]
 
 
 def test_run_reads_secrets_and_writes_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -215,16 +209,12 @@ def test_lightning_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
     url = f"memory://me:{SECRET}@host/lightning"
     train(url)
     path = CheckpointStorage(url).newest()
-    flags: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "max_epochs": 1}
-
-    def fit(ckpt_path: str | None) -> None:
-        trainer = pl.Trainer(enable_checkpointing=False, **flags)
-        trainer.fit(TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=ckpt_path)
-
+    off: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **off)
     with caplog.at_level(logging.INFO, "pytorch_lightning"):
-        fit(path)
+        trainer.fit(TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=path)
         with pytest.raises(errors.CheckpointNotFound) as raised:
-            fit(f"{path}-gone")
+            trainer.fit(TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=f"{path}-gone")
     assert f"me:{MASK}@host" in caplog.text
     assert SECRET not in f"{caplog.text} {raised.value}"
 
@@ -243,11 +233,8 @@ def test_fall_back_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
 def test_objects_are_left_out_with_secrets(tmp_path: Path) -> None:
     train(tmp_path, {"options": argparse.Namespace(api_key=SECRET, lr=0.1), "where": Path(f"me;AccountKey={SECRET}")})
     assert files_that_hold(SECRET, tmp_path) == []
-    assert (
-        json.loads(next(tmp_path.glob("*/load_data.json")).read_text())["experiment_config"]
-        .keys()
-        .isdisjoint({"options", "where"})
-    )
+    (file,) = tmp_path.glob("*/load_data.json")
+    assert json.loads(file.read_text())["experiment_config"].keys().isdisjoint({"options", "where"})
 
 
 def test_secrets_come_from_the_call(tmp_path: Path) -> None:
@@ -256,8 +243,7 @@ def test_secrets_come_from_the_call(tmp_path: Path) -> None:
     trial = train(tmp_path, latest_checkpoint="last", max_length=pytorch.Batch(4))
     assert trial.hparams["hf_token"] == SECRET
     assert files_that_hold(SECRET, tmp_path) == []
-    path = CheckpointStorage(tmp_path).newest()
-    assert path is not None
+    path = next(CheckpointStorage(tmp_path).newest_first())
     trial = pytorch.load_trial_from_checkpoint_path(path, trial_class=ReadingTrial, exp_conf=CONFIG, hparams=HPARAMS)
     assert (trial.config, trial.hparams) == (CONFIG, HPARAMS)
 
@@ -273,16 +259,14 @@ def test_left_out_beside_a_nested_secret() -> None:
 
 def test_a_masked_value_is_never_read(tmp_path: Path) -> None:
     train(tmp_path)
-    path = CheckpointStorage(tmp_path).newest()
-    assert path is not None
+    path = next(CheckpointStorage(tmp_path).newest_first())
     trial = pytorch.load_trial_from_checkpoint_path(path, trial_class=ReadingTrial)
     assert MASK not in json.dumps([trial.config, trial.hparams])
     assert trial.config["data"]["shards"] == 3
     section = trial.config["checkpoint_storage"]
     assert section.get("secret_key") is None
-    with pytest.raises(
-        KeyError, match=r"exp_conf\['checkpoint_storage'\]\['secret_key'\] is a secret, which was masked"
-    ):
+    message = r"exp_conf\['checkpoint_storage'\]\['secret_key'\] is a secret, which was masked"
+    with pytest.raises(KeyError, match=message):
         section["secret_key"]
     with pytest.raises(KeyError, match="'no_such_entry'"):
         section["no_such_entry"]
@@ -307,11 +291,12 @@ def test_config_error_shows_no_secret() -> None:
 
 # Checkpoints of others, which have them in clear
 
+LOAD_DATA = {"trial_cls_spec": "m:T", "hparams": HPARAMS, "experiment_config": CONFIG, "is_trainer": True}
+
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_show_masks_what_others_wrote(flags: list[str], tmp_path: Path) -> None:
-    load_data = {"trial_cls_spec": "m:T", "hparams": HPARAMS, "experiment_config": CONFIG, "is_trainer": True}
-    checkpoint = write_checkpoint(tmp_path, load_data=load_data)
+    checkpoint = write_checkpoint(tmp_path, load_data=LOAD_DATA)
     result = CliRunner().invoke(app, ["checkpoint", "show", str(checkpoint), *flags])
     assert SECRET not in result.output
     assert MASK in result.output
@@ -321,8 +306,7 @@ def test_show_masks_what_others_wrote(flags: list[str], tmp_path: Path) -> None:
 def test_damage_error_shows_no_secret(settings: Any, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path)
     forget_checksums(checkpoint)
-    resume = read_state(checkpoint / "resume.pth")
-    torch.save({**resume, "settings": settings}, checkpoint / "resume.pth")
+    torch.save({**read_state(checkpoint / "resume.pth"), "settings": settings}, checkpoint / "resume.pth")
     with pytest.raises(errors.IncompleteCheckpointError, match="'settings' must be") as raised:
         read_checkpoint(checkpoint)
     assert SECRET not in str(raised.value)
@@ -331,20 +315,16 @@ def test_damage_error_shows_no_secret(settings: Any, tmp_path: Path) -> None:
 def test_printed_metadata_show_no_secret(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, by_determined=True)
     metadata = json.loads((checkpoint / "metadata.json").read_text())
-    named = {
-        "trial": f"token={SECRET}",
-        "experiment": "1",
-        "metric": {"name": f"https://me:{SECRET}@host", "value": 1.0},
-    }
-    (checkpoint / "metadata.json").write_text(json.dumps({**metadata, **named}))
+    metric = {"name": f"https://me:{SECRET}@host", "value": 1.0}
+    metadata |= {"trial": f"token={SECRET}", "experiment": "1", "metric": metric}
+    (checkpoint / "metadata.json").write_text(json.dumps(metadata))
     for arguments in (["ls", tmp_path, "--best"], ["ls", tmp_path, "--best", "--json"], ["show", checkpoint]):
         assert SECRET not in CliRunner().invoke(app, ["checkpoint", *map(str, arguments)]).output
 
 
 @pytest.mark.slow
 def test_exports_and_imports_have_no_secrets(tmp_path: Path) -> None:
-    load_data = {"trial_cls_spec": "m:T", "hparams": HPARAMS, "experiment_config": CONFIG, "is_trainer": True}
-    checkpoint, file = write_checkpoint(tmp_path / "from", load_data=load_data), tmp_path / "one.ckpt"
+    checkpoint, file = write_checkpoint(tmp_path / "from", load_data=LOAD_DATA), tmp_path / "one.ckpt"
     assert files_that_hold(SECRET, checkpoint) == ["load_data.json"]  # by hand, as Determined writes it
     run = CliRunner().invoke
     assert run(app, ["checkpoint", "export", str(checkpoint), "--to", "lightning", "-o", str(file)]).exit_code == 0
@@ -362,10 +342,7 @@ def test_exports_and_imports_have_no_secrets(tmp_path: Path) -> None:
     [
         ({"type": "s3", "bucket": "b", "secret_kye": SECRET}, ["secret_kye is unknown (did you mean secret_key?)"]),
         ({"type": "s3", "bucket": "b", "secretkey": SECRET, "x": SECRET}, ["secretkey is unknown", "x is unknown"]),
-        (
-            {"type": "s3", "bucket": "b", "secret_key": [SECRET]},
-            ["secret_key must be a string; got a value"],
-        ),
+        ({"type": "s3", "bucket": "b", "secret_key": [SECRET]}, ["secret_key must be a string; got a value"]),
         ({"type": "s3", "prefix": f"s3://me:{SECRET}@host/.."}, ["bucket is missing", f"s3://me:{MASK}@host/.."]),
         ({"type": f"s3://me:{SECRET}@host"}, ["type must be one of"]),
     ],
@@ -392,6 +369,8 @@ def test_masked_secret_has_another_source(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     assert storage_from_config(MASKED_S3) == ("s3://b", options)
+    with pytest.raises(errors.StorageError, match="is masked: write the password into the URL, or pass the option"):
+        CheckpointStorage(f"sftp://me:{MASK}@127.0.0.1:1/x")
 
 
 @pytest.mark.parametrize("url", [f"nosuch://me:{SECRET}@host/x", f"sftp://me:{SECRET}@127.0.0.1:1/x"])
@@ -401,13 +380,10 @@ def test_unusable_url_shows_no_password(url: str) -> None:
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-def test_options_show_no_password() -> None:
+def test_storage_errors_show_no_password() -> None:
     with pytest.raises(errors.StorageError) as raised:
         CheckpointStorage("sftp://127.0.0.1:1/x", options={"username": "me", "password": SECRET, "timeout": SECRET})
     assert SECRET not in "".join(traceback.format_exception(raised.value))
-
-
-def test_file_system_errors_show_no_password() -> None:
     with pytest.raises(errors.StorageError, match="Failed while looking") as raised, explain_errors("looking"):
         raise ConnectionError(f"no answer from https://me:{SECRET}@host")
     assert SECRET not in "".join(traceback.format_exception(raised.value))
@@ -421,26 +397,18 @@ def test_location_hides_its_password() -> None:
     assert Location.parse((place / "x").url).list_names() == ["file"]
 
 
-def test_checkpoint_path_hides_its_password(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoint_path_hides_password(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
     url = f"memory://me:{SECRET}@host/run"
     with caplog.at_level(logging.DEBUG, "det_lightning"):
         train(url)
     storage = CheckpointStorage(url)
-    newest = storage.newest()
-    assert newest is not None
+    newest = next(storage.newest_first())
     assert storage.find(newest) == newest
     assert pytorch.load_trial_from_checkpoint_path(newest, trial_class=ReadingTrial).config["name"] == "an experiment"
     with pytest.raises(errors.CheckpointNotFound, match=re.escape(MASK)) as raised:
         storage.find(f"{url}/none")
     shown = capfd.readouterr()
     assert SECRET not in f"{storage} {raised.value} {caplog.text} {shown.out} {shown.err}"
-
-
-def test_masked_url_needs_a_password() -> None:
-    with pytest.raises(errors.StorageError, match="is masked: write the password into the URL, or pass the option"):
-        CheckpointStorage(f"sftp://me:{MASK}@127.0.0.1:1/x")
 
 
 @pytest.mark.parametrize("option", [f"secret-key={SECRET}", f"secret={{{SECRET}", f"token=[{SECRET}"])

@@ -16,6 +16,7 @@ steps = st.integers(1, 10_000)
 @given(period=st.integers(1, 200), step=steps)
 def test_period_names_its_multiples(period: int, step: int) -> None:
     assert Batch(period).should_stop(step) == (step in range(period, step + 1, period))
+    assert not Batch(period).should_stop(0)
 
 
 @given(period=st.integers(max_value=0), step=steps)
@@ -32,10 +33,6 @@ def test_container_names_its_steps(schedule: frozenset[int], step: int) -> None:
 @pytest.mark.parametrize("container", [[5, 30], (5, 30), {5, 30}, {5: "first", 30: "second"}, range(5, 31, 25)])
 def test_any_container_is_a_schedule(container: Any) -> None:
     assert [step for step in range(100) if Epoch(container).should_stop(step)] == [5, 30]
-
-
-def test_no_period_ends_before_a_step() -> None:
-    assert not Batch(3).should_stop(0)
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,11 @@ def test_download_retries_without_random_draws(bucket: Any) -> None:
     assert random.getstate() == state
 
 
-def test_failed_download_names_the_blob(bucket: Any) -> None:
+def test_failed_downloads_name_the_blob(bucket: Any) -> None:
     blob = failing(bucket, "images/1", failures=3)
     with pytest.raises(errors.StorageError, match=r"downloading images/1: ConnectionResetError: the conn"):
         util.download_gcs_blob_with_backoff(blob, n_retries=3, max_backoff=0)
     assert blob.attempts == 3
-
-
-def test_a_missing_blob_is_not_tried_again(bucket: Any) -> None:
     blob = failing(bucket, "images/missing", failures=0)
     with pytest.raises(errors.StorageError, match="Not found while downloading images/missing"):
         util.download_gcs_blob_with_backoff(blob)

@@ -31,18 +31,12 @@ one_batch: Any = experimental.test_one_batch
 
 MODEL = torch.nn.Linear(1, 1)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+RANK_0 = {"size": 1, "local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
 EVERY_BATCH = pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH
 
 
 class Largest(pytorch.MetricReducer):
-    def reset(self) -> None:
-        pass
-
-    def per_slot_reduce(self) -> Any:
-        return 0
-
-    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        return max(per_slot_metrics)
+    """No object of it is made."""
 
 
 class NeedsASize(SmallTrial):
@@ -68,7 +62,7 @@ def fit(context: pytorch.PyTorchTrialContext, **arguments: Any) -> None:
     trainer.fit(**{"max_length": pytorch.Batch(1), "checkpoint_storage": "storage", **arguments})
 
 
-Call = Callable[[Any], Any]
+Call = Callable[..., Any]
 ON_A_CONTEXT: list[tuple[Call, str]] = [
     (lambda c: c.wrap_model(None), r"wrap_model\(\) takes a torch.nn.Module; got None"),
     (lambda c: c.wrap_model(torch.nn.Linear), "got the class Linear, not an object of the class"),
@@ -78,10 +72,7 @@ ON_A_CONTEXT: list[tuple[Call, str]] = [
     (lambda c: c.wrap_optimizer(torch.optim.SGD), "got the class SGD, not an object of the class"),
     (lambda c: c.wrap_optimizer(MODEL), "got an object of type Linear"),
     (lambda c: c.wrap_optimizer([OPTIMIZER]), "Wrap each optimizer by itself"),
-    (
-        lambda c: c.wrap_optimizer(OPTIMIZER, "2"),
-        r"backward_passes_per_step=...\) takes a number; got '2' of type",
-    ),
+    (lambda c: c.wrap_optimizer(OPTIMIZER, "2"), r"backward_passes_per_step=...\) takes a number; got '2' of type"),
     (
         lambda c: c.wrap_lr_scheduler(None, EVERY_BATCH),
         r"wrap_lr_scheduler\(\) takes a learning rate scheduler.*got None",
@@ -129,10 +120,7 @@ def test_call_with_a_context(context: pytorch.PyTorchTrialContext, call: Call, m
 @pytest.mark.parametrize(
     ("reducer", "message"),
     [
-        (
-            Largest,
-            r"got the class Largest, .*\(name='m'\). Create one first: wrap_reducer\(Largest\(",
-        ),
+        (Largest, r"got the class Largest, .*\(name='m'\). Create one first: wrap_reducer\(Largest\("),
         (torchmetrics.MeanMetric, "got the class MeanMetric"),
         (pytorch.Reducer, "takes a function, a MetricReducer or a torchmetrics metric; got <enum 'Reducer'>"),
     ],
@@ -163,13 +151,8 @@ def test_init_names_what_it_got(arguments: dict[str, Any], error: type[Exception
 
 
 def test_a_number_may_be_one_of_numpy() -> None:
-    with pytorch.init(aggregation_frequency=np.int64(2)) as context:
-        assert context.aggregation_frequency == 2
-
-
-def test_strategy_may_be_none() -> None:
-    with pytorch.init(strategy=None) as context:
-        assert context.distributed.size == 1
+    with pytorch.init(aggregation_frequency=np.int64(2), strategy=None) as context:
+        assert (context.aggregation_frequency, context.distributed.size) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +173,7 @@ def test_strategy_may_be_none() -> None:
         ),
     ],
 )
-def test_a_missing_with_statement_is_named(
-    use: Callable[[], Any], error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         use()
 
@@ -210,10 +190,7 @@ def test_a_missing_with_statement_is_named(
         (lambda: trial_module(SmallTrial, trial_kwargs=[3]), "trial_kwargs= takes a dict.*got \\[3\\] of type list"),
         (lambda: one_batch(torch.nn.Linear), r"test_one_batch\(\) takes the class of a trial.*got <class"),
         (lambda: one_batch(SmallTrial, "a.yaml"), "config=...\\) takes a dict; got 'a.yaml' of type str"),
-        (
-            lambda: process_batches(MODEL, [1]),
-            "a subclass of TorchBatchProcessor; got an object of type Linear",
-        ),
+        (lambda: process_batches(MODEL, [1]), "a subclass of TorchBatchProcessor; got an object of type Linear"),
         (lambda: api.CheckpointLoadContext("x"), "hparams= takes a dict; got 'x' of type str"),
         (lambda: api.PyTorchTrialContext.from_config("a.yaml"), r"from_config\(\) takes.*as a dict; got 'a.yaml'"),
         (lambda: api.DataLoader(None), r"DataLoader\(\) takes a dataset; got None"),
@@ -221,9 +198,7 @@ def test_a_missing_with_statement_is_named(
         (lambda: api.reset_parameters(torch.nn.Linear), r"reset_parameters\(\) takes a torch.nn.Module; got the class"),
         (lambda: core_api.init(distributed=3), r"core.init\(distributed=...\) takes a DistributedContext; got 3"),
         (
-            lambda: core_api.DistributedContext(
-                rank="0", size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1
-            ),
+            lambda: core_api.DistributedContext(rank="0", **RANK_0),
             r"DistributedContext\(rank=...\) takes a whole number; got '0'",
         ),
         (
@@ -278,10 +253,9 @@ def test_a_length_is_not_negative(context: pytorch.PyTorchTrialContext) -> None:
         fit(context, max_length=pytorch.Batch(-3))
 
 
-def test_trial_arguments_go_into_trial_kwargs(tmp_path: Path) -> None:
-    with pytest.raises(
-        TypeError, match=r"NeedsASize\(context.*size.*without trial_kwargs=: missing.*'size'.*trial_kwargs"
-    ):
+def test_trial_arguments_go_into_trial_kwargs() -> None:
+    message = r"NeedsASize\(context.*size.*without trial_kwargs=: missing.*'size'.*trial_kwargs"
+    with pytest.raises(TypeError, match=message):
         predict(NeedsASize)
     with pytest.raises(TypeError, match=r"trial_kwargs=\{'sized': 3\}: missing a required argument: 'size'"):
         predict(NeedsASize, trial_kwargs={"sized": 3})
@@ -297,9 +271,8 @@ def predict(trial: Any, **arguments: Any) -> Any:
 @pytest.mark.parametrize("build", ["init", "TrialModule"])
 def test_text_hyperparameter_is_named(build: str) -> None:
     hparams = {"lr": "0.1", "name": "small", "password": "12345"}
-    with pytest.raises(
-        TypeError, match=r"'str'.*These hyperparameters are texts: lr='0.1'. Write numbers without quotes"
-    ):
+    message = r"'str'.*These hyperparameters are texts: lr='0.1'. Write numbers without quotes"
+    with pytest.raises(TypeError, match=message):
         if build == "TrialModule":
             predict(LearnsAtItsRate, hparams=hparams)
         with pytorch.init(hparams=hparams) as context:
@@ -323,22 +296,14 @@ def test_other_errors_stay() -> None:
 
 
 def test_a_trial_class_is_one(tmp_path: Path) -> None:
+    message = r"trial_class=...\) takes the class of a trial, a subclass of det_lightning"
     for wrong in (torch.nn.Linear, MODEL, "model_def:MyTrial", adapters.TrialModule):
-        with pytest.raises(
-            TypeError, match=r"trial_class=...\) takes the class of a trial, a subclass of det_lightning"
-        ):
+        with pytest.raises(TypeError, match=message):
             api.load_trial_from_checkpoint_path(tmp_path, trial_class=wrong)
 
 
 def test_apex_and_amp_name_each_other(context: pytorch.PyTorchTrialContext) -> None:
     context.experimental.use_amp()
-    with pytest.raises(
-        errors.InvalidExperimentException, match=r"after experimental.use_amp\(\).*leave the other call"
-    ):
-        context.configure_apex_amp(MODEL, OPTIMIZER) if torch.cuda.is_available() else refuse_after_a_scaler()
-
-
-def refuse_after_a_scaler() -> None:
-    with pytorch.init() as context:
-        context.experimental.use_amp()
+    message = r"after experimental.use_amp\(\).*leave the other call"
+    with pytest.raises(errors.InvalidExperimentException, match=message):
         context.configure_apex_amp(MODEL, OPTIMIZER)

@@ -86,10 +86,8 @@ def two_optimizers(wrap: Wrap) -> Any:
 def warm_started(wrap: Wrap) -> Any:
     first = tf.estimator.LinearClassifier(columns(), model_dir=tempfile.mkdtemp(), config=run_config())
     first.train(validation_data, steps=2)
-    optimizer = wrap(tf.keras.optimizers.legacy.Adagrad(0.1))
-    return tf.estimator.LinearClassifier(
-        columns(), optimizer=optimizer, warm_start_from=first.model_dir, config=run_config()
-    )
+    options = {"optimizer": wrap(tf.keras.optimizers.legacy.Adagrad(0.1)), "config": run_config()}
+    return tf.estimator.LinearClassifier(columns(), warm_start_from=first.model_dir, **options)
 
 
 def of_keras(wrap: Wrap) -> Any:

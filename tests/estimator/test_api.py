@@ -16,22 +16,13 @@ import tensorflow as tf
 
 from det_lightning import errors, estimator
 from det_lightning.pytorch import Batch
-from tests.estimator.small_trials import (
-    BATCH_SIZE,
-    SmallTrial,
-    Trained,
-    custom,
-    run_config,
-    samples,
-    small_trial,
-    training_data,
-    validation_data,
-)
+from tests.estimator import small_trials as trials
+from tests.estimator.small_trials import BATCH_SIZE, SmallTrial, Trained, custom, small_trial
 
 pytestmark = pytest.mark.slow
 
 
-def test_exactly_these_names_are_public() -> None:
+def test_names_and_version_1_behaviour() -> None:
     assert sorted(estimator.__all__) == [
         *("EstimatorContext", "EstimatorExperimentalContext", "EstimatorModule", "EstimatorNativeContext"),
         *("EstimatorTrial", "EstimatorTrialContext", "MetricReducer", "RunHook", "ServingInputReceiverFn", "Trainer"),
@@ -39,9 +30,6 @@ def test_exactly_these_names_are_public() -> None:
     ]
     assert [name for name in estimator.__all__ if not getattr(estimator, name).__doc__] == ["ServingInputReceiverFn"]
     assert estimator.EstimatorTrial.trial_context_class is estimator.EstimatorTrialContext
-
-
-def test_version_1_behaviour() -> None:
     assert not tf.executing_eagerly()
     assert not tf.compat.v1.resource_variables_enabled()
 
@@ -113,7 +101,7 @@ class WithMetrics(SmallTrial):
             loss = tf.compat.v1.losses.sparse_softmax_cross_entropy(labels, logits)
             return tf.estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
 
-        return tf.estimator.Estimator(model_fn, config=run_config())
+        return tf.estimator.Estimator(model_fn, config=trials.run_config())
 
 
 def test_metrics_over_all_batches(tmp_path: Path) -> None:
@@ -175,7 +163,7 @@ class Cached(SmallTrial):
             @self.context.experimental.cache_train_dataset("small", "v1", shuffle=self.shuffle)
             def make_dataset() -> Any:
                 type(self).made += 1
-                return samples(0, 64)
+                return trials.samples(0, 64)
 
             return make_dataset().batch(self.context.get_per_slot_batch_size())
 
@@ -184,7 +172,7 @@ class Cached(SmallTrial):
     def build_validation_spec(self) -> Any:
         @self.context.experimental.cache_validation_dataset("small", "v1")
         def make_dataset() -> Any:
-            return samples(1, 30)
+            return trials.samples(1, 30)
 
         return tf.estimator.EvalSpec(lambda: make_dataset().batch(self.context.get_per_slot_batch_size()), steps=None)
 
@@ -243,15 +231,15 @@ def with_strategy(wrap: Any) -> Any:
 
 OTHER_OBJECTS: dict[str, Any] = {
     "build_estimator": lambda self: "an estimator",
-    "build_train_spec": lambda self: tf.estimator.EvalSpec(validation_data),
-    "build_validation_spec": lambda self: tf.estimator.TrainSpec(training_data),
+    "build_train_spec": lambda self: tf.estimator.EvalSpec(trials.validation_data),
+    "build_validation_spec": lambda self: tf.estimator.TrainSpec(trials.training_data),
 }
 
 
 @pytest.mark.parametrize(
     ("trial", "message"),
     [
-        (small_trial(training_data=lambda wrap: training_data()), r"context\.wrap_dataset\(dataset\)"),
+        (small_trial(training_data=lambda wrap: trials.training_data()), r"context\.wrap_dataset\(dataset\)"),
         (small_trial(make=lambda wrap: custom(lambda optimizer: optimizer)), r"context\.wrap_optimizer\(optimizer\)"),
         (
             type("Trial", (SmallTrial,), OTHER_OBJECTS),

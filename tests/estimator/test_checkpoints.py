@@ -140,25 +140,19 @@ NUMPY_STATE: Any = np.random.RandomState(0).get_state()
 ARRAY = b"cnumpy\nndarray\n"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"cnumpy.core.multiarray\n_reconstruct\n(" + ARRAY + b"(L1099511627776LtS'O'\ntR.",
-        pickle.dumps({"np_rng_state": ("MT19937", NUMPY_STATE[1], 10**8, 0, 0.0), "random_rng_state": (3, (), None)}),
-        pickle.dumps({"random_rng_state": 5}),
-        pickle.dumps([1]),
-        pickle.dumps({"x": b"x" * 100_000}),
-        b"\x80\x02}" + b")" + b"q\x01h\x01\x86" * 40 + b"Ns.",
-    ],
-    ids=[
-        "a huge array of objects",
-        "a position outside",
-        "no state",
-        "a list",
-        "a large file",
-        "a key that takes years",
-    ],
-)
+MADE_UP = {
+    "a huge array of objects": b"cnumpy.core.multiarray\n_reconstruct\n(" + ARRAY + b"(L1099511627776LtS'O'\ntR.",
+    "a position outside": pickle.dumps(
+        {"np_rng_state": ("MT19937", NUMPY_STATE[1], 10**8, 0, 0.0), "random_rng_state": (3, (), None)}
+    ),
+    "no state": pickle.dumps({"random_rng_state": 5}),
+    "a list": pickle.dumps([1]),
+    "a large file": pickle.dumps({"x": b"x" * 100_000}),
+    "a key that takes years": b"\x80\x02}" + b")" + b"q\x01h\x01\x86" * 40 + b"Ns.",
+}
+
+
+@pytest.mark.parametrize("content", MADE_UP.values(), ids=MADE_UP)
 def test_made_up_random_states(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "rng_state.pkl").write_bytes(content)
     before = np.random.get_state(legacy=False)["state"]["key"].tolist()

@@ -20,18 +20,8 @@ from tests.estimator.small_trials import custom, training_data, validation_data
 pytestmark = pytest.mark.slow
 
 
-def train(context: Any) -> None:
-    context.train_and_evaluate(
-        custom(context.wrap_optimizer),
-        tf.estimator.TrainSpec(lambda: training_data(context.wrap_dataset)),
-        tf.estimator.EvalSpec(lambda: validation_data(context.wrap_dataset), steps=None),
-    )
-
-
 @pytest.mark.parametrize(("test", "batches"), [(True, 1), (False, 5)])
-def test_a_script_trains_the_configured_length(
-    test: bool, batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_script_trains_as_configured(test: bool, batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code").mkdir()
     config = {
@@ -40,7 +30,11 @@ def test_a_script_trains_the_configured_length(
         "checkpoint_storage": {"type": "shared_fs", "host_path": str(tmp_path / "checkpoints")},
     }
     context = native.init(config, local=True, test=test, context_dir=str(tmp_path / "code"))
-    train(context)
+    context.train_and_evaluate(
+        custom(context.wrap_optimizer),
+        tf.estimator.TrainSpec(lambda: training_data(context.wrap_dataset)),
+        tf.estimator.EvalSpec(lambda: validation_data(context.wrap_dataset), steps=None),
+    )
     newest = next(CheckpointStorage(tmp_path / "checkpoints").newest_first())
     assert tf.train.load_variable(newest, "global_step") == batches
 
@@ -54,7 +48,6 @@ def test_determineds_names() -> None:
     with compat.answering_determined():
         determined: Any = importlib.import_module("determined")
         init = importlib.import_module("determined.experimental.estimator").init
-
         assert issubclass(determined.estimator.RunHook, tf.estimator.SessionRunHook)
         assert determined.estimator.EstimatorTrial.__module__ == "det_lightning.estimator._trial"
         assert callable(init)

@@ -17,44 +17,26 @@ from det_lightning import estimator
 from det_lightning.adapters.module import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.pytorch import Batch
-from tests.estimator.small_trials import (
-    EPOCH,
-    SEED,
-    Reports,
-    SmallTrial,
-    Trained,
-    batch_normalized,
-    columns,
-    custom,
-    of_keras,
-    premade,
-    premade_of_version_1,
-    repeated_training_data,
-    run_config,
-    samples,
-    small_trial,
-    train_with_tensorflow_alone,
-    training_data,
-    two_optimizers,
-    validation_data,
-    warm_started,
-)
+from tests.estimator import small_trials as trials
+from tests.estimator.small_trials import EPOCH, SEED, Reports, SmallTrial, Trained, small_trial
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("make", [custom, premade, premade_of_version_1])
-@pytest.mark.parametrize(("data", "batches"), [(training_data, EPOCH), (repeated_training_data, 2 * EPOCH + 3)])
-def test_losses_as_in_train_and_evaluate(
-    make: Callable[..., Any], data: Callable[..., Any], batches: int, tmp_path: Path
-) -> None:
-    losses, metrics = train_with_tensorflow_alone(make, data, batches)
+@pytest.mark.parametrize("make", [trials.custom, trials.premade, trials.premade_of_version_1])
+@pytest.mark.parametrize(
+    ("data", "batches"), [(trials.training_data, EPOCH), (trials.repeated_training_data, 2 * EPOCH + 3)]
+)
+def test_losses_as_in_train_and_evaluate(make: Any, data: Any, batches: int, tmp_path: Path) -> None:
+    losses, metrics = trials.train_with_tensorflow_alone(make, data, batches)
     ours = Trained(small_trial(make=make, training_data=data), tmp_path, batches)
     assert ours.reports.losses == losses
     assert {name: ours.reports.validations[-1][name] for name in metrics} == metrics
 
 
-@pytest.mark.parametrize(("make", "split"), [(custom, 3), (premade, EPOCH), (premade_of_version_1, EPOCH + 5)])
+@pytest.mark.parametrize(
+    ("make", "split"), [(trials.custom, 3), (trials.premade, EPOCH), (trials.premade_of_version_1, EPOCH + 5)]
+)
 def test_resumed_runs_equal_whole_ones(make: Callable[..., Any], split: int, tmp_path: Path) -> None:
     trial = small_trial(make=make)
     whole = Trained(trial, tmp_path / "whole", 2 * EPOCH + 3)
@@ -64,10 +46,10 @@ def test_resumed_runs_equal_whole_ones(make: Callable[..., Any], split: int, tmp
     assert second.reports.validations[-1] == whole.reports.validations[-1]
 
 
-@pytest.mark.parametrize("make", [two_optimizers, warm_started, of_keras])
+@pytest.mark.parametrize("make", [trials.two_optimizers, trials.warm_started, trials.of_keras])
 def test_weights_as_in_train_and_evaluate(make: Callable[..., Any], tmp_path: Path) -> None:
-    losses, metrics = train_with_tensorflow_alone(make, repeated_training_data, EPOCH + 3)
-    trial = small_trial(make=make, training_data=repeated_training_data)
+    losses, metrics = trials.train_with_tensorflow_alone(make, trials.repeated_training_data, EPOCH + 3)
+    trial = small_trial(make=make, training_data=trials.repeated_training_data)
     first = Trained(trial, tmp_path, 3)
     second = Trained(trial, tmp_path, EPOCH + 3, latest_checkpoint="last")
     assert first.reports.losses + second.reports.losses == losses
@@ -83,7 +65,7 @@ def test_unsavable_data_are_replayed(tmp_path: Path) -> None:
         types = ({"x": tf.float32}, tf.int32)
         return wrap(tf.data.Dataset.from_generator(numbers, types, ({"x": (4,)}, ()))).batch(3)
 
-    trial = small_trial(make=premade, training_data=generated)
+    trial = small_trial(make=trials.premade, training_data=generated)
     whole = Trained(trial, tmp_path / "whole", 17)
     first = Trained(trial, tmp_path / "parts", 9)
     second = Trained(trial, tmp_path / "parts", 17, latest_checkpoint="last")
@@ -97,7 +79,7 @@ def test_the_trials_seed_counts(tmp_path: Path) -> None:
 
 
 def test_a_run_config_is_optional(tmp_path: Path) -> None:
-    trial = small_trial(make=lambda wrap: tf.estimator.Estimator(custom(wrap).model_fn))
+    trial = small_trial(make=lambda wrap: tf.estimator.Estimator(trials.custom(wrap).model_fn))
     assert len(Trained(trial, tmp_path, 2, init={"trial_seed": SEED}).reports.losses) == 2
 
 
@@ -112,14 +94,14 @@ def test_aggregation_equals_a_larger_batch(tmp_path: Path) -> None:
     def linear(wrap: Callable[..., Any]) -> Any:
         # The loss of a batch is the mean over its samples, so that means of gradients are gradients of means.
         return tf.compat.v1.estimator.LinearClassifier(
-            columns(),
+            trials.columns(),
             optimizer=wrap(tf.compat.v1.train.GradientDescentOptimizer(0.5)),
-            config=run_config(),
+            config=trials.run_config(),
             loss_reduction=tf.compat.v1.losses.Reduction.SUM_OVER_BATCH_SIZE,
         )
 
-    small = small_trial(make=linear, training_data=lambda wrap: wrap(samples(0, 64)).batch(8))
-    large = small_trial(make=linear, training_data=lambda wrap: wrap(samples(0, 64)).batch(16))
+    small = small_trial(make=linear, training_data=lambda wrap: wrap(trials.samples(0, 64)).batch(8))
+    large = small_trial(make=linear, training_data=lambda wrap: wrap(trials.samples(0, 64)).batch(16))
     aggregated = Trained(small, tmp_path / "a", 8, init={"aggregation_frequency": 2}).reports.validations[-1]
     at_once = Trained(large, tmp_path / "b", 4).reports.validations[-1]
     for name in ("loss", "average_loss", "accuracy"):
@@ -136,7 +118,7 @@ def test_resume_in_an_aggregation(tmp_path: Path) -> None:
 
 
 def test_aggregation_with_batch_norms(tmp_path: Path) -> None:
-    trial = small_trial(make=batch_normalized)
+    trial = small_trial(make=trials.batch_normalized)
     whole = Trained(trial, tmp_path / "whole", 6, init={"aggregation_frequency": 2})
     assert whole.reports.validations[-1]["global_step"] == 6
     at_each_batch = Trained(trial, tmp_path / "each", 6)
@@ -211,7 +193,9 @@ def test_validation_without_training(tmp_path: Path) -> None:
 def test_empty_validation_data(batches: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Trial(SmallTrial):
         def build_validation_spec(self) -> Any:
-            return tf.estimator.EvalSpec(lambda: validation_data(self.context.wrap_dataset).take(batches), steps=None)
+            return tf.estimator.EvalSpec(
+                lambda: trials.validation_data(self.context.wrap_dataset).take(batches), steps=None
+            )
 
     Trained(Trial, tmp_path, 1)
     assert ("No batch was validated" in caplog.text) is (batches == 0)

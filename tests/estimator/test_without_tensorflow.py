@@ -10,24 +10,20 @@ import pytest
 from tests.launching import environment
 
 # None in sys.modules is how Python is told that a module is not there.
-WITHOUT = "import sys; sys.modules['tensorflow'] = None; "
-
-
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, env=environment())
+CODE = """
+import sys
+sys.modules["tensorflow"] = None
+from det_lightning.estimator import EstimatorTrial, EstimatorTrialContext, MetricReducer
+type("T", (EstimatorTrial,), {})
+for name in ("RunHook", "EstimatorModule", "init", "load_estimator_from_checkpoint_path"):
+    try:
+        exec(f"from det_lightning.estimator import {name}")
+    except ModuleNotFoundError as error:
+        print("Estimators need TensorFlow 2.15" in str(error), "pip install -e '.[estimator]'" in str(error))
+"""
 
 
 @pytest.mark.slow
-def test_trials_can_be_defined() -> None:
-    names = "EstimatorTrial, EstimatorTrialContext, MetricReducer"
-    done = run(f"from det_lightning.estimator import {names}; type('T', (EstimatorTrial,), {{}})")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["RunHook", "EstimatorModule", "init", "load_estimator_from_checkpoint_path"])
-def test_missing_tensorflow_is_named(name: str) -> None:
-    done = run(f"from det_lightning.estimator import {name}")
-    assert done.returncode == 1
-    assert "ModuleNotFoundError: Estimators need TensorFlow 2.15" in done.stderr
-    assert "pip install -e '.[estimator]'" in done.stderr
+def test_trials_can_be_defined_but_not_run() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, env=environment())
+    assert done.stdout.splitlines() == ["True True"] * 4, done.stderr

@@ -21,8 +21,7 @@ def made_experiment(parent: Path, trials: int = 3) -> ExperimentDirectory:
     directory = ExperimentDirectory.create(parent, NAME)
     searcher = {"metric": "loss", "smaller_is_better": True}
     space = {"lr": {"type": "log", "base": 10, "minval": -4, "maxval": 0}}
-    config = {"name": NAME, "searcher": searcher, "hyperparameters": space}
-    directory.config_file.write_text(json.dumps(config))
+    directory.config_file.write_text(json.dumps({"name": NAME, "searcher": searcher, "hyperparameters": space}))
     log = EventLog(directory.events)
     log.append({"type": "experiment_started", "time": 0.0})
     for trial in range(1, trials + 1):
@@ -43,21 +42,15 @@ def made_experiment(parent: Path, trials: int = 3) -> ExperimentDirectory:
 def make_details(validation: list[tuple[int, float]], training: list[tuple[int, float]]) -> dict[str, Any]:
     """Return the description of a storage with a trial of these losses by batch, as for a page, without a name."""
     batches, best = min(validation, key=lambda point: point[1])
+    unknown = dict.fromkeys(("latest", "restarts", "checkpoint", "checkpoint_batches", "hparams", "state", "batches"))
+    curves = {"loss": validation, "training loss": training} if training else {"loss": validation}
     trial = {
-        **dict.fromkeys(("latest", "restarts", "checkpoint", "checkpoint_batches", "hparams", "state", "batches")),
+        **unknown,
         "id": "a-run",
         "best": best,
         "best_batches": batches,
         "metrics": {"loss": best},
-        "curves": {"loss": validation, "training loss": training} if training else {"loss": validation},
+        "curves": curves,
     }
-    return {
-        "id": "a-run",
-        "name": None,
-        "directory": "/storage",
-        "metric": "loss (smaller is better)",
-        "best": best,
-        "best_trial": "a-run",
-        "messages": [],
-        "trials": [trial],
-    }
+    described = {"id": "a-run", "name": None, "directory": "/storage", "metric": "loss (smaller is better)"}
+    return {**described, "best": best, "best_trial": "a-run", "messages": [], "trials": [trial]}

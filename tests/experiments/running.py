@@ -50,9 +50,8 @@ def start(*arguments: object, cwd: Path | None = None, is_warm: bool = False) ->
         warm = start_warm_python()
         command[0] = warm.executable
         environment["PATH"] = os.pathsep.join([str(warm.programs), environment["PATH"]])
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment
-    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=environment)
 
 
 def run(
@@ -67,6 +66,13 @@ def run(
     output, error = process.communicate(timeout=timeout_s)
     assert process.returncode == ends_with, error
     return subprocess.CompletedProcess(process.args, process.returncode, output, error)
+
+
+def run_project(folder: Path, *options: object, is_warm: bool = False, **sections: Any) -> Path:
+    """Write a project with these sections and run it as an experiment; return the experiment's directory."""
+    config = write_project(folder / "project", **sections)
+    run("run", config, config.parent, "--experiments", folder, *options, is_warm=is_warm)
+    return folder / "small-1"
 
 
 def run_until(condition: Callable[[], bool], *arguments: object, is_warm: bool = False) -> str:

@@ -28,9 +28,7 @@ def output_in(storage: Path) -> list[list[float]]:
 SQUARES = [[float(number**2) for number in range(rank, 11, 2)] for rank in range(2)]
 
 
-def test_two_processes_of_torchrun_share_the_batches(
-    warm_python: WarmPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchrun_shares_the_batches(warm_python: WarmPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     command = [warm_python.executable, *TORCHRUN, str(SCRIPT)]
     subprocess.run(command, check=True, env=environment(CUDA_VISIBLE_DEVICES=""), timeout=200)

@@ -27,8 +27,7 @@ def project_with(folder: Path, **sections: Any) -> Path:
 
 
 def test_script_reports_metrics_and_checkpoints(tmp_path: Path) -> None:
-    config = project_with(tmp_path / "project")
-    run("run", config, tmp_path / "project", "--experiments", tmp_path, is_warm=True)
+    run("run", project_with(tmp_path / "project"), tmp_path / "project", "--experiments", tmp_path, is_warm=True)
     experiment = tmp_path / "small-1"
     validations = events_of(experiment, "validation")
     assert [(one["steps_completed"], one["metrics"]["loss"]) for one in validations] == [
@@ -41,8 +40,7 @@ def test_script_reports_metrics_and_checkpoints(tmp_path: Path) -> None:
     events = EventAccumulator(str(trial / "tensorboard")).Reload()
     assert sorted(events.Tags()["scalars"]) == ["Determined/loss", "Determined/val_loss"]
     # By the defaults of a configuration the best checkpoint of the experiment and the latest of each trial stay.
-    kept = {path.parent.name for path in (experiment / "checkpoints").glob("*/metadata.json")}
-    assert len(kept) == 1
+    assert len({path.parent.name for path in (experiment / "checkpoints").glob("*/metadata.json")}) == 1
 
 
 def test_preempted_script_goes_on(tmp_path: Path) -> None:
@@ -61,13 +59,9 @@ def test_preempted_script_goes_on(tmp_path: Path) -> None:
 
 def test_asha_stops_scripts_by_their_validations(tmp_path: Path) -> None:
     searcher = {
-        "name": "adaptive_asha",
-        "metric": "loss",
-        "max_length": {"batches": 16},
-        "max_trials": 4,
-        "max_concurrent_trials": 1,
-        "mode": "aggressive",
-    }
+        "name": "adaptive_asha", "metric": "loss", "max_length": {"batches": 16}, "max_trials": 4,
+        "max_concurrent_trials": 1, "mode": "aggressive",
+    }  # fmt: skip
     hparams = {"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}}
     config = project_with(tmp_path / "project", hyperparameters=hparams, searcher=searcher)
     run("run", config, tmp_path / "project", "--experiments", tmp_path, is_warm=True)
@@ -82,8 +76,7 @@ def test_several_slots_need_a_distributed_context(tmp_path: Path) -> None:
     script = "import determined as det; det.core.init()"
     config = write_project(tmp_path / "project", entrypoint=["python3", "-c", script], resources={"slots_per_trial": 2})
     run("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", ends_with=1, is_warm=True)
-    log = (tmp_path / "small-1" / "trials" / "1" / "log.txt").read_text()
-    assert "core.init() needs distributed=" in log
+    assert "core.init() needs distributed=" in (tmp_path / "small-1" / "trials" / "1" / "log.txt").read_text()
 
 
 def test_launcher_starts_a_process_per_slot(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from det_lightning.errors import ExperimentError
 from det_lightning.experiments.launcher import Demand
 from det_lightning.experiments.local import Devices, Gpu, find_devices, find_gpus
-from tests.experiments.running import run, write_project
+from tests.experiments.running import run, run_project
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the program is a shell script")
 
@@ -31,32 +31,24 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-@pytest.mark.parametrize(
-    ("allowed", "gpus"),
-    [
-        (None, (0, 1)),
-        ("1", (1,)),
-        ("1, 0", (1, 0)),
-        ("", ()),
-        ("7", ()),
-        ("GPU-9f20", (1,)),
-        ("GPU-9,GPU-5c1a", (1, 0)),
-    ],
-)
-def test_gpus_are_allowed_by_index_or_uuid(
-    allowed: str | None, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+BY_INDEX = [(None, (0, 1)), ("1", (1,)), ("1, 0", (1, 0)), ("", ()), ("7", ())]
+BY_UUID = [("GPU-9f20", (1,)), ("GPU-9,GPU-5c1a", (1, 0))]
+
+
+@pytest.mark.parametrize(("allowed", "gpus"), [*BY_INDEX, *BY_UUID])
+def test_gpus_are_allowed_by_name(allowed: str | None, gpus: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     if allowed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
     uuids = ("GPU-5c1a", "GPU-9f20")
     assert list(find_gpus().items()) == [(gpu, Gpu(str(gpu), uuids[gpu])) for gpu in gpus]
 
 
-def test_trials_get_parts_of_gpus_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_processes_get_parts_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-78, MIG-77,MIG-78")
     devices = find_devices(Demand(slots_per_trial=1))
-    gpus = {0: Gpu("MIG-78", "MIG-78"), 1: Gpu("MIG-77", "MIG-77")}
-    assert devices == Devices((0, 1), gpus)
+    assert devices == Devices((0, 1), {0: Gpu("MIG-78", "MIG-78"), 1: Gpu("MIG-77", "MIG-77")})
+    with pytest.raises(ExperimentError, match=r"names parts of GPUs .* use --slots 1"):
+        find_devices(Demand(slots_per_trial=2))
 
 
 @pytest.mark.parametrize(("name", "found"), [("MIG-0", "none"), ("MIG-", "2"), ("MIG-7", "2"), ("MIG-780", "none")])
@@ -67,12 +59,6 @@ def test_unclear_part_of_a_gpu_is_named(name: str, found: str, monkeypatch: pyte
     assert not find_devices(Demand(slots_per_trial=1, on_cpu=True)).gpus
 
 
-def test_several_processes_get_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-77,MIG-78")
-    with pytest.raises(ExperimentError, match=r"names parts of GPUs .* use --slots 1"):
-        find_devices(Demand(slots_per_trial=2))
-
-
 def test_trials_of_no_slots_run_whatever_the_limit() -> None:
     devices = find_devices(Demand(slots_per_trial=0, on_cpu=False, max_slots=0))
     assert devices.slots
@@ -80,16 +66,12 @@ def test_trials_of_no_slots_run_whatever_the_limit() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("allowed", "expected"),
-    [("1", "1 [1] ['GPU-9f20']"), ("MIG-78", "MIG-78 [0] ['MIG-78']")],
-)
+@pytest.mark.parametrize(("allowed", "expected"), [("1", "1 [1] ['GPU-9f20']"), ("MIG-78", "MIG-78 [0] ['MIG-78']")])
 def test_trial_sees_its_own_gpus(allowed: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
     code = (
         "import os, determined as det; info = det.get_cluster_info(); "
         "print(os.environ['CUDA_VISIBLE_DEVICES'], info.slot_ids, info.gpu_uuids)"
     )
-    config = write_project(tmp_path / "project", entrypoint=["python3", "-c", code])
-    run("run", config, tmp_path / "project", "--experiments", tmp_path)
-    assert run("experiment", "logs", tmp_path / "small-1", 1).stdout.strip() == expected
+    experiment = run_project(tmp_path, entrypoint=["python3", "-c", code])
+    assert run("experiment", "logs", experiment, 1).stdout.strip() == expected

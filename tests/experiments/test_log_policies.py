@@ -73,7 +73,6 @@ find_retry_policy({{"log_policies": [policy]}}, pathlib.Path({str(log)!r}), limi
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, start_new_session=True
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "searching\n"
         search = psutil.Process(process.pid).children
         wait_for(lambda: any(os.getsid(child.pid) == child.pid for child in search()))

@@ -21,9 +21,8 @@ def test_csv_logger_has_metrics_and_hparams(tmp_path: Path) -> None:
     with (logged / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     validations = {int(row["step"]): float(row["validation_loss"]) for row in rows if row["validation_loss"]}
-    reported = {
-        event["steps_completed"]: event["metrics"]["validation_loss"] for event in events_of(experiment, "validation")
-    }
+    events = events_of(experiment, "validation")
+    reported = {event["steps_completed"]: event["metrics"]["validation_loss"] for event in events}
     assert validations == pytest.approx(reported)
     assert any(row["loss"] for row in rows)
     assert "lr: 0.1" in (logged / "hparams.yaml").read_text()

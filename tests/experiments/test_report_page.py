@@ -75,8 +75,7 @@ def test_training_loss_can_be_chosen(browser: Any, page_file: Path) -> None:
 
 def test_late_curves_are_drawn(browser: Any, tmp_path: Path) -> None:
     """The only validation was at batch 0, before the first report of a training loss."""
-    details = make_details(validation=[(0, 2.0)], training=[(10, 0.5), (20, 0.75)])
-    write_report(details, tmp_path / "page.html")
+    write_report(make_details(validation=[(0, 2.0)], training=[(10, 0.5), (20, 0.75)]), tmp_path / "page.html")
     visit = Visit(browser, tmp_path / "page.html")
     visit.page.locator("#metric").select_option("training loss")
     assert [(curve["x"], curve["y"]) for curve in traces(visit, "curves")] == [([10, 20], [0.5, 0.75])]

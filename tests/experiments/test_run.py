@@ -13,7 +13,17 @@ import pytest
 
 from det_lightning.errors import ExperimentError
 from det_lightning.experiments.warm_start import find_source
-from tests.experiments.running import events_of, kill, processes_of, run, run_until, start, wait_for, write_project
+from tests.experiments.running import (
+    events_of,
+    kill,
+    processes_of,
+    run,
+    run_project,
+    run_until,
+    start,
+    wait_for,
+    write_project,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -46,19 +56,17 @@ def test_paths_may_be_relative(tmp_path: Path) -> None:
 
 
 def test_stopped_trials_are_complete(tmp_path: Path) -> None:
-    config = write_project(
-        tmp_path / "project",
+    experiment = run_project(
+        tmp_path,
         hyperparameters={"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}, "steps": 16},
         searcher={
             "name": "async_halving", "metric": "loss", "max_trials": 6, "num_rungs": 2, "divisor": 4,
             "max_time": 16, "time_metric": "batches", "max_concurrent_trials": 2,
         },
     )  # fmt: skip
-    run("run", config, tmp_path / "project", "--experiments", tmp_path)
-    ended = events_of(tmp_path / "small-1", "run_ended")
-    assert {event["closed"] for event in ended} == {"COMPLETED"}
-    assert len(events_of(tmp_path / "small-1", "trial_created")) == 6
-    assert events_of(tmp_path / "small-1", "stop_requested")
+    assert {event["closed"] for event in events_of(experiment, "run_ended")} == {"COMPLETED"}
+    assert len(events_of(experiment, "trial_created")) == 6
+    assert events_of(experiment, "stop_requested")
 
 
 CLAIMS_PREEMPTION = ["python3", "-c", "from trial_script import report; report('preempted', None, {})"]
@@ -67,7 +75,7 @@ NOT_SAVED = "like a preempted run, but had saved nothing"
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "max_restarts", "runs", "hook", "reason"),
+    ("entrypoint", "restarts", "runs", "hook", "reason"),
     [
         ("exit 3", 0, 1, "", "it ended with status 3, after 0 restarts"),
         ("exit 3", 2, 3, "", "it ended with status 3, after 2 restarts"),
@@ -80,10 +88,8 @@ NOT_SAVED = "like a preempted run, but had saved nothing"
         ('test "$BY" = hook && exit 7', 0, 1, "export BY=hook\n", "it ended with status 7, after 0 restarts"),
     ],
 )
-def test_failure_has_a_reason(
-    entrypoint: Any, max_restarts: int, runs: int, hook: str, reason: str, tmp_path: Path
-) -> None:
-    sections = {"entrypoint": entrypoint, "max_restarts": max_restarts, "log_policies": [POLICY]}
+def test_failure_has_reason(entrypoint: Any, restarts: int, runs: int, hook: str, reason: str, tmp_path: Path) -> None:
+    sections = {"entrypoint": entrypoint, "max_restarts": restarts, "log_policies": [POLICY]}
     config = write_project(tmp_path / "project", **sections)
     (config.parent / "startup-hook.sh").write_text(hook)
     error = run("run", config, config.parent, "--experiments", tmp_path, "--hook", "run", ends_with=1).stderr
@@ -97,14 +103,9 @@ def test_saved_preemption_is_no_failure(tmp_path: Path) -> None:
         "import sys; from trial_script import TASK, report; run = TASK['run_id']; "
         "report('checkpoint', run, {'checkpoint_id': f'after-{run}'}); sys.exit(75 if run < 4 else 0)"
     )
-    config = write_project(
-        tmp_path / "project",
-        entrypoint=["python3", "-c", code],
-        max_restarts=0,
-        checkpoint_storage={"save_trial_latest": 9},
-    )
-    run("run", config, tmp_path / "project", "--experiments", tmp_path)
-    assert [event["status"] for event in events_of(tmp_path / "small-1", "run_ended")] == [75, 75, 75, 0]
+    entrypoint = ["python3", "-c", code]
+    experiment = run_project(tmp_path, entrypoint=entrypoint, checkpoint_storage={"save_trial_latest": 9})
+    assert [event["status"] for event in events_of(experiment, "run_ended")] == [75, 75, 75, 0]
 
 
 def test_later_metrics_are_added(tmp_path: Path) -> None:
@@ -112,13 +113,8 @@ def test_later_metrics_are_added(tmp_path: Path) -> None:
         "from trial_script import report; report('validation', 1, {'loss': 2.0, 'batches': 1}); "
         "report('validation', 1, {'accuracy': 0.5, 'loss': 2.0}); report('validation', 1, {'loss': 2.0})"
     )
-    config = write_project(
-        tmp_path / "project",
-        entrypoint=["python3", "-c", code],
-        searcher={"name": "single", "metric": "accuracy", "smaller_is_better": False},
-    )
-    run("run", config, tmp_path / "project", "--experiments", tmp_path)
-    experiment = tmp_path / "small-1"
+    searcher = {"name": "single", "metric": "accuracy", "smaller_is_better": False}
+    experiment = run_project(tmp_path, entrypoint=["python3", "-c", code], searcher=searcher)
     assert [event["metrics"] for event in events_of(experiment, "validation_extended")] == [{"accuracy": 0.5}]
     (trial,) = json.loads(run("experiment", "show", experiment, "--json").stdout)["trials"]
     assert (trial["best"], trial["latest"]) == (0.5, 0.5)
@@ -143,25 +139,23 @@ def test_hook_runs_unless_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "small-4" / "code" / "startup-hook.sh").exists()
 
 
-def test_invalid_hyperparameters_close_a_trial(tmp_path: Path) -> None:
+def test_invalid_hyperparameters_close_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may fail, or wait for a rank that is gone until they are killed."""
+    monkeypatch.setattr("det_lightning.experiments.runner._GIVING_UP_S", 3)
     hparams = {
         "invalid": True,
         "ends_with": {"type": "categorical", "vals": [0, 134]},
         "lives_on_for_s": {"type": "categorical", "vals": [0, 600]},
     }
     searcher = {"name": "grid", "metric": "loss"}
-    config = write_project(tmp_path / "project", hyperparameters=hparams, searcher=searcher, max_restarts=5)
-    run("run", config, tmp_path / "project", "--experiments", tmp_path)
-    ended = events_of(tmp_path / "small-1", "run_ended")
+    experiment = run_project(tmp_path, hyperparameters=hparams, searcher=searcher, max_restarts=5)
+    ended = events_of(experiment, "run_ended")
     assert {(event["closed"], event["reason"]) for event in ended} == {("COMPLETED", "invalid hyperparameters")}
     assert sorted(event["status"] for event in ended) == [0, 134, 137, 137]
 
 
 def test_what_a_trial_leaves_running_is_ended(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", hyperparameters={"spawns": True})
-    run("run", config, tmp_path / "project", "--experiments", tmp_path)
-    assert processes_of(tmp_path / "small-1") == []
+    assert processes_of(run_project(tmp_path, hyperparameters={"spawns": True})) == []
 
 
 # The second: a shell, which ends at once when it is asked to, has started the script.
@@ -184,7 +178,6 @@ def test_second_interrupt_kills(tmp_path: Path) -> None:
     process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
     wait_for(lambda: len(events_of(experiment, "validation")) >= 1)
     process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
     assert any(line.startswith("Pausing:") for line in process.stderr)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)

@@ -70,12 +70,10 @@ def test_hparams_tab_shows_all_trials(tmp_path: Path) -> None:
     domain = by_name["lr"].domain_interval
     assert (domain.min_value, domain.max_value) == pytest.approx((0.001, 0.1))
     assert metrics == ["Determined/validation_loss"]
-
     rows = tab.rows()
     created = {f"trial {event['trial']}": event["hparams"] for event in events_of(experiment, "trial_created")}
-    latest = {
-        f"trial {event['trial']}": event["metrics"]["validation_loss"] for event in events_of(experiment, "validation")
-    }
+    validations = events_of(experiment, "validation")
+    latest = {f"trial {event['trial']}": event["metrics"]["validation_loss"] for event in validations}
     assert set(rows) == set(created) == {"trial 1", "trial 2"}
     for name, (hparams, metric) in rows.items():
         assert hparams == {

@@ -166,24 +166,32 @@ def test_search_by_length_validates_at_its_rungs(tmp_path: Path) -> None:
     assert {event["closed"] for event in events_of(experiment, "run_ended")} == {"COMPLETED"}
 
 
-@pytest.mark.parametrize(("hparams", "slots"), [({"invalid": True}, 1), ({"invalid_on": 0}, 2), ({"invalid_on": 1}, 2)])
+@pytest.mark.parametrize(
+    ("hparams", "slots"), [({"invalid": True}, 1), ({"invalid_on": {"type": "categorical", "vals": [0, 1]}}, 2)]
+)
 def test_invalid_hyperparameters_close_a_trial(
     hparams: dict[str, Any], slots: int, tmp_path: Path, warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank that gives up is enough: the others end by themselves, long before they would be killed."""
     monkeypatch.setattr(sys, "executable", warm_python.executable)
     monkeypatch.setattr("det_lightning.experiments.runner._GIVING_UP_S", 100)
-    sections = {"hyperparameters": {**CONFIG["hyperparameters"], **hparams}, "resources": {"slots_per_trial": slots}}
-    experiment = run_experiment(tmp_path, "--cpu", is_warm=False, max_restarts=2, **sections)
-    (ended,) = events_of(experiment, "run_ended")
-    assert (ended["status"], ended["closed"], ended["reason"]) == (0, "COMPLETED", "invalid hyperparameters")
+    experiment = run_experiment(
+        tmp_path,
+        "--cpu",
+        is_warm=False,
+        max_restarts=2,
+        hyperparameters={**CONFIG["hyperparameters"], **hparams},
+        resources={"slots_per_trial": slots},
+        searcher={**CONFIG["searcher"], "name": "grid"},
+    )
+    ended = [(event["status"], event["closed"], event["reason"]) for event in events_of(experiment, "run_ended")]
+    assert ended == [(0, "COMPLETED", "invalid hyperparameters")] * slots  # a trial for each rank that may give up
 
 
 def test_slots_are_processes(tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, "--cpu", resources={"slots_per_trial": 2})
     (checkpoint,) = {event["checkpoint_id"] for event in events_of(experiment, "checkpoint")[-1:]}
     resume = read_checkpoint(experiment / "checkpoints" / checkpoint).resume
-    assert resume is not None
     assert resume.world_size == 2
     records = [json.loads(line) for line in (experiment / "trials" / "1" / "metrics.jsonl").read_text().splitlines()]
     validated = [record["steps_completed"] for record in records if record["group"] == "validation"]
@@ -225,8 +233,7 @@ def test_trials_know_others_best(tmp_path: Path) -> None:
         best[event["trial"]] = min(loss, best.get(event["trial"], loss))
     assert json.loads((experiment / "trials" / "best.json").read_text()) == {str(id_): best[id_] for id_ in best}
     for trial_id, other in ((1, 2), (2, 1)):
-        task = TrialTask.read(experiment / "trials" / str(trial_id) / "task.json")
-        assert task.best_of_others() == best[other]
+        assert TrialTask.read(experiment / "trials" / str(trial_id) / "task.json").best_of_others() == best[other]
 
 
 def test_warm_start_counts_from_zero(trained: Path, tmp_path: Path) -> None:
@@ -239,20 +246,18 @@ def test_warm_start_counts_from_zero(trained: Path, tmp_path: Path) -> None:
 OWN = {"checkpoint_storage": {"type": "directory", "container_path": "saved"}}
 
 
-@pytest.mark.parametrize(("sections", "of_second"), [({}, {}), (OWN, OWN), (OWN, {})])
-def test_warm_start_finds_ids_of_neighbours(
-    sections: dict[str, Any], of_second: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("sections", "of_next"), [({}, [{}]), (OWN, [OWN, {}])])
+def test_warm_start_finds_ids_of_neighbours(sections: Any, of_next: list[dict[str, Any]], tmp_path: Path) -> None:
     first = run_experiment(tmp_path, **sections)
-    newest = CheckpointStorage(first / ("saved" if sections else "checkpoints")).newest()
-    assert newest is not None
+    newest = next(CheckpointStorage(first / ("saved" if sections else "checkpoints")).newest_first())
     (tmp_path / "damaged-1").mkdir()
     (tmp_path / "damaged-1" / "events.jsonl").touch()
     searcher = {**CONFIG["searcher"], "source_checkpoint_uuid": Path(newest).name}
-    project = tmp_path / "project"
-    (project / "config.yaml").write_text(json.dumps({**CONFIG, **of_second, "searcher": searcher}))
-    run("run", project / "config.yaml", project, "--experiments", tmp_path, is_warm=True)
-    assert losses_in(tmp_path / "linear-2")[0] < losses_in(first)[-1]
+    config = tmp_path / "project" / "config.yaml"
+    for number, changed in enumerate(of_next, start=2):
+        config.write_text(json.dumps({**CONFIG, **changed, "searcher": searcher}))
+        run("run", config, config.parent, "--experiments", tmp_path, is_warm=True)
+        assert losses_in(tmp_path / f"linear-{number}")[0] < losses_in(first)[-1]
 
 
 def test_metrics_and_progress_are_kept(trained: Path) -> None:

@@ -41,15 +41,13 @@ def test_detached_run_is_no_child(tmp_path: Path) -> None:
     process = start_run(tmp_path, "echo $PPID > supervisor; exec sleep 600", detached=True)
     wait_for(lambda: (tmp_path / "supervisor").exists() and bool((tmp_path / "supervisor").read_text()))
     supervisor = int((tmp_path / "supervisor").read_text())
-    parent = int(Path(f"/proc/{supervisor}/stat").read_text().rpartition(")")[2].split()[1])
-    assert parent != os.getpid()
+    assert int(Path(f"/proc/{supervisor}/stat").read_text().rpartition(")")[2].split()[1]) != os.getpid()
     process.kill()
     wait_for(process.has_ended)
 
 
 def test_outdated_run_does_nothing(tmp_path: Path) -> None:
-    process = start_run(tmp_path, "touch begun", run=1, newest_run=2)
-    wait_for(process.has_ended)
+    wait_for(start_run(tmp_path, "touch begun", run=1, newest_run=2).has_ended)
     assert not (tmp_path / "begun").exists()
     assert read_status(tmp_path, 1) is None
 
@@ -57,8 +55,7 @@ def test_outdated_run_does_nothing(tmp_path: Path) -> None:
 def test_no_signals_are_blocked_in_a_run(tmp_path: Path) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process = start_run(tmp_path, "grep SigBlk /proc/self/status > blocked")
-        wait_for(process.has_ended)
+        wait_for(start_run(tmp_path, "grep SigBlk /proc/self/status > blocked").has_ended)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert int((tmp_path / "blocked").read_text().split()[1], base=16) == 0

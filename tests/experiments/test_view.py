@@ -31,9 +31,7 @@ from tests.experiments.running import write_project
         ([(0.5, 0), (0.4, 10)], 10, None),
     ],
 )
-def test_time_left_is_that_at_the_speed_so_far(
-    reports: list[tuple[float, float]], now_s: float, left_s: float | None
-) -> None:
+def test_time_left_follows_from_speed(reports: list[tuple[float, float]], now_s: float, left_s: float | None) -> None:
     progress = Progress()
     for fraction, at_s in reports:
         progress.report(fraction, at_s)
@@ -77,5 +75,4 @@ def test_terminal_shows_time_left(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_stoppable_trial_has_an_upper_limit(tmp_path: Path) -> None:
     search = {"name": "async_halving", "num_rungs": 1, "max_trials": 2, "max_time": 6, "time_metric": "batches"}
-    shown = shown_until(r"RUNNING +3 .* ≤ \d+:\d\d", tmp_path, **search)
-    assert "have ended; about" not in shown
+    assert "have ended; about" not in shown_until(r"RUNNING +3 .* ≤ \d+:\d\d", tmp_path, **search)

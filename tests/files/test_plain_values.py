@@ -21,17 +21,8 @@ from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, NotPlainE
 from det_lightning.files.strict_json import read_numbers, spell_numbers, to_json
 from det_lightning.masking import mark_left_out
 
-
-class Mode(str, enum.Enum):
-    """An enumeration of texts."""
-
-    fast = "fast"
-
-
-class Level(enum.IntEnum):
-    """An enumeration of numbers."""
-
-    high = 3
+Mode = enum.Enum("Mode", {"fast": "fast"}, type=str)
+Level = enum.IntEnum("Level", {"high": 3})
 
 
 class Items(collections.UserList[Any]):
@@ -145,8 +136,7 @@ def test_every_number_comes_back(value: Any) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    back = read_numbers(json.loads(text, parse_constant=refuse), "it", frozenset(places))
-    assert repr(back) == repr(value)
+    assert repr(read_numbers(json.loads(text, parse_constant=refuse), "it", frozenset(places))) == repr(value)
     assert to_json(value) == text
 
 

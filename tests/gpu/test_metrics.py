@@ -61,12 +61,9 @@ class Watched(pytorch.PyTorchTrial):
 def test_the_next_workload_does_not_wait_for_the_metrics_of_the_one_before(tmp_path: Path) -> None:
     with pytorch.init(exp_conf={"name": "gpu"}, enable_tensorboard_logging=False) as context:
         trainer = pytorch.Trainer(Watched(context), context, enable_progress_bar=False)
+        end = pytorch.Batch(30)
+        period = pytorch.Batch(5)
         try:
-            trainer.fit(
-                max_length=pytorch.Batch(30),
-                checkpoint_policy="none",
-                checkpoint_storage=tmp_path,
-                reporting_period=pytorch.Batch(5),
-            )
+            trainer.fit(max_length=end, reporting_period=period, checkpoint_policy="none", checkpoint_storage=tmp_path)
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -33,16 +33,13 @@ class OnGpu(pytorch.PyTorchTrial):
         self.build()
 
     def build(self) -> None:
-        network = torch.nn.Sequential(
-            torch.nn.Linear(16, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 1)
-        )
-        self.model = self.context.wrap_model(network)
+        layers = [torch.nn.Linear(16, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 1)]
+        self.model = self.context.wrap_model(torch.nn.Sequential(*layers))
         self.optimizer = self.context.wrap_optimizer(type(self).make_optimizer(self.model.parameters(), lr=0.01))
 
     def make_loader(self) -> pytorch.DataLoader:
-        inputs = torch.randn(BATCHES * BATCH_SIZE, 16, generator=torch.Generator().manual_seed(1)).to(
-            self.context.device
-        )
+        inputs = torch.randn(BATCHES * BATCH_SIZE, 16, generator=torch.Generator().manual_seed(1))
+        inputs = inputs.to(self.context.device)
         return pytorch.DataLoader(torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), BATCH_SIZE)
 
     build_training_data_loader = build_validation_data_loader = make_loader
@@ -115,12 +112,8 @@ def train(kind: type[OnGpu], storage: Path, **lightning: Any) -> OnGpu:
     with pytorch.init(enable_tensorboard_logging=False) as context:
         trial = kind(context)
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False, **lightning)
-        trainer.fit(
-            max_length=pytorch.Batch(BATCHES),
-            reporting_period=pytorch.Batch(BATCHES),
-            checkpoint_policy="none",
-            checkpoint_storage=storage,
-        )
+        end = pytorch.Batch(BATCHES)
+        trainer.fit(max_length=end, reporting_period=end, checkpoint_policy="none", checkpoint_storage=storage)
         return trial
 
 
@@ -147,9 +140,7 @@ def curve(trial: OnGpu) -> torch.Tensor:
         (OnGpu, {"precision": "bf16-true"}),
     ],
 )
-def test_losses_are_those_of_float32_and_no_batch_waits(
-    kind: type[OnGpu], lightning: dict[str, Any], tmp_path: Path
-) -> None:
+def test_losses_follow_float32_without_waits(kind: type[OnGpu], lightning: dict[str, Any], tmp_path: Path) -> None:
     plain_kind = type("Plain", (OnGpu,), {"make_optimizer": kind.make_optimizer})
     plain = curve(train(plain_kind, tmp_path / "plain"))
     mixed = curve(train(kind, tmp_path / "mixed", **lightning))

@@ -152,9 +152,9 @@ def periods(batches: int = BATCHES) -> dict[str, Any]:
     """Validations and checkpoints every four batches: in the middle of an aggregation over three."""
     return {
         "max_length": batches,
+        "checkpoint_policy": "none",
         "checkpoint_period": PERIOD,
         "validation_period": PERIOD,
-        "checkpoint_policy": "none",
     }
 
 

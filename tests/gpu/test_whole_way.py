@@ -76,11 +76,9 @@ def newest(storage: Path) -> Path:
 @pytest.mark.parametrize("async_write", [False, True])
 def test_a_checkpoint_holds_the_weights_that_it_was_written_with(tmp_path: Path, async_write: bool) -> None:
     trial = train(tmp_path, 7, async_write=async_write)
-    saved = torch.load(newest(tmp_path) / "state_dict.pth", map_location="cpu", weights_only=False)[
-        "models_state_dict"
-    ][0]
-    weights = trial.model.state_dict()
-    assert all(torch.equal(saved[name], weights[name].cpu()) for name in weights)
+    saved = torch.load(newest(tmp_path) / "state_dict.pth", map_location="cpu", weights_only=False)
+    weights = saved["models_state_dict"][0]
+    assert all(torch.equal(weights[name], value.cpu()) for name, value in trial.model.state_dict().items())
     assert len(list(tmp_path.glob("*/state_dict.pth"))) == 3
 
 

@@ -24,7 +24,6 @@ def test_an_empty_environment_trains_an_example(distributions: Path, kind: str, 
     install = [python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(file)]
     subprocess.run(install, check=True)
     subprocess.run([python, "-m", "pip", "check"], check=True)
-
     example = ROOT / "examples" / "distributed"
     (script,) = [str(path) for path in (tmp_path / "venv").glob("*/det-lightning*") if path.is_file()]
     command = [script, "run", str(example / "const.yaml"), str(example), "--config", "searcher.max_length.epochs=1"]

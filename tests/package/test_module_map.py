@@ -15,11 +15,8 @@ def module(name: str, *imports: str) -> Module:
     return Module(Path(f"room/{name}.py"), f"room.{name}", "", "", frozenset(f"room.{other}" for other in imports))
 
 
-def test_map_is_current() -> None:
+def test_page_is_current_and_short() -> None:
     assert write_map() == PAGE.read_text().partition(BEGIN)[2].partition(END)[0], "run scripts/write_module_map.py"
-
-
-def test_part_by_hand_is_short() -> None:
     assert PAGE.read_text().partition(BEGIN)[0].count("\n") <= LINES_BY_HAND
 
 
@@ -37,10 +34,7 @@ def test_modules_import_lower_rows() -> None:
 
 @pytest.mark.parametrize(
     ("docstring", "cell"),
-    [
-        ("``a|b``\nends", "`a\\|b` ends"),
-        ("Uses :mod:`~det_lightning.units`.", "Uses `det_lightning.units`."),
-    ],
+    [("``a|b``\nends", "`a\\|b` ends"), ("Uses :mod:`~det_lightning.units`.", "Uses `det_lightning.units`.")],
 )
 def test_docstring_becomes_markdown(docstring: str, cell: str) -> None:
     assert to_markdown(docstring) == cell

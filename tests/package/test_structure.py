@@ -140,27 +140,3 @@ def test_one_contract_says_of_every_room_which_ones_it_may_import() -> None:
     (contract,) = [text for text in contracts if "det_lightning.adapters" in text and 'type = "layers"' in text]
     assert sorted(re.findall(r"det_lightning[\w.]+", contract)) == sorted(rooms())
     assert not any("ignore_imports" in text for text in contracts)
-
-
-def imported_packages(source: str) -> set[str]:
-    """Return the top-level names of the packages that a module imports when it runs or is type-checked."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            found.add(node.module.partition(".")[0])
-    return found
-
-
-def test_one_module_imports_lightning_and_the_others_take_it_from_there() -> None:
-    lightning = {"lightning", "lightning_fabric", "pytorch_lightning"}
-    importing = [
-        path.relative_to(ROOT).as_posix()
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-        if imported_packages(path.read_text()) & lightning
-    ]
-    assert {path.replace("det_lightning/adapters", "adapters") for path in importing} == {
-        "adapters/lightning_package.py"
-    }

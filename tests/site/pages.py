@@ -31,23 +31,14 @@ _FILE = re.compile(r"<!-- file: (?P<name>\S+) -->")
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A block of code.
+    """A block of code."""
 
-    Attributes:
-        page: the file, from the repository's root.
-        line: where its text begins.
-        language: as the fence says it; empty for output.
-        text: the code.
-        reason: why it is not run; None for a block that is.
-        file: what the page calls the file that it is; None for a block that is none.
-    """
-
-    page: str
-    line: int
-    language: str
+    page: str  # the file, from the repository's root
+    line: int  # where its text begins
+    language: str  # as the fence says it; empty for output
     text: str
-    reason: str | None
-    file: str | None
+    reason: str | None  # why it is not run
+    file: str | None  # what the page calls the file that it is
 
 
 def blocks_of(page: Path) -> list[Block]:

@@ -34,5 +34,4 @@ def test_page_shows_public_names(module: str) -> None:
 
 
 def test_each_public_module_has_page() -> None:
-    pages = {path.stem for path in REFERENCE.glob("det_lightning*.html")}
-    assert pages == set(PUBLIC)
+    assert {path.stem for path in REFERENCE.glob("det_lightning*.html")} == set(PUBLIC)

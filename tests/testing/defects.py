@@ -27,7 +27,7 @@ DEFECTS = {
     "is deterministic in another process": [
         case("number of the process", "Another process does not train the same", "metric loss at batch 0")(
             loss="self.loss(batch) * (1 + os.getpid() % 9999)"
-        ),
+        )
     ],
     "moves every trainable parameter": [
         case("layer that the loss does not use", "never get a gradient: body.2.weight, body.2.bias")(
@@ -44,9 +44,7 @@ DEFECTS = {
             outputs="self.head(self.body[:2](inputs) + 0 * self.body(inputs))",
         ),
         case("optimizer that is never stepped", "do not move: head.weight, head.bias", "step_optimizer")(step="pass"),
-        case("the same, with a bias before a batch norm", "do not move: body.0.weight")(
-            layers=BATCH_NORM, adam_step="pass"
-        ),
+        case("the same before a batch norm", "do not move: body.0.weight")(layers=BATCH_NORM, adam_step="pass"),
     ],
     "validates with JSON-serializable metrics of stable names": [
         case("training metrics that change names", r"train_batch\(\)", "batch 3", "LINE: 'third'")(
@@ -57,9 +55,7 @@ DEFECTS = {
             validation="late = self.context.current_train_batch() > 8",
             evaluated='{"late" if late else "validation_loss": self.loss(batch)}',
         ),
-        case("metric that is not JSON", r"'extra': object .*\(LINE\)", "float")(
-            validated='metrics["extra"] = object()'
-        ),
+        case("metric that is no JSON", r"'extra': object .*\(LINE\)", "float")(validated='metrics["extra"] = object()'),
         case("validation that fails", "ZeroDivisionError", "model_def.py", "validation after 7 batches")(
             evaluated="1 / 0"
         ),
@@ -73,9 +69,7 @@ DEFECTS = {
         case("moving statistics", "changes body.1.running_mean", "batch norm works as in training")(
             layers=BATCH_NORM, validation="self.body[1].train()"
         ),
-        case("changed weights", r"LINE: evaluate_batch\(\) changes head.bias")(
-            validation="self.head.bias.data += 0.01"
-        ),
+        case("changed bias", r"LINE: evaluate_batch\(\) changes head.bias")(validation="self.head.bias.data += 0.01"),
         case("weights without a name", r"- evaluate_batch\(\) changes head.bias")(
             validation="self.head.eval()\nfor weight in self.head.parameters():\n    weight.data += 0.01"
         ),
@@ -225,11 +219,7 @@ DEFECTS = {
         ),
     ],
     "resumes bit-equal in the middle of an epoch": [
-        case(
-            "callback that counts its checkpoints",
-            "callback state best.saved",
-            r"LINE: on_checkpoint_write_end\(\)",
-        )(
+        case("callback that counts its checkpoints", "callback state best.saved", r"LINE: on_checkpoint_write_end\(\)")(
             hook="saved = 0\n\ndef on_checkpoint_write_end(self, checkpoint_dir):\n    self.saved += 1",
             saved='{"best": self.best, "saved": self.saved}',
             loads='self.best, self.saved = state_dict["best"], state_dict["saved"]',
@@ -284,7 +274,7 @@ DEFECTS = {
         )(
             init="self.scale = torch.nn.Parameter(torch.tensor(1.0 + context.distributed.rank))",
             loss="self.scale * self.loss(batch)",
-        ),
+        )
     ],
     "two processes agree with one": [
         case("sum for a loss", "metric 'loss' of batch 0", "sum over the batch")(reduced="sum()"),
@@ -305,7 +295,7 @@ DEFECTS = {
         case("reducer of one process", "'mean' is .* with two processes and .* with one")(
             init="self.mean = context.wrap_reducer(Mean(), 'mean', for_training=False)",
             validation="self.mean.update(self.loss(batch).item())",
-        ),
+        )
     ],
     "matches the real determined": [
         case("extra random draw", "batch 0|batch 1", "random|metric|parameter|data")(first="torch.rand(())"),
@@ -372,16 +362,14 @@ HARMLESS = {
             first="self.body.train()", last="self.body.eval()"
         ),
         case("a batch norm that is frozen in each batch")(layers=BATCH_NORM, first="self.body[1].eval()"),
-        case("a batch norm that is frozen later on")(
-            layers=BATCH_NORM, first="if batch_idx >= 5:\n    self.body[1].eval()"
-        ),
+        case("a batch norm frozen later on")(layers=BATCH_NORM, first="if batch_idx >= 5:\n    self.body[1].eval()"),
         case("a batch norm that is always frozen")(layers="torch.nn.Linear(3, 4), Frozen(4)"),
         case("evaluation mode without dropout")(layers="torch.nn.Linear(3, 4)", last="self.body.eval()"),
     ],
     "uses no hard-coded device": [
         case("the current GPU, if there is one")(
             init="self.device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')"
-        ),
+        )
     ],
     "checkpoint contains all the state that training changes": [
         case("a dataset that caches and counts")(
@@ -405,7 +393,7 @@ HARMLESS = {
         case("what a callback adds to a checkpoint")(
             hook="def on_checkpoint_save_start(self, checkpoint):\n    checkpoint['added'] = 4\n\n"
             "def on_checkpoint_load_start(self, checkpoint):\n    assert checkpoint['added'] == 4"
-        ),
+        )
     ],
     "trains under aggregation": [
         case("weights that are clamped after each batch")(last="self.head.weight.data.clamp_(-0.01, 0.01)"),
@@ -417,12 +405,12 @@ HARMLESS = {
         case("a wrapped teacher that is frozen")(
             init="self.teacher = context.wrap_model(torch.nn.Linear(3, 1)).requires_grad_(False)",
             loss="self.loss(batch) + (self.body(batch[0]).mean() - self.teacher(batch[0])).pow(2).mean()",
-        ),
+        )
     ],
     "two processes agree with one": [
         case("a layer that is frozen for the end of each batch only")(
             first="self.head.requires_grad_(True)", last="self.head.requires_grad_(False)"
-        ),
+        )
     ],
 }
 
@@ -431,12 +419,12 @@ NOT_COMPARED = {
     "moves every trainable parameter": [
         case("a gradient later on", "head.weight, head.bias got no gradient in 12 batches.*LINE")(
             first="self.head.requires_grad_(batch_idx > 99)"
-        ),
+        )
     ],
     "validation metrics do not grow with the batch": [
         case("a metric that is 0 at first", "hits of the untrained model is 0")(
             evaluated='{"validation_loss": self.loss(batch), "hits": 0 * len(batch[0])}'
-        ),
+        )
     ],
     "two processes train on the samples of one": [
         case("samples with random numbers", "on as many samples as one, 4 in batch 0")(
@@ -448,10 +436,9 @@ NOT_COMPARED = {
             methods="def get_batch_length(self, batch):\n    return batch[0].shape[1]\n",
             prepares="inputs = inputs.mean(0)",
         ),
-        case(
-            "a batch_sampler",
-            "the trial makes its batches itself; two processes train on other samples than one",
-        )(batches="batch_sampler=Buckets(self.batch_size)"),
+        case("a batch_sampler", "the trial makes its batches itself; two processes train on other samples than one")(
+            batches="batch_sampler=Buckets(self.batch_size)"
+        ),
         case("a batch size without a hyperparameter", "no hyperparameter global_batch_size")(size="4"),
     ],
     "two processes agree with one": [

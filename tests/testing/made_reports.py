@@ -17,9 +17,8 @@ CHECKS = (
     CheckResult("is deterministic under a seed", "passed", 2.5),
     CheckResult("an old checkpoint loads", "skipped", 0.0, "no --trial-checkpoint was given"),
 )
-BROKEN = CheckResult(
-    "matches the real determined", "failed", 4.0, "<loss> differs\n  - at batch 3\n  - & at all later ones"
-)
+DETAILS = "<loss> differs\n  - at batch 3\n  - & at all later ones"
+BROKEN = CheckResult("matches the real determined", "failed", 4.0, DETAILS)
 
 
 def made_record(
@@ -33,13 +32,8 @@ def made_record(
         events.append({"event": "batch_end", "batch": batch, **fields})
         if (batch + 1) % 2 == 0 and batch // 2 < len(accuracies):
             events.append({"event": "validation", "batch": batch + 1, "metrics": {"accuracy": accuracies[batch // 2]}})
-    known: dict[str, Any] = {
-        "python": "3.11.7",
-        "torch": "2.13.0",
-        "numpy": "2.4.6",
-        "platform": "Linux",
-        "processor": "a CPU",
-    }
+    known: dict[str, Any] = {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6"}
+    known |= {"platform": "Linux", "processor": "a CPU"}
     known |= {"side": side, side: "1.2.3", "threads": 2, "device": "cpu", "hooks": [], **(environment or {})}
     settings = RunSettings(hparams={"lr": 0.1}, batches=len(losses))
     return TrainingRecord("model_def:MyTrial", settings, known, tuple(events), len(losses))

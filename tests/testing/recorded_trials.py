@@ -65,6 +65,13 @@ class Regression(pytorch.PyTorchTrial):
         return {"validation_loss": self.loss(batch)}
 
 
+class Fails(Regression):
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        if batch_idx == 4:
+            raise ArithmeticError("the loss is not what it was")
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
 @functools.cache
 def recorded() -> TrainingRecord:
     """Return a record of the trial; tests change only copies of it."""

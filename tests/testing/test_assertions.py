@@ -96,9 +96,11 @@ def test_run_shows_its_results(trial_run: TrialRun) -> None:
     assert run.state["callback"] == {"counter": {"epochs": 0}}
 
 
-def test_hparams_and_arguments_arrive(trial_run: TrialRun) -> None:
+def test_trial_gets_hparams_and_arguments(trial_run: TrialRun) -> None:
     run = trial_run(Sized, hparams={"scale": 3}, arguments={"width": 5}, batches=1)
     assert run.validations == [(1, {"width": 15.0})]
+    with pytest.raises(ValueError, match="no hyperparameter 'scale'"):
+        trial_run(Sized, hparams={}, arguments={"width": 5}, batches=1)
 
 
 class Lazy(SmallTrial):
@@ -113,36 +115,22 @@ class Lazy(SmallTrial):
 
 
 def test_lazy_layers_train(trial_run: TrialRun) -> None:
-    run = trial_run(Lazy, batches=2)
-    assert run.weights["lazy.weight"].shape == (1, 3)
+    assert trial_run(Lazy, batches=2).weights["lazy.weight"].shape == (1, 3)
 
 
-def test_error_of_the_trial_is_raised(trial_run: TrialRun) -> None:
-    with pytest.raises(ValueError, match="no hyperparameter 'scale'"):
-        trial_run(Sized, hparams={}, arguments={"width": 5}, batches=1)
-
-
-def test_equal_seeds_train_equally() -> None:
+def test_seed_decides_the_training() -> None:
     before = torch.get_rng_state()
-    assert_same_training(run_trial(SmallTrial, batches=4, seed=5), run_trial(SmallTrial, batches=4, seed=5))
+    first, second, other = (run_trial(SmallTrial, batches=4, seed=seed) for seed in (5, 5, 6))
+    assert_same_training(first, second)
+    message = r"first difference is the data batch\[0\].* at batch 0: .* in the first, .* in the second"
+    with pytest.raises(AssertionError, match=message):
+        assert_same_training(first, other)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_other_seeds_differ() -> None:
-    runs = [run_trial(SmallTrial, batches=4, seed=seed) for seed in (5, 6)]
-    with pytest.raises(
-        AssertionError, match=r"first difference is the data batch\[0\].* at batch 0: .* in the first, .* in the second"
-    ):
-        assert_same_training(*runs)
-
-
 @pytest.mark.slow
-def test_complete_state_resumes() -> None:
+def test_resume_needs_the_whole_state() -> None:
     assert_resumes(SmallTrial)
-
-
-@pytest.mark.slow
-def test_lost_state_fails() -> None:
     with pytest.raises(AssertionError, match=r"(?s)metric loss at batch 2: .*not in the checkpoint: trial .*: seen"):
         assert_resumes(Forgetful)
 

@@ -65,9 +65,7 @@ def test_other_metrics_fail(folder: Path, old: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_changed_model_fails_with_keys(old: Path, tmp_path: Path) -> None:
-    (tmp_path / "model_def.py").write_text(
-        CORRECT.replace("torch.nn.Linear(4, 1)", "torch.nn.Linear(4, 1, bias=False)")
-    )
+    (tmp_path / "model_def.py").write_text(CORRECT.replace("nn.Linear(4, 1)", "nn.Linear(4, 1, bias=False)"))
     with pytest.raises(CheckFailed, match=r'(?s)while a checkpoint is loaded.*Unexpected key\(s\).*"bias"'):
         checks.loads(runs(tmp_path, old))
 

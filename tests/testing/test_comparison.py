@@ -22,16 +22,16 @@ from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, choose_tolerance
 from det_lightning.testing.records.record import TrainingRecord, parse_record, ulps_between
 from det_lightning.testing.training.reference import record_ours
-from tests.testing.recorded_trials import SETTINGS, Regression, recorded
+from tests.testing.recorded_trials import SETTINGS, Fails, Regression, recorded
 
 
 @pytest.fixture
-def record() -> TrainingRecord:
+def ours() -> TrainingRecord:
     return copy.deepcopy(recorded())
 
 
-def in_another_environment(record: TrainingRecord) -> TrainingRecord:
-    return dataclasses.replace(record, environment={**record.environment, "torch": "1.12.1"})
+def recorded_elsewhere() -> TrainingRecord:
+    return dataclasses.replace(recorded(), environment={**recorded().environment, "torch": "1.12.1"})
 
 
 def differ(reference: TrainingRecord, ours: TrainingRecord) -> Difference:
@@ -40,8 +40,8 @@ def differ(reference: TrainingRecord, ours: TrainingRecord) -> Difference:
     return difference
 
 
-def test_equal_trainings_have_no_difference(record: TrainingRecord) -> None:
-    assert first_difference(record, record_ours(Regression, SETTINGS), BIT_EQUAL) is None
+def test_equal_trainings_have_no_difference() -> None:
+    assert first_difference(recorded(), record_ours(Regression, SETTINGS), BIT_EQUAL) is None
 
 
 class DrawsMore(Regression):
@@ -92,13 +92,6 @@ class Stops(Regression):
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
-class Fails(Regression):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        if batch_idx == 4:
-            raise ArithmeticError("spoiled")
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-
 class Unshuffled(Regression):
     def build_training_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(super().build_training_data_loader().dataset, batch_size=4)
@@ -126,10 +119,8 @@ class Forgets(Regression):
         (Forgets, "callback state", "average.loss", 6, "callback has seen"),
     ],
 )
-def test_first_difference_has_a_cause(
-    spoiled: type, kind: str, name: str, batch: int, cause: str, record: TrainingRecord
-) -> None:
-    difference = differ(record, record_ours(spoiled, SETTINGS))
+def test_first_difference_has_a_cause(spoiled: type, kind: str, name: str, batch: int, cause: str) -> None:
+    difference = differ(recorded(), record_ours(spoiled, SETTINGS))
     assert (difference.kind, difference.name, difference.batch) == (kind, name, batch)
     assert cause in difference.likely_cause
     assert f"{kind} {name}" in str(difference)
@@ -158,34 +149,33 @@ def test_recorder_alone_sees_the_same(trial: type, tmp_path: Path) -> None:
     assert first_difference(parsed, record_ours(trial, SETTINGS), BIT_EQUAL) is None
 
 
-def test_settings_come_first(record: TrainingRecord) -> None:
-    other = dataclasses.replace(record, settings=dataclasses.replace(SETTINGS, seed=1))
-    difference = differ(record, other)
+def test_settings_come_first() -> None:
+    difference = differ(recorded(), dataclasses.replace(recorded(), settings=dataclasses.replace(SETTINGS, seed=1)))
     assert (difference.kind, difference.name, difference.reference, difference.ours) == ("settings", "seed", 0, 1)
 
 
-def number_of(event: dict[str, Any]) -> dict[str, Any]:
+def number_of(event: Any) -> dict[str, Any]:
     return event["metrics"]["loss"]
 
 
 @given(st.integers(0, 5), st.integers(1, 10_000))
 def test_changed_number_is_found(batch: int, steps: int) -> None:
-    reference, ours = recorded(), copy.deepcopy(recorded())
-    changed = number_of(ours.select("batch_end")[batch])  # type: ignore[arg-type]
+    ours = copy.deepcopy(recorded())
+    changed = number_of(ours.select("batch_end")[batch])
     (bits,) = struct.unpack("<i", struct.pack("<f", changed["value"]))
     (changed["value"],) = struct.unpack("<f", struct.pack("<i", bits + steps))
-    difference = differ(reference, ours)
+    difference = differ(recorded(), ours)
     assert (difference.kind, difference.name, difference.batch, difference.ulps) == ("metric", "loss", batch, steps)
     assert difference.absolute == abs(difference.reference - difference.ours)
 
 
 @given(st.integers(0, 5), st.floats(-0.5, 0.5))
 def test_tolerance_hides_differences(batch: int, share: float) -> None:
-    reference, ours = recorded(), copy.deepcopy(recorded())
-    number_of(ours.select("batch_end")[batch])["value"] *= 1 + share  # type: ignore[arg-type]
-    one, other = (number_of(r.select("batch_end")[batch])["value"] for r in (reference, ours))  # type: ignore[arg-type]
+    ours = copy.deepcopy(recorded())
+    number_of(ours.select("batch_end")[batch])["value"] *= 1 + share
+    one, other = (number_of(record.select("batch_end")[batch])["value"] for record in (recorded(), ours))
     allowed = abs(one - other) <= 0.1 * max(one, other)
-    assert (first_difference(reference, ours, Tolerance(relative=0.1)) is None) == allowed
+    assert (first_difference(recorded(), ours, Tolerance(relative=0.1)) is None) == allowed
 
 
 @given(st.floats(allow_nan=False, width=32), st.floats(allow_nan=False, width=32))
@@ -208,75 +198,68 @@ def test_ulps_are_those_of_the_dtype(dtype: str, other: float, steps: int | None
     assert ulps_between(1.0, other, dtype) == steps
 
 
-def test_nan_equals_only_itself(record: TrainingRecord) -> None:
-    spoiled = copy.deepcopy(record)
-    number_of(spoiled.select("batch_end")[1])["value"] = math.nan  # type: ignore[arg-type]
-    assert first_difference(spoiled, copy.deepcopy(spoiled)) is None
-    difference = differ(record, spoiled)
+def test_nan_equals_only_itself(ours: TrainingRecord) -> None:
+    number_of(ours.select("batch_end")[1])["value"] = math.nan
+    assert first_difference(ours, copy.deepcopy(ours)) is None
+    difference = differ(recorded(), ours)
     assert (difference.batch, difference.absolute) == (1, math.inf)
 
 
-def test_digest_alone_tells_weights_apart(record: TrainingRecord) -> None:
-    ours = copy.deepcopy(record)
+def test_digest_alone_tells_weights_apart(ours: TrainingRecord) -> None:
     ours.select("batch_end")[2]["weights"]["model.0.weight"]["digest"] = "0" * 16
-    difference = differ(record, ours)
+    difference = differ(recorded(), ours)
     assert (difference.kind, difference.name, difference.batch) == ("parameter", "model.0.weight", 2)
-    assert first_difference(record, ours, Tolerance(relative=1e-6)) is None
+    assert first_difference(recorded(), ours, Tolerance(relative=1e-6)) is None
 
 
-def test_bits_count_in_one_environment(record: TrainingRecord) -> None:
-    assert choose_tolerance(record, record) == BIT_EQUAL
-    other = choose_tolerance(in_another_environment(record), record)
+def test_bits_count_in_one_environment() -> None:
+    assert choose_tolerance(recorded(), recorded()) == BIT_EQUAL
+    other = choose_tolerance(recorded_elsewhere(), recorded())
     assert (other.relative, other.absolute) == (1e-3, 1e-5)
     assert "torch 1.12.1 and" in other.reason
 
 
-def test_missing_hooks_are_not_compared(record: TrainingRecord) -> None:
+def test_missing_hooks_are_not_compared(ours: TrainingRecord) -> None:
     hook = "on_trial_startup"
-    events = tuple(event for event in record.events if event.get("name") != hook)
-    assert first_difference(dataclasses.replace(record, events=events), record) is not None
-    hooks = [name for name in record.environment["hooks"] if name != hook]
-    older = dataclasses.replace(record, events=events, environment={**record.environment, "hooks": hooks})
-    assert first_difference(older, record) is None
+    older = dataclasses.replace(ours, events=tuple(event for event in ours.events if event.get("name") != hook))
+    assert first_difference(older, ours) is not None
+    older.environment["hooks"].remove(hook)
+    assert first_difference(older, recorded()) is None
 
 
-def test_noisy_bias_is_not_compared(record: TrainingRecord) -> None:
+def test_noisy_bias_is_not_compared(ours: TrainingRecord) -> None:
     """The gradient of ``model.0.bias`` is nothing but rounding; Adam makes full steps of it."""
-    ours = copy.deepcopy(record)
     for event in ours.select("batch_end"):
         event["weights"]["model.0.bias"].update(norm=1.0, digest="0" * 16)
-    assert first_difference(record, ours) is not None
-    assert first_difference(in_another_environment(record), ours) is None
+    assert first_difference(recorded(), ours) is not None
+    assert first_difference(recorded_elsewhere(), ours) is None
     ours.select("validation")[0]["metrics"]["validation_loss"]["value"] *= 1.1
-    difference = differ(in_another_environment(record), ours)
+    difference = differ(recorded_elsewhere(), ours)
     assert difference.noisy_parameters == ("model.0.bias",)
     assert "the gradient of model.0.bias is noise" in difference.likely_cause
 
 
-def test_learning_rates_allow_a_millionth(record: TrainingRecord) -> None:
-    ours = copy.deepcopy(record)
+def test_learning_rates_allow_a_millionth(ours: TrainingRecord) -> None:
     ours.select("batch_start")[2]["learning_rates"][0][0] *= 1 + 1e-5
-    difference = differ(in_another_environment(record), ours)
+    difference = differ(recorded_elsewhere(), ours)
     assert (difference.kind, difference.batch, difference.tolerance.relative) == ("learning rate", 2, 1e-6)
 
 
 @pytest.mark.parametrize(("moved", "allowed"), [(3, True), (4, False)])
-def test_half_of_the_weights_must_agree(moved: int, allowed: bool, record: TrainingRecord) -> None:
-    ours = copy.deepcopy(record)
+def test_half_of_the_weights_must_agree(moved: int, allowed: bool, ours: TrainingRecord) -> None:
     weights = ours.select("batch_end")[1]["weights"]["model.0.weight"]
     weights["digest"] = "0" * 16
     weights["sample"][:moved] = [-number for number in weights["sample"][:moved]]
-    assert (first_difference(in_another_environment(record), ours) is None) == allowed
+    assert (first_difference(recorded_elsewhere(), ours) is None) == allowed
 
 
-def test_random_draws_are_the_cause(record: TrainingRecord) -> None:
-    ours = copy.deepcopy(record)
+def test_random_draws_are_the_cause(ours: TrainingRecord) -> None:
     for event in ours.events:
         if event["batch"] >= 2 and "random" in event:
             event["random"]["torch"] = "0" * 16
-    assert first_difference(in_another_environment(record), ours) is None
-    number_of(ours.select("batch_end")[4])["value"] *= 1.5  # type: ignore[arg-type]
-    difference = differ(in_another_environment(record), ours)
+    assert first_difference(recorded_elsewhere(), ours) is None
+    number_of(ours.select("batch_end")[4])["value"] *= 1.5
+    difference = differ(recorded_elsewhere(), ours)
     assert (difference.batch, difference.rng_diverged_at) == (4, 2)
     assert "random states differ from batch 2 on" in difference.likely_cause
 

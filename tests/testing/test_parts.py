@@ -44,11 +44,8 @@ def test_hyperparameter_has_one_value(entry: Any, value: Any) -> None:
 
 
 def test_invalid_hyperparameters_are_named() -> None:
-    entries = {
-        "a": {"type": "int", "minval": 1},
-        "b": {"c": {"type": "nothing"}},
-        "d": {"type": "categorical", "vals": []},
-    }
+    nothing = {"c": {"type": "nothing"}}
+    entries = {"a": {"type": "int", "minval": 1}, "b": nothing, "d": {"type": "categorical", "vals": []}}
     with pytest.raises(ValueError, match=r"a lacks 'maxval'; b.c has the unknown type 'nothing' .*; d cannot be read"):
         choose_hparams({"hyperparameters": entries})
 
@@ -137,34 +134,21 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
+def test_scan_finds_bypasses_and_hyperparameters(tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(SOURCE)
-    return tmp_path / "model_def.py"
-
-
-def test_hard_coded_devices_are_found(source: Path) -> None:
-    assert TrialCode([source], source.parent).find_bypasses(DEVICE) == [
+    code = TrialCode([tmp_path / "model_def.py"], tmp_path)
+    assert code.find_bypasses(DEVICE) == [
         "model_def.py:16: torch.ones(1, device='cuda:1')",
         "model_def.py:17: torch.load('x.pt', map_location='cuda:0')",
         "model_def.py:18: torch.ones(1).to('cuda')",
         "model_def.py:19: torch.cuda.FloatTensor",
         "model_def.py:20: torch.cuda.set_device(0)",
     ]
-
-
-def test_process_groups_are_found(source: Path) -> None:
-    assert TrialCode([source], source.parent).find_bypasses(PROCESSES) == [
+    assert code.find_bypasses(PROCESSES) == [
         "model_def.py:31: dist.all_reduce(ones)",
         "model_def.py:33: torch.nn.parallel.DistributedDataParallel(self)",
     ]
-
-
-def test_hyperparameters_have_lines(source: Path) -> None:
-    assert TrialCode([source], source.parent).find_hparams() == {
-        "width": "model_def.py:25",
-        "global_batch_size": "model_def.py:26",
-    }
+    assert code.find_hparams() == {"width": "model_def.py:25", "global_batch_size": "model_def.py:26"}
 
 
 def test_each_import_is_fresh(tmp_path: Path) -> None:

@@ -53,8 +53,7 @@ def test_texts_speak_of_checks(pytester: pytest.Pytester) -> None:
     package = Path(det_lightning.testing.report.__file__).parent
     files = [*package.rglob("*.py"), *package.glob("*.jinja"), package.parents[1] / "docs" / "testing.md"]
     assert [file.name for file in files if "promise" in file.read_text().lower()] == []
-    result = run(pytester, "--help", "--markers")
-    assert "promise" not in result.stdout.str()
+    assert "promise" not in run(pytester, "--help", "--markers").stdout.str()
 
 
 def test_each_check_is_collected(pytester: pytest.Pytester) -> None:
@@ -91,8 +90,7 @@ def test_terminal_and_junit_agree(pytester: pytest.Pytester) -> None:
 
 def test_checks_and_tests_run_together(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_own="def test_one():\n    pass")
-    result = run(pytester, *TRIAL, "-k", "test_one or device")
-    result.assert_outcomes(passed=2)
+    run(pytester, *TRIAL, "-k", "test_one or device").assert_outcomes(passed=2)
 
 
 def test_failure_has_no_traceback(pytester: pytest.Pytester) -> None:
@@ -153,8 +151,8 @@ def test_checks_run_under_xdist(pytester: pytest.Pytester, warm_python: WarmPyth
 )
 def test_configuration_names_the_trial(pytester: pytest.Pytester, entrypoint: str) -> None:
     pytester.makefile(".yaml", const=CONFIG.replace("entrypoint: model_def:MyTrial", f"entrypoint: {entrypoint}"))
-    result = run(pytester, "--trial-config", "const.yaml", "-k", QUICK)
-    result.assert_outcomes(passed=2)
+    result = run(pytester, "--trial-config", "const.yaml", "--collect-only", "-q")
+    result.stdout.fnmatch_lines(["model_def:MyTrial::trains"])
 
 
 def test_configuration_mistakes_have_lines(pytester: pytest.Pytester) -> None:

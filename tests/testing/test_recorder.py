@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from det_lightning import pytorch
 from det_lightning.testing import recorder
 from det_lightning.testing.training.reference import record_ours
-from tests.testing.recorded_trials import SETTINGS, Regression, recorded
+from tests.testing.recorded_trials import SETTINGS, Fails, Regression, recorded
 
 SOURCE = Path(recorder.__file__)
 
@@ -33,7 +33,7 @@ def test_recorder_is_one_old_file() -> None:
     assert {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names) == {"numpy", "torch"}
 
 
-def test_events_come_in_order() -> None:
+def test_record_has_events_and_effects() -> None:
     record = recorded()
     assert record.error is None
     assert record.batches == 6
@@ -49,10 +49,6 @@ def test_events_come_in_order() -> None:
     assert [position for event, position in order if event == "batch_end"] == list(range(6))
     assert [position for event, position in order if event == "validation"] == [3, 6]
     assert sum(position == "on_training_workload_end" for _, position in order) == 4  # after batches 2, 3, 4 and 6
-
-
-def test_batch_has_inputs_and_effects() -> None:
-    record = recorded()
     (start, *_), (end, *_) = record.select("batch_start"), record.select("batch_end")
     assert start["learning_rates"] == [[0.05]]
     assert [array["shape"] for array in start["data"]] == [[4, 3], [4, 1]]
@@ -83,14 +79,8 @@ def test_recording_changes_nothing() -> None:
 
 
 def test_record_has_the_error() -> None:
-    class Fails(Regression):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            if batch_idx == 2:
-                raise ArithmeticError("the loss is not what it was")
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
     record = record_ours(Fails, SETTINGS)
-    assert record.batches == 2
+    assert record.batches == 4
     assert record.error is not None
     assert (record.error["type"], record.error["message"]) == ("ArithmeticError", "the loss is not what it was")
     assert "train_batch" in record.error["traceback"]
@@ -158,18 +148,11 @@ def test_objects_differ_by_digest(one: object, other: object) -> None:
     assert recorder.describe(one)["class"] == type(one).__name__
 
 
-def test_given_hparams_override_constants() -> None:
-    defined = {
-        "lr": {"type": "const", "val": 0.1},
-        "batch": 8,
-        "model": {"depth": {"type": "int", "minval": 1, "maxval": 3}, "width": 16},
-        "layers": [1, 2],
-    }
+def test_hparams_override_constants() -> None:
+    model = {"depth": {"type": "int", "minval": 1, "maxval": 3}, "width": 16}
+    defined = {"lr": {"type": "const", "val": 0.1}, "batch": 8, "model": model, "layers": [1, 2]}
     found = recorder.choose_hparams({"hyperparameters": defined}, {"model": {"depth": 2}, "batch": 4})
     assert found == {"lr": 0.1, "batch": 4, "model": {"depth": 2, "width": 16}, "layers": [1, 2]}
-
-
-def test_ranges_without_value_are_named() -> None:
     ranges = {"a": {"type": "double"}, "b": {"c": {"type": "categorical", "vals": [1]}}}
     with pytest.raises(recorder.CannotRecord, match=r"ranges for a, b\.c"):
         recorder.choose_hparams({"hyperparameters": ranges}, {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,10 @@ def record() -> TrainingRecord:
 
 
 def test_record_round_trips(record: TrainingRecord, tmp_path: Path) -> None:
-    path = tmp_path / "ref.json"
-    record.write(path)
-    assert read_record(path, "elsewhere:Regression") == record
+    record.write(tmp_path / "ref.json")
+    assert read_record(tmp_path / "ref.json", "elsewhere:Regression") == record
+    with pytest.raises(RecordError, match=r"must be a record of model_def:Other; got a record of .*:Regression"):
+        read_record(tmp_path / "ref.json", "model_def:Other")
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,7 @@ def test_other_files_are_refused(content: str | None, message: str, tmp_path: Pa
         (lambda content: content["settings"].update(sed=1), "damaged: TypeError.*'sed'"),
     ],
 )
-def test_damaged_records_are_refused(
-    damage: Callable[[Any], Any], message: str, record: TrainingRecord, tmp_path: Path
-) -> None:
+def test_damaged_records_are_refused(damage: Any, message: str, record: TrainingRecord, tmp_path: Path) -> None:
     record.write(tmp_path / "ref.json")
     content = json.loads((tmp_path / "ref.json").read_text())
     damage(content)
@@ -65,16 +63,9 @@ def test_damaged_records_are_refused(
         read_record(tmp_path / "ref.json")
 
 
-def test_other_trial_is_refused(record: TrainingRecord, tmp_path: Path) -> None:
-    record.write(tmp_path / "ref.json")
-    with pytest.raises(RecordError, match=r"must be a record of model_def:Other; got a record of .*:Regression"):
-        read_record(tmp_path / "ref.json", "model_def:Other")
-
-
 def test_random_state_and_threads_stay() -> None:
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    made = record_ours(Regression, SETTINGS, threads=threads + 1)
-    assert made.environment["threads"] == threads + 1
+    assert record_ours(Regression, SETTINGS, threads=threads + 1).environment["threads"] == threads + 1
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -123,9 +123,7 @@ def test_checkpoints_and_progress(task: TrialTask) -> None:
         ({"time_metric": "epochs", "max_time": 4}, {}, "max_time is 4 with searcher.time_metric: epochs"),
     ],
 )
-def test_another_length_is_refused(
-    task: TrialTask, searcher: dict[str, Any], given: dict[str, Any], message: str
-) -> None:
+def test_lengths_must_agree(task: TrialTask, searcher: dict[str, Any], given: dict[str, Any], message: str) -> None:
     task.config["searcher"].update(searcher)
     task.write()
     with det.core.init() as core_context, pytest.raises(ValueError, match=message):

@@ -16,14 +16,9 @@ from tests.launching import ROOT
 PAGE = ROOT / "docs" / "transformers.md"
 SCRIPT = Path(__file__).with_name("tiny_training.py")
 ARGUMENTS = {
-    "max_steps": 8,
-    "eval_strategy": "steps",
-    "eval_steps": 4,
-    "logging_steps": 2,
-    "save_steps": 4,
-    "per_device_train_batch_size": 4,
-    "learning_rate": 0.01,
-}
+    "max_steps": 8, "eval_strategy": "steps", "eval_steps": 4, "logging_steps": 2, "save_steps": 4,
+    "per_device_train_batch_size": 4, "learning_rate": 0.01,
+}  # fmt: skip
 SINGLE = {"name": "single", "metric": "eval_loss"}
 
 pytestmark = pytest.mark.slow
@@ -46,7 +41,6 @@ def test_preempted_training_ends_equal(tmp_path: Path) -> None:
     run("run", config, tmp_path / "project", "--experiments", tmp_path / "whole", "--cpu")
     whole = tmp_path / "whole" / "small-1"
     assert [event["steps_completed"] for event in events_of(whole, "checkpoint")] == [4, 8]
-
     config = project_with(tmp_path / "project", {"training_arguments": ARGUMENTS, "waits_at": 5})
     process = start("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu")
     experiment = tmp_path / "small-1"

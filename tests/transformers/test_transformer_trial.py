@@ -49,23 +49,15 @@ def write_sentences(file: Path, count: int) -> str:
 
 def configuration_in(folder: Path, **hparams: Any) -> dict[str, Any]:
     given = {
-        "pretrained_model_name_or_path": str(make_model(folder / "model")),
-        "model_mode": "sequence-classification",
-        "num_labels": 2,
-        "use_pretrained_weights": False,
-        "use_apex_amp": False,
-        "learning_rate": 0.01,
-        "weight_decay": 0.1,
-        "num_warmup_steps": 2,
-        "global_batch_size": 4,
-    }
+        "pretrained_model_name_or_path": str(make_model(folder / "model")), "model_mode": "sequence-classification",
+        "num_labels": 2, "use_pretrained_weights": False, "use_apex_amp": False, "learning_rate": 0.01,
+        "weight_decay": 0.1, "num_warmup_steps": 2, "global_batch_size": 4,
+    }  # fmt: skip
+    training = write_sentences(folder / "train.csv", 24)
     return {
         "name": "small",
         "entrypoint": f"{TRIAL.stem}:TinyBertTrial",
-        "data": {
-            "train_file": write_sentences(folder / "train.csv", 24),
-            "validation_file": write_sentences(folder / "validation.csv", 8),
-        },
+        "data": {"train_file": training, "validation_file": write_sentences(folder / "validation.csv", 8)},
         "hyperparameters": {**given, **hparams},
         "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 12}},
         "min_validation_period": {"batches": 6},

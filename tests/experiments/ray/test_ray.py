@@ -40,9 +40,8 @@ def created_in(experiment: Path) -> list[tuple[Any, ...]]:
 
 
 def validations_in(experiment: Path) -> list[tuple[Any, ...]]:
-    found = [
-        (event["trial"], event["steps_completed"], event["metrics"]) for event in events_of(experiment, "validation")
-    ]
+    events = events_of(experiment, "validation")
+    found = [(event["trial"], event["steps_completed"], event["metrics"]) for event in events]
     return sorted(found, key=lambda validation: validation[:2])
 
 
@@ -68,9 +67,7 @@ def test_trial_of_two_slots_has_two_processes(cluster: Any, tmp_path: Path) -> N
     assert sorted(line for line in printed if "rank" in line) == ["rank 0 of 2 [0, 1]", "rank 1 of 2 [0, 1]"]
 
 
-def test_trial_sees_the_gpus_that_ray_has_given_it(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_sees_the_gpus_from_ray(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")  # Ray starts no node with more GPUs than this names
     entrypoint = "echo devices $CUDA_VISIBLE_DEVICES, slots $DET_SLOT_IDS"
     config = write_project(tmp_path / "project", entrypoint=entrypoint, resources={"slots_per_trial": 2})
@@ -104,8 +101,7 @@ def test_killed_experiment_completes_anywhere(cluster: Any, tmp_path: Path) -> N
 
 
 def test_first_interrupt_pauses(cluster: Any, tmp_path: Path) -> None:
-    hparams = {"steps": 12, "waits_at": [2], "saves_for_s": 1}
-    config = write_project(tmp_path / "project", hyperparameters=hparams)
+    config = write_project(tmp_path / "project", hyperparameters={"steps": 12, "waits_at": [2], "saves_for_s": 1})
     experiment = tmp_path / "small-1"
     arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
     run_until(lambda: len(events_of(experiment, "validation")) >= 2, *arguments)
@@ -224,8 +220,7 @@ def test_too_large_trial_is_refused(cluster: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "message"),
-    [("127.0.0.1:9", "nothing answers there"), ("ray://127.0.0.1:10001", "expected HOST:PORT")],
+    ("address", "message"), [("127.0.0.1:9", "nothing answers there"), ("ray://127.0.0.1:10001", "expected HOST:PORT")]
 )
 def test_address_without_a_cluster_is_refused(address: str, message: str, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed; run tox -e ray")

@@ -38,18 +38,9 @@ def brackets(name: str = "adaptive_asha", **settings: Any) -> list[tuple[list[in
         (("conservative", 5, 4, 16, 16, 1), [([1, 4, 16], 12, 1), ([4, 16], 3, 1), ([16], 1, 1)]),
     ],
 )
-def test_adaptive_asha_has_these_brackets(
-    settings: tuple[str, int, float, int, int, int], expected: list[tuple[list[int], int, int]]
-) -> None:
-    mode, max_rungs, divisor, max_time, max_trials, at_once = settings
-    assert expected == brackets(
-        mode=mode,
-        max_rungs=max_rungs,
-        divisor=divisor,
-        max_time=max_time,
-        max_trials=max_trials,
-        max_concurrent_trials=at_once,
-    )
+def test_adaptive_asha_has_these_brackets(settings: tuple[Any, ...], expected: Any) -> None:
+    names = ("mode", "max_rungs", "divisor", "max_time", "max_trials", "max_concurrent_trials")
+    assert brackets(**dict(zip(names, settings, strict=True))) == expected
 
 
 @pytest.mark.parametrize(
@@ -62,9 +53,7 @@ def test_adaptive_asha_has_these_brackets(
         (2, 4, (5, 3, 1), [1, 1, 1]),
     ],
 )
-def test_given_brackets_divide_the_trials(
-    max_trials: int, divisor: float, rungs: tuple[int, ...], trials: list[int]
-) -> None:
+def test_given_brackets_divide_the_trials(max_trials: int, divisor: float, rungs: Any, trials: list[int]) -> None:
     divided = brackets(max_trials=max_trials, divisor=divisor, bracket_rungs=[*rungs[::-1]], max_time=1000)
     assert [len(lengths) for lengths, _, _ in divided] == list(rungs)
     assert [count for _, count, _ in divided] == trials

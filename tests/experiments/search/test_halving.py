@@ -189,8 +189,6 @@ def test_missing_metric_fails_the_trial(metric: Any, at: Any, named: str) -> Non
         (2, {"name": "async_halving", "max_trials": 8, "num_rungs": 3}, {(1, 2)}),  # two rungs have one length
     ],
 )
-def test_forced_validations_are_at_the_rungs(
-    batches: int, settings: dict[str, Any], lengths: set[tuple[int, ...]]
-) -> None:
+def test_forced_validations_are_at_rungs(batches: int, settings: dict[str, Any], lengths: set[tuple[int, ...]]) -> None:
     search = Search(searcher(**settings, max_length=Length(batches, "batches")), {"x": number(0, 1)}, 0)
     assert {trial.validate_at for trial in search.initial() if isinstance(trial, CreateTrial)} == lengths

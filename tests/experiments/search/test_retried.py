@@ -29,8 +29,7 @@ def test_retries_keep_number_and_replay(of: Searcher, chances: Chances, seed: in
     assert simulation.search.is_finished
     assert simulation.shutdowns()[-1] == Shutdown(ExitReason.COMPLETED)
     replayed = Search(of, SPACE, seed)
-    answers = [replayed.initial(), *(report(replayed, event) for event in simulation.events)]
-    assert answers == simulation.answers
+    assert [replayed.initial(), *(report(replayed, event) for event in simulation.events)] == simulation.answers
 
 
 def asha() -> Search:

@@ -144,8 +144,7 @@ def test_unknown_trial_is_refused(trial_id: int) -> None:
 
 
 def test_trial_may_change_its_hyperparameters() -> None:
-    search = Search(searcher("random", max_trials=2), {"layers": choice([1])}, 0)
-    first, second = search.initial()
+    first, second = Search(searcher("random", max_trials=2), {"layers": choice([1])}, 0).initial()
     assert isinstance(first, CreateTrial)
     assert isinstance(second, CreateTrial)
     first.hparams["layers"].append(2)

@@ -69,9 +69,8 @@ def test_grid_runs_from_last_to_first() -> None:
 
 def test_groups_are_axes_of_a_grid() -> None:
     space: dict[str, Any] = {"n": {"b": integer(0, 1, count=2), "a": {}, "c": {"d": choice(3, 4)}}, "k": constant(9)}
-    assert points(space) == [
-        {"k": 9, "n": {"a": {}, "b": b, "c": {"d": d}}} for b, d in [(1, 4), (1, 3), (0, 4), (0, 3)]
-    ]
+    expected = [(1, 4), (1, 3), (0, 4), (0, 3)]
+    assert points(space) == [{"k": 9, "n": {"a": {}, "b": b, "c": {"d": d}}} for b, d in expected]
 
 
 def test_grid_larger_than_memory_can_be_walked() -> None:
