@@ -27,6 +27,8 @@ SPOTS = {
     "scheduler": "|context.wrap_lr_scheduler(decay, pytorch.LRScheduler.StepMode.STEP_EVERY_EPOCH)|",
     "init": "        ||self.batch_size = ",
     "size": "self.batch_size = |context.get_per_slot_batch_size()|",
+    "takes": "def build_training_data_loader(|self|)",
+    "validation_loader": "return |pytorch.DataLoader(Noted(12), batch_size=4)|",
     "loader": "|pytorch.DataLoader(Noted(40), batch_size=self.batch_size, shuffle=True)|",
     "data": "DataLoader(|Noted(40)|",
     "batches": "|batch_size=self.batch_size, shuffle=True|",

@@ -311,6 +311,13 @@ DEFECTS = {
 
 #: Code that is right although it looks wrong.
 HARMLESS = {
+    "trains": [
+        case("a method for all loaders")(
+            takes="self, samples=40, shuffle=True",
+            loader="pytorch.DataLoader(Noted(samples), batch_size=4, shuffle=shuffle)",
+            validation_loader="self.build_training_data_loader(samples=12, shuffle=False)",
+        ),
+    ],
     "moves every trainable parameter": [
         case("a model that teaches another one")(
             init="self.teacher = context.wrap_model(torch.nn.Linear(3, 1))",

@@ -243,14 +243,19 @@ def observe_trial(trial_class: type, observer: Observer, data: ShortenedData) ->
                 observer.watch_callbacks()
             return {**callbacks, "det_lightning_observer": LastCallback()}
 
-        def build_training_data_loader(self) -> Any:
-            loader = super().build_training_data_loader()
+        def build_training_data_loader(self, *args: Any, **kwargs: Any) -> Any:
+            loader = super().build_training_data_loader(*args, **kwargs)
+            if args or kwargs:  # the trial itself asks, for another purpose
+                return loader
             observer.training = LoaderFacts.read(loader)
             observer.data |= _name_data("training", loader)
             return data.shorten_training(loader)
 
-        def build_validation_data_loader(self) -> Any:
-            loader = data.shorten_validation(super().build_validation_data_loader())
+        def build_validation_data_loader(self, *args: Any, **kwargs: Any) -> Any:
+            loader = super().build_validation_data_loader(*args, **kwargs)
+            if args or kwargs:
+                return loader
+            loader = data.shorten_validation(loader)
             observer.validation = LoaderFacts.read(loader)
             observer.data |= _name_data("validation", loader)
             return loader
