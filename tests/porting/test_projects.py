@@ -401,10 +401,10 @@ def test_configured_variables_are_set() -> None:
 
 
 def test_started_scripts_have_cluster_info() -> None:
-    script = "from determined import get_cluster_info as get, pytorch\ninfo = get()\nprint(info.trial.hparams)\n"
-    script += "with pytorch.init() as c: pytorch.Trainer(T(c), c).fit()\n"
+    read = "from determined import get_cluster_info, pytorch\ninfo = get_cluster_info()\nprint(info.trial.hparams)\n"
+    script = f"{read}with pytorch.init() as c: pytorch.Trainer(T(c), c).fit()\n"
     alone = made(train_py=script)
-    assert sentences(alone) == {"train.py": "should run with `det-lightning run CONFIG`; 1 finding to look at"}
+    assert sentences(alone) == {"train.py": "should run with `det-lightning run CONFIG`; 2 findings to look at"}
     assert len(reasons(alone, "train.py")) == 2
     assert reasons(made(const_yaml=CONFIG.format("python3 train.py")), "train.py") == []
     Path("const.yaml").unlink()
