@@ -109,7 +109,7 @@ CASES: dict[str, dict[str, str]] = {
     "clip is a function": clipping("clip"),
     "clip is partial": clipping("functools.partial(torch.nn.utils.clip_grad_value_, clip_value=0.01)"),
     "clip shadows": {
-        "train": "x = x\n" + clipping("lambda x: clip(x)")["train"].replace("loss}", 'loss, "size": float(len(x))}')
+        "train": "x = x\n" + clipping("lambda x: clip(x)")["train"].replace("loss}", 'loss, "n": float(len(x))}')
     },
     "epoch schedule, shuffled data": {
         "init": """
@@ -222,10 +222,7 @@ CASES: dict[str, dict[str, str]] = {
         "loss = loss * self.context.distributed.broadcast(2)\n" + STEP
     },
 }
-TODOS = {
-    "the full dataset": "move the batches of the loader to self.device here",
-    "reducers": "these values are of one process",
-}
+TODOS = {"the full dataset": "move the batches of the loader to self", "reducers": "these values are of one process"}
 
 
 @pytest.mark.slow

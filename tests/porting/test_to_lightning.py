@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import textwrap
 from pathlib import Path
 
@@ -301,8 +302,9 @@ def test_other_imported_names_stay() -> None:
     written = write_module("import collections, determined\n" + source).text
     assert "import collections\n" in written
     assert "determined" not in written.partition("class ")[0]
-    assert sort_imports(written) == written
-    assert written.index("import pytorch_lightning as pl") < written.index("import torch\n") < written.index("from torch")
+    plain = write_module(source).text
+    assert sort_imports(plain) == plain
+    assert plain.index("import pytorch_lightning as pl") < plain.index("import torch\n") < plain.index("from torch")
 
 
 def test_odd_forms_stay_readable() -> None:
@@ -331,7 +333,10 @@ def test_odd_forms_stay_readable() -> None:
         ("class A(PyTorchTrial): ...\nclass B(PyTorchTrial): ...\n", "found: A, B"),
         ("class A(PyTorchTrial):\n    __init__ = make\n", "A does not define __init__, train_batch"),
         ("class A(PyTorchTrial): ...\n", "A does not define __init__, train_batch, build_training_data_loader"),
-        ("class A(PyTorchTrial):\n def build_model(self): ...\n def optimizer(self, model): ...\n", "A has the interface bef"),
+        (
+            "class A(PyTorchTrial):\n def build_model(self): ...\n def optimizer(self, model): ...",
+            "A has the interface",
+        ),
     ],
 )
 def test_one_complete_trial_is_needed(text: str, message: str) -> None:
@@ -360,21 +365,18 @@ def test_the_command_writes_or_prints(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("other_file", "imported"),
-    [
+def test_the_package_of_lightning_stays(tmp_path: Path) -> None:
+    shutil.copy(TRIALS / "adversaries.py", tmp_path / "trial.py")
+    for other_file, imported in (
         ("import lightning as L\n", "lightning.pytorch"),
         ("from lightning.pytorch import Trainer\n", "lightning.pytorch"),
         ("from pytorch_lightning import Trainer\n", "pytorch_lightning"),
         ("import lightning_fabric\n", "pytorch_lightning"),
-    ],
-)
-def test_the_package_of_lightning_stays(other_file: str, imported: str, tmp_path: Path) -> None:
-    (tmp_path / "trial.py").write_text((TRIALS / "words.py").read_text())
-    (tmp_path / "other.py").write_text(other_file)
-    printed = run(tmp_path / "trial.py")
-    assert f"import {imported} as pl\n" in printed.stdout
-    assert f"import {imported} as pl\n" in printed.stderr
+    ):
+        (tmp_path / "other.py").write_text(other_file)
+        printed = run(tmp_path / "trial.py")
+        assert f"import {imported} as pl\n" in printed.stdout
+        assert f"import {imported} as pl\n" in printed.stderr
 
 
 @pytest.mark.slow
