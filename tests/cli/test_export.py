@@ -28,19 +28,15 @@ class PairTrial(pytorch.PyTorchTrial):
         self.loss = torch.nn.MSELoss()
         parameters = [*self.encoder.parameters(), *self.decoder.parameters()]
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(parameters, lr=0.05))
-
     def build_training_data_loader(self):
         data = torch.utils.data.TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(0)))
         return pytorch.DataLoader(data, batch_size=self.context.get_per_slot_batch_size())
-
     build_validation_data_loader = build_training_data_loader
-
     def train_batch(self, batch, epoch_idx, batch_idx):
         loss = self.loss(self.decoder(self.encoder(batch[0])), batch[0])
         self.context.backward(loss)
         self.context.step_optimizer(self.optimizer)
         return {"loss": loss}
-
     def evaluate_batch(self, batch):
         return {"validation_loss": self.loss(self.decoder(self.encoder(batch[0])), batch[0])}
 """

@@ -313,8 +313,7 @@ def test_options_of_a_parser_stay(tmp_path: Path) -> None:
     assert [finding for port in ported.values() for finding in port.findings] == []
 
 
-def test_gone_names_make_entry_points_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_gone_names_make_entry_points_wait() -> None:
     project = {
         "const.yaml": "entrypoint: m:T\nhyperparameters: {global_batch_size: 1}\n"
         "searcher: {name: single, metric: loss, max_length: {batches: 1}}\n",
