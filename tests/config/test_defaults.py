@@ -126,7 +126,9 @@ CONFIGURATIONS = st.fixed_dictionaries(
         "max_restarts": st.integers(0, 9),
         "min_validation_period": LENGTH,
         "reproducibility": st.fixed_dictionaries({"experiment_seed": st.integers(0, 2**32 - 1)}),
-        "resources": st.fixed_dictionaries({}, optional={"slots_per_trial": st.integers(0, 8), "weight": st.floats(0)}),
+        "resources": st.fixed_dictionaries(
+            {}, optional={"slots_per_trial": st.integers(0, 8), "weight": st.floats(0, 9)}
+        ),
         "optimizations": st.fixed_dictionaries({}, optional={"aggregation_frequency": st.integers(1, 9)}),
         "checkpoint_policy": st.sampled_from(["best", "all", "none"]),
     },
