@@ -34,7 +34,6 @@ from tests.checkpoint.made_checkpoints import (
     write_checkpoint,
 )
 from tests.checkpoint.storage.backends import new_bucket, s3_server
-from tests.warm_python import start_warm_python
 
 UNKNOWN = "11111111-2222-3333-4444-555555555555"
 
@@ -134,23 +133,14 @@ def test_help_imports_nothing_that_is_slow() -> None:
 
 
 @pytest.mark.slow
-def test_listing_does_not_wait_for_torch(checkpoint: Path) -> None:
-    imported = modules_after(["checkpoint", "ls", checkpoint.parent])
-    assert imported.isdisjoint({"torch", "numpy", "pytorch_lightning"})
-
-
-@pytest.mark.slow
-def test_missing_checkpoint_needs_no_torch() -> None:
-    commands = ("show missing", "verify missing", "export missing --to weights -o file", "merge missing")
-    imported = modules_after(*(["checkpoint", *command.split()] for command in commands), ends_with=2)
-    assert imported.isdisjoint({"torch", "numpy"})
-
-
-@pytest.mark.slow
-def test_no_command_needs_lightning(checkpoint: Path) -> None:
+def test_commands_import_what_they_need(checkpoint: Path) -> None:
+    missing = ("show missing", "verify missing", "export missing --to weights -o file", "merge missing")
+    for commands, ends_with in (([f"ls {checkpoint.parent}"], 0), (missing, 2)):
+        imported = modules_after(*(["checkpoint", *command.split()] for command in commands), ends_with=ends_with)
+        assert imported.isdisjoint({"torch", "numpy", "pytorch_lightning"})
     exports = [["export", checkpoint, "--to", kind, "-o", kind] for kind in ("lightning", "safetensors")]
-    commands: list[Sequence[object]] = [["show", checkpoint], ["verify", checkpoint], *exports]
-    imported = modules_after(*(["checkpoint", *command] for command in commands))
+    read: list[Sequence[object]] = [["show", checkpoint], ["verify", checkpoint], *exports]
+    imported = modules_after(*(["checkpoint", *command] for command in read))
     assert "torch" in imported
     assert imported.isdisjoint({"pytorch_lightning", "lightning_fabric", "det_lightning.pytorch"})
 
@@ -172,9 +162,8 @@ def test_help_lists_exit_codes() -> None:
 
 
 def test_ls_lists_newest_first(tmp_path: Path) -> None:
-    old, new = (
-        write_checkpoint(tmp_path, steps, notes={"time": time.time() - age}) for steps, age in ((5, 90), (9, 3))
-    )
+    old = write_checkpoint(tmp_path, 5, notes={"time": time.time() - 90})
+    new = write_checkpoint(tmp_path, 9, notes={"time": time.time() - 3})
     torn = make_incomplete(write_checkpoint(tmp_path, 11), age_s=3 * 86400)
     (tmp_path / "no checkpoint").mkdir()
     lines = run("ls", tmp_path).stdout.splitlines()
@@ -209,19 +198,16 @@ def test_ls_with_json_lists_every_field(tmp_path: Path) -> None:
 def test_ls_names_each_metric_if_there_are_several(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, notes={"metric": {"name": "accuracy", "value": 0.875}})
     assert [line.split()[2] for line in run("ls", tmp_path).stdout.splitlines()[::2]] == ["accuracy", "0.875"]
-    write_checkpoint(tmp_path, notes={"metric": {"name": "loss", "value": 9.0}})
+    of_old_index = write_checkpoint(tmp_path).name
+    index = tmp_path / ".det_lightning/index/digits/trial-1.json"
+    index.parent.mkdir(parents=True)
+    entry = {"id": of_old_index, "metric": 9.0}
+    index.write_text(json.dumps({"metric": "loss", "smaller_is_better": False, "checkpoints": [entry]}))
     output = run("ls", tmp_path).stdout
     assert "accuracy=0.875" in output
     assert "loss=9" in output
-
-
-def test_ls_reads_metrics_of_old_indexes(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path)
-    index = tmp_path / ".det_lightning/index/digits/trial-1.json"
-    index.parent.mkdir(parents=True)
-    entry = {"id": checkpoint.name, "metric": 0.875}
-    index.write_text(json.dumps({"metric": "accuracy", "smaller_is_better": False, "checkpoints": [entry]}))
-    assert json_of("ls", tmp_path)["checkpoints"][0]["metric"] == {"name": "accuracy", "value": 0.875}
+    listed = json_of("ls", tmp_path)["checkpoints"]
+    assert {"name": "loss", "value": 9.0} in [one["metric"] for one in listed if one["uuid"] == of_old_index]
 
 
 def test_ls_ignores_times_in_the_future(tmp_path: Path) -> None:
@@ -341,9 +327,7 @@ def test_verify_of_a_storage_verifies_all_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
-def test_verify_leaves_out_what_is_deleted_meanwhile(
-    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_leaves_out_what_is_deleted(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = sorted([write_checkpoint(tmp_path, 1), write_checkpoint(tmp_path, 2)])
 
     def verify(directory: Path, **options: Any) -> inspection.Verdict:
@@ -448,9 +432,8 @@ def test_import_takes_other_modules_if_asked(tmp_path: Path) -> None:
     assert "--any-module converts its weights" in error_of("import", "other.ckpt", tmp_path, ends_with=1)
     assert list(tmp_path.iterdir()) == []
     imported = run("import", "other.ckpt", tmp_path, "--any-module").stdout.strip()
-    assert read_checkpoint(tmp_path / imported).trial_state == TrialState(
-        batches_trained=3, last_ckpt=3, epochs_trained=1
-    )
+    expected = TrialState(batches_trained=3, last_ckpt=3, epochs_trained=1)
+    assert read_checkpoint(tmp_path / imported).trial_state == expected
 
 
 def test_import_reads_unsafe_files_only_if_trusted(tmp_path: Path) -> None:
@@ -508,6 +491,9 @@ def test_prune_keeps_what_the_rule_keeps(flags: list[str], left: list[str], inde
 def test_prune_says_what_it_does(indexed: dict[str, Path]) -> None:
     storage = indexed["a1"].parent
     write_checkpoint(storage)
+    result = run("prune", storage, ends_with=2)
+    assert "needs confirmation, and there is no terminal. Use --yes" in result.stderr
+    assert left_in(indexed) == list(indexed)
     output = run("prune", storage, "--yes").stdout
     assert f"delete {indexed['a1'].name}  trial a, 1 steps, metric 0.11" in output
     assert "4 kept by the rule." in output
@@ -515,26 +501,18 @@ def test_prune_says_what_it_does(indexed: dict[str, Path]) -> None:
     assert output.endswith("2 deleted.\n")
 
 
-def test_without_a_terminal_prune_needs_yes(indexed: dict[str, Path]) -> None:
-    result = run("prune", indexed["a1"].parent, ends_with=2)
-    assert "needs confirmation, and there is no terminal. Use --yes" in result.stderr
-    assert left_in(indexed) == list(indexed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("answer", "left"), [("y\n", 4), ("n\n", 6)])
-def test_at_a_terminal_prune_asks(answer: str, left: int, indexed: dict[str, Path]) -> None:
-    command = [start_warm_python().executable, "-c", "from det_lightning.cli import main; main()"]
-    ours, theirs = pty.openpty()
-    os.write(ours, answer.encode())
-    process = subprocess.run(
-        [*command, "checkpoint", "prune", indexed["a1"].parent], stdin=theirs, capture_output=True, text=True
-    )
-    os.close(ours)
-    os.close(theirs)
-    assert process.returncode == 0
-    assert f"Delete 2 checkpoints in {indexed['a1'].parent}? [y/N]" in process.stderr
-    assert len(left_in(indexed)) == left
+def test_at_a_terminal_prune_asks(
+    indexed: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = indexed["a1"].parent
+    for answer, left in (("n\n", 6), ("y\n", 4)):
+        ours, theirs = pty.openpty()
+        os.write(ours, answer.encode())
+        with os.fdopen(ours, "wb"), os.fdopen(theirs) as terminal:
+            monkeypatch.setattr(sys, "stdin", terminal)
+            app(["checkpoint", "prune", str(storage)], standalone_mode=False)
+        assert f"Delete 2 checkpoints in {storage}? [y/N]" in capsys.readouterr().err
+        assert len(left_in(indexed)) == left
 
 
 def test_prune_deletes_old_incomplete_checkpoints(tmp_path: Path) -> None:
@@ -559,8 +537,11 @@ def test_prune_forgets_missing_checkpoints(indexed: dict[str, Path]) -> None:
     assert "Nothing to delete." in run("prune", indexed["a1"].parent).stdout
 
 
-def test_prune_refuses_contradicting_trials(indexed: dict[str, Path]) -> None:
+def test_prune_refuses_what_contradicts(indexed: dict[str, Path]) -> None:
     storage = indexed["a1"].parent
+    for flag in ("--experiment-best", "--trial-best", "--trial-latest"):
+        said = error_of("prune", storage, flag, "-1", "--yes")
+        assert f"save_{flag[2:].replace('-', '_')}=-1" in said
     loss = {"name": "loss", "value": 0.5, "smaller_is_better": True}
     write_checkpoint(storage, notes={"experiment": "digits", "trial": "c", "metric": loss})
     assert "by different metrics" in error_of("prune", storage, "--yes")
@@ -644,22 +625,18 @@ def test_unreachable_storage_is_an_error(command: list[str], url: str, message: 
     assert not Path("storage").exists()
 
 
-@pytest.mark.parametrize("command", ["show", "export", "verify"])
-def test_unknown_id_is_answered_with_similar_ones(command: str, checkpoint: Path) -> None:
-    arguments = [part.format(str(checkpoint)[:-2]) for part in COMMANDS[command]]
-    assert f"Similar ids: {checkpoint.name}" in error_of(*arguments)
-
-
 def test_storage_and_checkpoint_are_told_apart(checkpoint: Path) -> None:
     storage = checkpoint.parent
-    assert f"is a directory of 1 checkpoints, not a checkpoint: name a checkpoint, such as {checkpoint}" in error_of(
-        "show", storage
-    )
+    said = f"is a directory of 1 checkpoints, not a checkpoint: name a checkpoint, such as {checkpoint}"
+    assert said in error_of("show", storage)
     for command in ("ls", "prune"):
         assert "is a checkpoint; name the storage that holds the checkpoint" in error_of(command, checkpoint)
     (storage / "empty").mkdir()
     for command in ("show", "verify"):
         assert "is not a checkpoint: state_dict.pth" in error_of(command, storage / "empty")
+    for command in ("show", "export", "verify"):
+        arguments = [part.format(str(checkpoint)[:-2]) for part in COMMANDS[command]]
+        assert f"Similar ids: {checkpoint.name}" in error_of(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -688,12 +665,9 @@ def test_unknown_option_is_refused(s3_options: list[str]) -> None:
     assert "unknown_one" in error_of("ls", "s3://bucket", *s3_options, "--option", "unknown_one=1")
 
 
-def test_export_needs_a_file(checkpoint: Path) -> None:
+def test_export_needs_a_file_and_a_format(checkpoint: Path) -> None:
     for target in ("", ".", "missing/file", "s3://bucket/file"):
         assert "--output" in error_of("export", checkpoint, "--to", "weights", "-o", target)
-
-
-def test_export_to_an_unknown_format_is_refused(checkpoint: Path) -> None:
     result = run("export", checkpoint, "--to", "onnx", "-o", "out", ends_with=2, env={"COLUMNS": "200"})
     assert "'weights', 'safetensors', 'lightning'" in result.stderr
 
@@ -713,20 +687,10 @@ def test_import_refuses_other_files(content: bytes, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_import_of_a_directory_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_import_needs_a_file_and_a_directory(checkpoint: Path, tmp_path: Path) -> None:
     assert "is a directory; import takes a .ckpt file" in error_of("import", checkpoint, tmp_path)
-
-
-def test_import_needs_a_writable_directory(checkpoint: Path) -> None:
     run("export", checkpoint, "--to", "lightning", "-o", "file.ckpt")
     assert "No checkpoint can be written in" in error_of("import", "file.ckpt", "file.ckpt/storage")
-
-
-@pytest.mark.parametrize("flag", ["--experiment-best", "--trial-best", "--trial-latest"])
-def test_prune_with_a_negative_number_is_refused(flag: str, indexed: dict[str, Path]) -> None:
-    name = "save_" + flag[2:].replace("-", "_")
-    assert f"{name}=-1" in error_of("prune", indexed["a1"].parent, flag, "-1", "--yes")
-    assert left_in(indexed) == list(indexed)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
@@ -778,13 +742,14 @@ def test_odd_metadata_ends_no_command(by_determined: bool, tmp_path: Path) -> No
     for flags in ([], ["--json"]):
         listed = run("ls", tmp_path, *flags).stdout
         assert [path for path in (*odd.values(), *fine) if path.name not in listed] == []
-        run("verify", tmp_path, *flags, ends_with=1)
         run("prune", tmp_path, "--dry-run", *flags)
+    verified = json_of("verify", tmp_path, ends_with=1)["checkpoints"]
+    assert [one["path"] for one in verified if not one["fine"]] == [str(odd["deep values"])]
+    assert str(odd["deep values"]) in run("verify", tmp_path, ends_with=1).stdout
     for name, checkpoint in odd.items():
         damaged = int(name == "deep values")
         for flags in ([], ["--json"]):
             run("show", checkpoint, *flags, ends_with=damaged)
-        run("verify", checkpoint, ends_with=damaged)
         run("export", checkpoint, "--to", "weights", "-o", name, ends_with=damaged)
     run("prune", tmp_path, "--trial-best", "0", "--trial-latest", "0", "--yes")
     assert [path for path in fine if path.exists()] == []

@@ -11,11 +11,6 @@ from det_lightning.cli.app import app
 from tests.experiments.made_experiments import made_experiment
 
 
-@pytest.fixture(autouse=True)
-def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def run(*arguments: str, ends_with: int = 2) -> Result:
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
     assert result.exit_code == ends_with, result.output

@@ -118,10 +118,7 @@ def test_best_is_first_if_larger_is_better(tmp_path: Path) -> None:
     config["searcher"]["smaller_is_better"] = False
     directory.config_file.write_text(json.dumps(config))
     assert first_cells(show(directory, "--sort", "loss")) == ["* 3", "2", "1"]
-
-
-def test_unknown_metric_gets_a_list(tmp_path: Path) -> None:
-    error = run("show", made_experiment(tmp_path).path, "--sort", "acuracy", ends_with=2).stderr
+    error = run("show", directory.path, "--sort", "acuracy", ends_with=2).stderr
     assert "No trial has reported a metric 'acuracy' that is a number; the metrics are: loss." in error
 
 
@@ -172,10 +169,8 @@ def test_missing_best_checkpoint_is_explained(tmp_path: Path) -> None:
 
 def test_best_checkpoint_of_a_storage_is_found(tmp_path: Path) -> None:
     notes = {"experiment": "3", "trial": "7"}
-    metric = {"name": "loss", "smaller_is_better": True}
-    paths = [
-        write_checkpoint(tmp_path, notes={**notes, "metric": {**metric, "value": value}}) for value in (0.5, 0.25, 0.75)
-    ]
+    metrics = [{"name": "loss", "smaller_is_better": True, "value": value} for value in (0.5, 0.25, 0.75)]
+    paths = [write_checkpoint(tmp_path, notes={**notes, "metric": metric}) for metric in metrics]
     assert run("show", tmp_path, "--best").output == f"{paths[1]}\n"
     write_checkpoint(tmp_path, notes={**notes, "experiment": "4"})
     assert "got the experiments 3, 4" in run("show", tmp_path, "--best", ends_with=2).stderr
@@ -196,11 +191,8 @@ def test_killed_experiment_is_paused_everywhere(tmp_path: Path) -> None:
 def test_experiments_and_storages_are_compared(tmp_path: Path) -> None:
     """A storage of the Trainer API names its run as trial and experiment, and has hyperparameters in load_data.json."""
     searched = made_experiment(tmp_path)
-    notes = {
-        "experiment": "a-run",
-        "trial": "a-run",
-        "metric": {"name": "loss", "value": 0.02, "smaller_is_better": True},
-    }
+    metric = {"name": "loss", "value": 0.02, "smaller_is_better": True}
+    notes = {"experiment": "a-run", "trial": "a-run", "metric": metric}
     checkpoint = write_checkpoint(tmp_path / "storage", notes=notes)
     (checkpoint / "load_data.json").write_text(json.dumps({"hparams": {"lr": 0.5, "constant": 5}}))
     lines = run("compare", searched.path, checkpoint.parent).stdout.splitlines()
@@ -215,10 +207,12 @@ def test_experiments_and_storages_are_compared(tmp_path: Path) -> None:
     assert '"curves": {"loss": [[10.0, 20.0], [0.1, 0.05]]}' in (tmp_path / "page.html").read_text()
 
 
-def test_experiment_given_twice_counts_once(tmp_path: Path) -> None:
-    directory = made_experiment(tmp_path)
-    lines = run("compare", directory.path, f"{directory.path}/").stdout.splitlines()
+def test_compared_experiments_count_once(tmp_path: Path) -> None:
+    path = made_experiment(tmp_path).path
+    lines = run("compare", path, f"{path}/").stdout.splitlines()
     assert sum(line.startswith("* ") for line in lines) == 1
+    result = run("compare", path, tmp_path / "one", tmp_path / "two", ends_with=2)
+    assert all(f"{tmp_path / name} is not an experiment" in result.stderr for name in ("one", "two"))
 
 
 @pytest.mark.parametrize(
@@ -237,11 +231,6 @@ def test_options_with_an_output_go_alone(command: str, replacing: str, option: s
     name, other = (given.partition("=")[0] for given in (replacing, option))
     assert f"{name} replaces all other output; leave out {other}." in error
     assert not Path("page.html").exists()
-
-
-def test_compare_names_all_that_are_no_experiments(tmp_path: Path) -> None:
-    result = run("compare", made_experiment(tmp_path).path, tmp_path / "one", tmp_path / "two", ends_with=2)
-    assert all(f"{tmp_path / name} is not an experiment" in result.stderr for name in ("one", "two"))
 
 
 def test_unreadable_hyperparameters_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,13 +15,11 @@ from typer.testing import CliRunner, Result
 
 from det_lightning import import_from_path, pytorch
 from det_lightning.cli.app import app
-from tests.checkpoint.made_checkpoints import make_state, write_checkpoint
+from tests.checkpoint.made_checkpoints import LOAD_DATA, make_state, write_checkpoint
 
 TRIAL = """
 import torch
 from det_lightning import pytorch
-
-
 class PairTrial(pytorch.PyTorchTrial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
@@ -30,34 +28,24 @@ class PairTrial(pytorch.PyTorchTrial):
         self.loss = torch.nn.MSELoss()
         parameters = [*self.encoder.parameters(), *self.decoder.parameters()]
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(parameters, lr=0.05))
-
     def build_training_data_loader(self):
         data = torch.utils.data.TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(0)))
         return pytorch.DataLoader(data, batch_size=self.context.get_per_slot_batch_size())
-
     build_validation_data_loader = build_training_data_loader
-
     def train_batch(self, batch, epoch_idx, batch_idx):
         loss = self.loss(self.decoder(self.encoder(batch[0])), batch[0])
         self.context.backward(loss)
         self.context.step_optimizer(self.optimizer)
         return {"loss": loss}
-
     def evaluate_batch(self, batch):
         return {"validation_loss": self.loss(self.decoder(self.encoder(batch[0])), batch[0])}
 """
 SMALL = """
 import pytorch_lightning as pl
-
-
 class Strict(pl.LightningModule):
-    def __init__(self, depth):
-        super().__init__()
-
-
+    def __init__(self, depth): super().__init__()
 class Small(pl.LightningModule):
-    def __init__(self, **hparams):
-        super().__init__()
+    def __init__(self, **hparams): super().__init__()
 """
 # Runs a program where neither package can be imported, and says what the module then has.
 ALONE = """
@@ -121,9 +109,7 @@ def test_colleague_goes_on_with_lightning_alone(trained: Path, tmp_path: Path, m
         ("small.py:Small", "Small has no part with the weights of model 0: bias, weight."),
     ],
 )
-def test_module_that_does_not_fit_is_named(
-    module: str, message: str, trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfit_module_is_named(module: str, message: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trained)
     result = export_trained(trained, module)
     assert result.exit_code in (1, 2)
@@ -149,61 +135,38 @@ PARTS = """
 import copy
 import pytorch_lightning as pl
 import torch
-
-
 def build_body():
     return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
-
-
 class Plain(pl.LightningModule):
     def __init__(self):
         super().__init__()
         self.head = torch.nn.Linear(3, 1)
         self.body = build_body()
-
-
 class Aliases(Plain):
     def __init__(self):
         super().__init__()
         self.same = self.body
         self.wrapped = torch.nn.Sequential(self.head)
         self.first = self.body[0]
-
-
 class Target(pl.LightningModule):
     def __init__(self):
         super().__init__()
         self.body = build_body()
         self.target = torch.nn.Linear(3, 1)
         self.head = copy.deepcopy(self.target)
-
-
 class Broken(Plain):
     def __init__(self, **hparams):
         super().__init__()
         hparams["width"]
-
-
 class Picky(Plain):
     def __init__(self, lr):
         super().__init__()
         if lr > 1:
             raise ValueError("lr is too large")
-
-
 class Ending(Plain):
-    def __init__(self):
-        raise SystemExit(0)
-
-
-class Bare(torch.nn.Module):
-    pass
-
-
-def function():
-    pass
-
-
+    def __init__(self): raise SystemExit(0)
+class Bare(torch.nn.Module): pass
+def function(): pass
 number = 3
 """
 
@@ -213,9 +176,8 @@ def export(to: str, *more: object, ends_with: int = 0) -> Result:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkpoint() -> Path:
     """A checkpoint in the storage of the working directory, and a file with modules."""
-    monkeypatch.chdir(tmp_path)
     Path("parts.py").write_text(PARTS)
     return write_checkpoint("storage")
 
@@ -240,20 +202,20 @@ def test_ambiguous_part_is_refused(checkpoint: Path) -> None:
     assert "target, head" in result.stderr
     assert "--to weights" in result.stderr
     assert not Path("a.ckpt").exists()
-
-
-def test_order_of_equal_models_proves_nothing(checkpoint: Path) -> None:
+    # The order of equal models proves nothing.
     state = make_state()
     head = state["models_state_dict"][1]
     equal = write_checkpoint("equal", state={**state, "models_state_dict": [head, {}, head]})
-    result = export("lightning", equal, "--module", "parts.py:Target", "-o", "a.ckpt", ends_with=1)
-    assert "Target has 2 parts that fit the weights of model 0" in result.stderr
-    result = export("lightning", equal, "--module", "parts.py:Plain", "-o", "a.ckpt", ends_with=1)
-    assert "Plain has no part with the weights of model 2" in result.stderr
+    for name, said in (
+        ("Target", "2 parts that fit the weights of model 0"),
+        ("Plain", "no part with the weights of model 2"),
+    ):
+        result = export("lightning", equal, "--module", f"parts.py:{name}", "-o", "a.ckpt", ends_with=1)
+        assert f"{name} has {said}" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "class_name", "message"),
+    ("file", "text", "name", "message"),
     [
         ("absent.py", "import there_is_no_such_module", "Plain", "ModuleNotFoundError: No module named"),
         ("wrong.py", "def f(:", "Plain", "SyntaxError: "),
@@ -269,23 +231,22 @@ def test_order_of_equal_models_proves_nothing(checkpoint: Path) -> None:
 )
 @pytest.mark.parametrize("all_", [False, True])
 def test_unusable_module_is_one_line(
-    file: str, text: str, class_name: str, message: str, all_: bool, checkpoint: Path
+    file: str, text: str, name: str, message: str, all_: bool, checkpoint: Path
 ) -> None:
     Path(file).write_text(text)
     what = (checkpoint.parent, "--all") if all_ else (checkpoint,)
-    is_of_checkpoint = all_ and class_name in ("Broken", "Ending")
+    is_of_checkpoint = all_ and name in ("Broken", "Ending")
     ends_with = 1 if is_of_checkpoint else 2
-    result = export("lightning", *what, "--module", f"{file}:{class_name}", "-o", "out", ends_with=ends_with)
+    result = export("lightning", *what, "--module", f"{file}:{name}", "-o", "out", ends_with=ends_with)
     (line,) = result.stderr.splitlines()
-    assert line.startswith(f"{checkpoint.name}: " if is_of_checkpoint else f"Error: --module {file}:{class_name}: ")
+    assert line.startswith(f"{checkpoint.name}: " if is_of_checkpoint else f"Error: --module {file}:{name}: ")
     assert message in line
 
 
 @pytest.mark.parametrize("name", ["json", "yaml"])
 def test_file_named_like_another_module(name: str, checkpoint: Path) -> None:
-    folder = Path("modules")
-    folder.mkdir()
-    Path("parts.py").rename(folder / f"{name}.py")
+    Path("modules").mkdir()
+    Path("parts.py").rename(f"modules/{name}.py")
     result = export("lightning", checkpoint, "--module", f"modules/{name}.py:Plain", "-o", "a.ckpt")
     assert f"from {name} import Plain" in result.stderr
 
@@ -300,9 +261,9 @@ def test_unusable_output_is_refused(output: str, checkpoint: Path) -> None:
 
 
 def test_directory_in_the_home(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOME", str(tmp_path))
     export("weights", "storage", "--all", "-o", "~/out")
-    assert [path.name for path in (tmp_path / "home" / "out").iterdir()] == [f"{checkpoint.name}.pt"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{checkpoint.name}.pt"]
 
 
 def test_all_names_omitted_entries(checkpoint: Path) -> None:
@@ -314,9 +275,7 @@ def test_all_names_omitted_entries(checkpoint: Path) -> None:
 
 
 def test_error_of_a_checkpoint_stops_no_other(checkpoint: Path) -> None:
-    hparams = {"lr": 5.0}
-    load_data = {"trial_type": "PyTorchTrial", "experiment_config": None, "hparams": hparams, "is_trainer": True}
-    other = write_checkpoint("storage", by_determined=True, load_data=load_data)
+    other = write_checkpoint("storage", by_determined=True, load_data={**LOAD_DATA, "hparams": {"lr": 5.0}})
     result = export("lightning", "storage", "--all", "--module", "parts.py:Picky", "-o", "out", "--json", ends_with=1)
     summary = json.loads(result.stdout)
     assert (summary["exported"], summary["failed"]) == ([checkpoint.name], [other.name])
@@ -324,9 +283,8 @@ def test_error_of_a_checkpoint_stops_no_other(checkpoint: Path) -> None:
 
 
 def test_only_whole_files_of_the_kind_are_there(checkpoint: Path) -> None:
-    folder = Path("out")
-    folder.mkdir()
-    empty = folder / f"{checkpoint.name}.ckpt"
+    Path("out").mkdir()
+    empty = Path(f"out/{checkpoint.name}.ckpt")
     empty.touch()
     arguments = ("storage", "--all", "-o", "out", "--json")
     assert json.loads(export("lightning", *arguments).stdout)["exported"] == [checkpoint.name]
@@ -334,7 +292,7 @@ def test_only_whole_files_of_the_kind_are_there(checkpoint: Path) -> None:
     module = ("--module", "parts.py:Plain")
     assert json.loads(export("lightning", *arguments, *module).stdout)["exported"] == [checkpoint.name]
     assert json.loads(export("lightning", *arguments, *module).stdout)["already_there"] == [checkpoint.name]
-    assert {path.name for path in folder.iterdir()} == {empty.name, f"{checkpoint.name}.Plain.ckpt"}
+    assert {path.name for path in Path("out").iterdir()} == {empty.name, f"{checkpoint.name}.Plain.ckpt"}
 
 
 @pytest.mark.parametrize("kind", ["weights", "safetensors", "lightning"])
@@ -355,12 +313,10 @@ WAITING = """
 import sys, time
 from det_lightning.checkpoint import exports
 from det_lightning.cli.app import app
-
 def wait(state, file):
     file.write_bytes(b"unfinished")
     print("WAITS", flush=True)
     time.sleep(600)
-
 exports.save_state = wait
 app(sys.argv[1:])
 """

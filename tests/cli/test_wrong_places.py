@@ -133,24 +133,16 @@ def test_search_for_storages_is_limited(
 # newest()
 
 
-def test_missing_directory_has_no_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_places_without_newest(
+    place: Location, copy: Callable[[str], Location], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert CheckpointStorage("ckeckpoints").newest() is None
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert f"{tmp_path / 'ckeckpoints'} does not exist" in record.getMessage()
-
-
-def test_parent_of_storages_has_no_newest(
-    place: Location, copy: Callable[[str], Location], caplog: pytest.LogCaptureFixture
-) -> None:
-    storage = CheckpointStorage(place.url)
+    assert CheckpointStorage(tmp_path / "ckeckpoints").newest() is None
     (place / "notes.txt").write(b"an existing directory")
-    assert storage.newest() is None
-    assert not caplog.records  # the first start of a run
+    storage = CheckpointStorage(place.url)
+    assert storage.newest() is None  # the first start of a run, which is no reason to warn
     copy("checkpoints/first")
     assert storage.newest() is None
-    (record,) = caplog.records
-    assert f"There are checkpoints below, in {place}/checkpoints (such as first)" in record.getMessage()
+    missing, below = caplog.records
+    assert missing.levelno == logging.WARNING
+    assert f"{tmp_path / 'ckeckpoints'} does not exist" in missing.getMessage()
+    assert f"There are checkpoints below, in {place}/checkpoints (such as first)" in below.getMessage()

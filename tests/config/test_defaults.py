@@ -83,12 +83,11 @@ def test_a_length_is_a_unit_of_training(length: Length, unit: TrainUnit) -> None
     assert repr(length.train_unit(global_batch_size=32)) == repr(unit)
 
 
-@pytest.mark.parametrize(
-    ("length", "message"), [(Length(9, "records"), "global_batch_size"), (Length(9, None), "unit")]
-)
-def test_impossible_lengths_are_refused(length: Length, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        length.train_unit()
+def test_impossible_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="global_batch_size"):
+        Length(9, "records").train_unit()
+    with pytest.raises(ValueError, match="unit"):
+        Length(9, None).train_unit()
 
 
 TEXT = st.text(max_size=8)

@@ -37,10 +37,8 @@ def test_refused_rows_are_refused() -> None:
     ("text", "effects"),
     [
         ("name: a", {"name": "used"}),
-        (
-            "resources: {slots_per_trial: 2, shm_size: 3}",
-            {"resources.slots_per_trial": "used", "resources.shm_size": "ignored"},
-        ),
+        ("resources: {slots_per_trial: 2}", {"resources.slots_per_trial": "used"}),
+        ("resources: {shm_size: 3}", {"resources.shm_size": "ignored"}),
         ("resources: {weight: null}", {}),
         ("optimizations: {mixed_precision: O1}", {"optimizations.mixed_precision": "warned"}),
         ("optimizations: {mixed_precision: O0}", {"optimizations.mixed_precision": "ignored"}),
@@ -71,10 +69,8 @@ def test_given_fields_have_effects(text: str, effects: dict[str, str]) -> None:
         ("searcher: {name: grid, max_concurrent_trials: 2}", ["searcher.max_concurrent_trials", "searcher.name"]),
         ("resources: {slots_per_trial: 2, shm_size: 3}", ["resources.shm_size", "resources.slots_per_trial"]),
         ("bind_mounts: [{host_path: /a, container_path: /a}]\nmax_restarts: 1", ["bind_mounts", "max_restarts"]),
-        (
-            "max_restarts: 5\nresources: {slots_per_trial: 1, shm_size: null}\nslurm: {sbatch_args: []}\ndebug: false",
-            [],
-        ),
+        ("max_restarts: 5\nresources: {slots_per_trial: 1, shm_size: null}\nslurm: {sbatch_args: []}", []),
+        ("debug: false", []),
         (
             "searcher: {name: random, max_trials: 2, max_concurrent_trials: 16}",
             ["searcher.max_trials", "searcher.name"],
@@ -85,29 +81,21 @@ def test_runner_fields_are_idle_in_calls(text: str, fields: list[str]) -> None:
     assert without_effect_in_calls(read_part(text)) == fields
 
 
-def test_defaults_are_never_idle() -> None:
-    searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 8}}
-    full = read_config({"searcher": searcher, "entrypoint": "a:B"}).as_dict()
-    assert without_effect_in_calls(read_given(full).typed, idle=("checkpoint_policy", "checkpoint_storage")) == []
-
-
 def test_read_fields_are_not_idle() -> None:
+    searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 8}}
+    full = read_config({"searcher": searcher, "entrypoint": "a:B"}).as_dict()  # defaults are never idle
+    assert without_effect_in_calls(read_given(full).typed, idle=("checkpoint_policy", "checkpoint_storage")) == []
     config = read_part("records_per_epoch: 64\ndata_layer: {type: shared_fs}\ncheckpoint_policy: all")
     assert without_effect_in_calls(config) == ["data_layer", "records_per_epoch"]
     assert without_effect_in_calls(config, read=("data_layer", "records_per_epoch")) == []
-    assert without_effect_in_calls(config, read=("records_per_epoch",), idle=("checkpoint_policy",)) == [
-        "checkpoint_policy",
-        "data_layer",
-    ]
+    idle = without_effect_in_calls(config, read=("records_per_epoch",), idle=("checkpoint_policy",))
+    assert idle == ["checkpoint_policy", "data_layer"]
 
 
 def test_effects_have_lines_in_order() -> None:
     effects = field_effects(read("security: {}\ndata: {a: 1}\nresources:\n  priority: 3"))
-    assert [(effect.line, effect.path) for effect in effects][:3] == [
-        (1, "security"),
-        (2, "data"),
-        (4, "resources.priority"),
-    ]
+    places = [(effect.line, effect.path) for effect in effects]
+    assert places[:3] == [(1, "security"), (2, "data"), (4, "resources.priority")]
 
 
 def test_missing_mounts_are_warned_of(tmp_path: Path) -> None:

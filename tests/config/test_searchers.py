@@ -10,22 +10,10 @@ from det_lightning.config.searchers import HalvingSearcher
 from det_lightning.errors import ConfigError
 from tests.config.configurations import mistakes_in, read_alone, read_part
 
-COMMON = {
-    "metric": "loss",
-    "smaller_is_better": True,
-    "source_trial_id": None,
-    "source_checkpoint_uuid": None,
-    "max_length": None,
-}
-HALVING = {
-    **COMMON,
-    "max_trials": 16,
-    "max_time": 100,
-    "time_metric": "batches",
-    "divisor": 4,
-    "max_concurrent_trials": 16,
-    "stop_once": False,
-}
+COMMON = dict.fromkeys(("source_trial_id", "source_checkpoint_uuid", "max_length"))
+COMMON |= {"metric": "loss", "smaller_is_better": True}
+HALVING = {"max_trials": 16, "max_time": 100, "time_metric": "batches", "divisor": 4, "max_concurrent_trials": 16}
+HALVING |= {**COMMON, "stop_once": False}
 
 
 def searcher_of(text: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from det_lightning.config import read_config
+from det_lightning.config import read_config, yaml_reader
 from det_lightning.config.yaml_reader import YamlDocument
 from det_lightning.errors import ConfigError
 
@@ -52,13 +52,10 @@ def test_values_read_as_on_the_platform(scalar: str, value: Any) -> None:
     assert type(document.data["a"]) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("scalar", "value"),
-    [("yes", True), ("On", True), ("y", True), ("no", False), ("OFF", False), ("N", False)],
-)
-def test_old_booleans_are_noted(scalar: str, value: bool) -> None:
+@pytest.mark.parametrize("scalar", ["yes", "On", "y", "no", "OFF", "N"])
+def test_old_booleans_are_noted(scalar: str) -> None:
     document = YamlDocument(f"a: 1\nb: {scalar}")
-    assert document.data["b"] is value
+    assert document.data["b"] is (scalar in ("yes", "On", "y"))
     (note,) = document.notes
     assert (note.line, note.path) == (2, "b")
     assert f"'{scalar}'" in note.message
@@ -66,9 +63,10 @@ def test_old_booleans_are_noted(scalar: str, value: bool) -> None:
 
 def test_keys_are_text() -> None:
     assert YamlDocument("1: a\nyes: b\n2.5: c\ntrue: d").data == {"1": "a", "yes": "b", "2.5": "c", "true": "d"}
+    assert YamlDocument("# nothing").data is None
 
 
-def test_anchors_and_merge_keys_work() -> None:
+def test_anchors_and_merge_keys_work(recwarn: pytest.WarningsRecorder) -> None:
     text = "base: &b {x: 1, y: 2}\nother: &o {y: 3, z: 4}\na: *b\nb: {<<: *b, y: 5}\nc: {<<: [*b, *o]}"
     document = YamlDocument(f"{text}\nd: {{<<: *o, <<: *b}}")
     assert document.data["a"] == {"x": 1, "y": 2}
@@ -76,9 +74,7 @@ def test_anchors_and_merge_keys_work() -> None:
     assert document.data["c"] == {"x": 1, "y": 2, "z": 4}
     assert document.data["d"] == {"x": 1, "y": 3, "z": 4}
     assert document.lines.find(("d", "y")) == 2
-
-
-def test_anchors_may_be_set_again(recwarn: pytest.WarningsRecorder) -> None:
+    # An anchor may be set again.
     assert YamlDocument("a: &x 1\nb: *x\nc: &x 2\nd: *x").data == {"a": 1, "b": 1, "c": 2, "d": 2}
     assert not list(recwarn)
 
@@ -123,7 +119,7 @@ def test_aliases_cannot_fill_the_memory() -> None:
     rows = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     (mistake,) = YamlDocument("\n".join(rows)).mistakes
-    assert "values" in mistake.message
+    assert "more than 25,000 keys and values" in mistake.message
 
 
 @pytest.mark.slow
@@ -132,18 +128,13 @@ def test_merge_keys_take_linear_time() -> None:
     assert len(YamlDocument("a:\n" + "\n".join(rows)).data["a"]) == 5_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
-    [
-        "\n".join(f"k{i:05}: 1" for i in range(100_000)),
-        "? a\n" * 250_000,
-        "a: [" + "1," * 500_000 + "]",
-        "- a\n" * 250_000,
-    ],
+    ["\n".join(f"k{i:05}: 1" for i in range(20_000)), "? a\n" * 20_000, f"a: [{'1,' * 20_000}]", "- a\n" * 20_000],
     ids=["unknown keys", "duplicate keys", "values of a list", "a list"],
 )
-def test_large_texts_are_refused_early(text: str) -> None:
+def test_large_texts_are_refused_early(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_reader, "_MOST_VALUES", 1_000)
     calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -153,12 +144,12 @@ def test_large_texts_are_refused_early(text: str) -> None:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        with pytest.raises(ConfigError, match="more than 25,000 keys and values") as caught:
+        with pytest.raises(ConfigError, match="more than 1,000 keys and values") as caught:
             read_config(f"{text}\n")
     finally:
         sys.setprofile(before)
     assert len(caught.value.mistakes) == 1
-    assert calls < 8_000_000
+    assert calls < 320_000
 
 
 @pytest.mark.parametrize("number", ["0" * 5000, "1" * 400, "0x" + "f" * 5000], ids=["zeros", "ones", "hexadecimal"])
@@ -195,7 +186,3 @@ def test_unreadable_texts_hide_secrets(value: str, message: str) -> None:
     assert mistake.line == 2
     assert message in mistake.message
     assert not any(part in str(mistake) for part in ("hunter2", "777112", str(0o777112)))
-
-
-def test_an_empty_text_is_none() -> None:
-    assert YamlDocument("# nothing").data is None

@@ -19,46 +19,31 @@ from det_lightning.pytorch._experimental import PyTorchExperimentalContext
 SOURCE = """\
 import torch
 from determined.pytorch import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
-
-
 class Watching(PyTorchCallback):
     def __init__(self, context: PyTorchTrialContext):
         self.kept = context
-
     def on_training_start(self):
         {kept}
-
-
 def function(context: PyTorchTrialContext):
     return context
-
-
 def outside(context: PyTorchTrialContext):
     {outside}
-
-
 class MyTrial(PyTorchTrial):
     def __init__(self, context):
         self.context = context
         {init}
-
     def own(self, context: PyTorchTrialContext):
         {own}
-
     def called_by_init(self):
         {called}
-
     def build_training_data_loader(self):
         {loader}
         return DataLoader([])
-
     def build_validation_data_loader(self):
         return DataLoader([])
-
     def train_batch(self, batch, epoch_idx, batch_idx):
         {train}
         return {{"loss": 1}}
-
     def evaluate_batch(self, batch):
         {evaluate}
         return {{"a": 1}}

@@ -91,8 +91,7 @@ def test_findings_have_lines_of_the_script(tmp_path: Path) -> None:
     ]
 
 
-def test_embedded_python_makes_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_embedded_python_makes_an_entry_point() -> None:
     Path("run.sh").write_text("python -c 'import determined, sdk'\n")
     Path("sdk.py").write_text("from determined.experimental import client\nclient.login()\n")
     Path("ours.sh").write_text("python -c 'import determined'\n")
@@ -104,8 +103,7 @@ def test_embedded_python_makes_an_entry_point(tmp_path: Path, monkeypatch: pytes
     }
 
 
-def test_a_program_with_staying_imports_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_program_with_staying_imports_stays() -> None:
     Path("sdk.py").write_text("from determined.experimental import client\nclient.login()\n")
     stays = "python - <<E\nfrom determined import core\nimport sdk\nE\n"
     Path("train.py").write_text("from determined import core\ncore.init()\n")
@@ -128,22 +126,18 @@ PARTS = [
     "$", "$$(", ")", "\\\n", "\r\n", "\n", "\t", "  ", "# it's ", "import torch", "x.cuda()", "; ", "| ",
     "pip install ", "if 1:", "\f", "\u2028", "run: |\n  ", "RUN ", "device='cuda'",
 ]  # fmt: skip
+NAMES = st.sampled_from(["a.sh", "a.yaml", "Makefile"])
 OF_DETERMINED = ["determined", "import determined as d", "from determined.pytorch import Trainer, _load", "det e list"]
 
 
-@hypothesis.given(
-    parts=st.lists(st.sampled_from(PARTS), max_size=15), name=st.sampled_from(["a.sh", "a.yaml", "Makefile"])
-)
+@hypothesis.given(parts=st.lists(st.sampled_from(PARTS), max_size=15), name=NAMES)
 @hypothesis.settings(max_examples=60, deadline=None)
 def test_other_scripts_stay(parts: list[str], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     assert not port_text(tmp_path_factory.getbasetemp() / "scripts", name, "".join(parts)).changed
 
 
 @pytest.mark.slow
-@hypothesis.given(
-    parts=st.lists(st.sampled_from(PARTS + OF_DETERMINED), max_size=15),
-    name=st.sampled_from(["a.sh", "a.yaml", "Makefile"]),
-)
+@hypothesis.given(parts=st.lists(st.sampled_from(PARTS + OF_DETERMINED), max_size=15), name=NAMES)
 @hypothesis.settings(max_examples=300, deadline=None)
 def test_a_script_is_ported_once(parts: list[str], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     text = "".join(parts)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from det_lightning.porting import Severity, port_project
+from det_lightning.porting import FilePort, Severity, port_project
 from det_lightning.porting.findings import Finding
 from det_lightning.porting.gone_names import port_json, port_options
 from det_lightning.porting.gone_table import read_table
@@ -125,11 +125,6 @@ def test_other_names_are_problems() -> None:
     assert {found.line - first: found.reason for found in problems} == dict(enumerate(GONE.values()))
 
 
-def test_changed_defaults_are_notes() -> None:
-    (finding,) = port("torch.load('model.pt')\n")[1]
-    assert finding.severity is Severity.note
-
-
 @pytest.mark.parametrize(
     "code",
     [
@@ -160,15 +155,15 @@ def test_guards_cover_mentioned_names(asked: str, is_gone: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["def norm(x: torch.cuda.FloatTensor): pass", "isinstance(x, (int, torch.cuda.FloatTensor))"]
+    "line",
+    [
+        "def norm(x: torch.cuda.FloatTensor): pass",
+        "isinstance(x, (int, torch.cuda.FloatTensor))",
+        "x = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor",
+    ],
 )
 def test_cuda_types_may_annotate(line: str) -> None:
     assert reasons(f"{line}\n") == []
-
-
-def test_guarded_cuda_types_stay() -> None:
-    code = "x = torch.cuda.FloatTensor if torch.cuda.is_available() else torch.FloatTensor"
-    assert reasons(f"{code}\n") == []
 
 
 @pytest.mark.parametrize(
@@ -180,20 +175,27 @@ def test_allowed_pins_decide(pin: str, is_gone: bool) -> None:
     assert bool(reasons("from transformers import TFBertModel\n", libraries)) == is_gone
 
 
+def in_files(directory: Path, files: dict[str, str]) -> dict[str, FilePort]:
+    """Write the files of a project and port it."""
+    for name, text in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(text)
+    return {port.path.name: port for port in port_project([directory]).files}
+
+
 def test_pins_are_read_and_checked(tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").write_text(
-        "determined==0.26.0\ntransformers[torch] >= 4.28.1, <4.29.0\ntorch>=1.9\n"
-    )
-    (tmp_path / "environment.yaml").write_text("dependencies: [{pip: ['datasets==4.0.0']}]\n")
-    (tmp_path / "train.py").write_text("import determined\nfrom transformers import Trainer\n")
+    project = {
+        "requirements.txt": "determined==0.26.0\ntransformers[torch] >= 4.28.1, <4.29.0\ntorch>=1.9\n",
+        "environment.yaml": "dependencies: [{pip: ['datasets==4.0.0']}]\n",
+        "train.py": "import determined\nfrom transformers import Trainer\n",
+        "run.json": '{"pip": "transformers==4.57.1"}',
+    }
+    (finding,) = in_files(tmp_path, project)["requirements.txt"].findings
+    assert (finding.line, finding.reason.partition(" is")[0]) == (2, "transformers[torch] >= 4.28.1, <4.29.0")
     libraries = read_libraries(sorted(tmp_path.iterdir()))
     pins = {"transformers": ">= 4.28.1, <4.29.0", "datasets": "==4.0.0", "torch": ">=1.9"}
-    assert libraries.pins == {"determined": "==0.26.0", **pins}
+    assert libraries.pins == {"determined": "==0.26.0", **pins}  # none of JSON
     assert libraries.imported >= {"determined", "transformers"}
-    (port,) = [port for port in port_project([tmp_path]).files if port.path.name == "requirements.txt"]
-    assert [(found.line, found.reason.partition(" is")[0]) for found in port.findings] == [
-        (2, "transformers[torch] >= 4.28.1, <4.29.0")
-    ]
 
 
 def test_options_are_ported_in_yaml(tmp_path: Path) -> None:
@@ -218,41 +220,33 @@ def test_options_are_ported_in_yaml(tmp_path: Path) -> None:
 
 
 def test_options_are_ported_in_json(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("from transformers import TrainingArguments\nimport determined\n")
-    settings = tmp_path / "arguments.json"
-    settings.write_text('{"evaluation_strategy": "steps",\n "logging_dir": "logs"}\n')
-    (port,) = [port for port in port_project([tmp_path]).files if port.path == settings]
-    assert port.after == '{"eval_strategy": "steps",\n "logging_dir": "logs"}\n'
+    settings = '{"evaluation_strategy": "steps",\n "logging_dir": "logs"}\n'
+    program = "from transformers import TrainingArguments\nimport determined\n"
+    port = in_files(tmp_path, {"train.py": program, "arguments.json": settings})["arguments.json"]
+    assert port.after == settings.replace("evaluation", "eval")
     assert [finding.line for finding in port.findings] == [2]
-    (tmp_path / "train.py").write_text("import determined, transformers\n")
-    assert settings not in [port.path for port in port_project([tmp_path]).files]
-
-
-def test_only_keys_and_arguments_of_json_are_options() -> None:
+    assert "arguments.json" not in in_files(tmp_path, {"train.py": "import determined, transformers\n"})
     words = r'{"a": "x, evaluation_strategy: y", "b": "\"evaluation_strategy\": 1"}'
     assert port_json(words, WITH_TRANSFORMERS) == (words, [])
-    settings = '{"c": ["--evaluation_strategy", "no"],\n "evaluation_strategy" : "no"}'
-    assert port_json(settings, WITH_TRANSFORMERS) == (settings.replace("evaluation", "eval"), [])
+    keys = '{"c": ["--evaluation_strategy", "no"],\n "evaluation_strategy" : "no"}'
+    assert port_json(keys, WITH_TRANSFORMERS) == (keys.replace("evaluation", "eval"), [])
 
 
-def test_json_pins_no_release(tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").write_text("transformers>=5.16\n")
-    (tmp_path / "run.json").write_text('{"pip": "transformers==4.57.1"}')
-    assert read_libraries(sorted(tmp_path.iterdir())).pins == {"transformers": ">=5.16"}
-
-
-def test_unused_values_of_append_are_lists() -> None:
-    findings = port("rows.append(1)\ntable = table.append(other)\n")[1]
-    assert [(found.severity, found.line) for found in findings] == [(Severity.check, IMPORTS.count("\n") + 2)]
+def test_doubtful_names_are_no_problems() -> None:
+    (note,) = port("torch.load('model.pt')\n")[1]
+    assert note.severity is Severity.note
+    (check,) = port("rows.append(1)\ntable = table.append(other)\n")[1]  # a value that is not used is of a list
+    assert (check.severity, check.line) == (Severity.check, IMPORTS.count("\n") + 2)
 
 
 def test_derived_trainers_take_new_arguments(tmp_path: Path) -> None:
     head = "from transformers import Trainer\n"
-    (tmp_path / "plain.py").write_text(f"{head}class Plain(Trainer):\n    def __init__(self, *a, x=1, **k): pass\n")
-    (tmp_path / "own.py").write_text(f"{head}class Own(Trainer):\n    def __init__(self, tokenizer, **k): pass\n")
-    train = tmp_path / "train.py"
-    train.write_text("import determined, transformers\nPlain(tokenizer=t)\nOwn(tokenizer=t)\n")
-    (after,) = [port.after for port in port_project([tmp_path]).files if port.path == train]
+    project = {
+        "plain.py": f"{head}class Plain(Trainer):\n    def __init__(self, *a, x=1, **k): pass\n",
+        "own.py": f"{head}class Own(Trainer):\n    def __init__(self, tokenizer, **k): pass\n",
+        "train.py": "import determined, transformers\nPlain(tokenizer=t)\nOwn(tokenizer=t)\n",
+    }
+    after = in_files(tmp_path, project)["train.py"].after
     assert after.splitlines()[1:] == ["Plain(processing_class=t)", "Own(tokenizer=t)"]
 
 
@@ -270,75 +264,63 @@ OLD_OPTION = "evaluation_strategy"
 )
 def test_own_options_keep_their_names(program: str, tmp_path: Path) -> None:
     head = "import det_lightning\nfrom transformers import TrainingArguments\n"
-    written = {
+    project = {
         "train.py": head + program,
         "caller.py": f"import train\ntrain.make({OLD_OPTION}='steps')\n",
         "run.sh": f"python train.py --{OLD_OPTION} steps\n",
         "arguments.yaml": f"{OLD_OPTION}: steps\n",
+        "direct.py": f"{head}TrainingArguments('x', {OLD_OPTION}='no')\n",
     }
-    for name, text in written.items():
-        (tmp_path / name).write_text(text)
-    (tmp_path / "direct.py").write_text(f"{head}TrainingArguments('x', {OLD_OPTION}='no')\n")
-    ported = {port.path.name: port for port in port_project([tmp_path]).files}
+    ported = in_files(tmp_path, project)
     assert [name for name, port in ported.items() if port.changed] == ["direct.py"]
     assert ported["direct.py"].after.endswith("TrainingArguments('x', eval_strategy='no')\n")
 
 
-def test_options_need_training_arguments(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import det_lightning, transformers\nprint(args.warmup_ratio)\n")
-    (tmp_path / "const.yaml").write_text(f"hyperparameters: {{logging_dir: x, {OLD_OPTION}: steps}}\n")
-    assert port_project([tmp_path]).files == []
+#: Projects in which nothing is to be ported, by what they have of their own.
+OWN_NAMES: dict[str, dict[str, str]] = {
+    "options": {
+        "train.py": "import det_lightning, transformers\nprint(args.warmup_ratio)\n",
+        "const.yaml": f"hyperparameters: {{logging_dir: x, {OLD_OPTION}: steps}}\n",
+    },
+    "modules": {
+        "datasets/__init__.py": "def load_metric(name): pass\n",
+        "models/__init__.py": "",
+        "models/transformers.py": "def AdamW(): pass\n",
+        "a.py": "import det_lightning\nfrom datasets import load_metric\nfrom models.transformers import AdamW\n",
+    },
+    "methods": {
+        "table.py": "import det_lightning\nclass Table:\n    def iteritems(self): pass\n",
+        "rows.py": "import pandas\nfrom table import Table\nTable().iteritems()\n",
+        "slow.py": "# pandas is too slow\nimport det_lightning\nx.iteritems()\nx.ptp()\n",
+    },
+    "trainers": {
+        "engine.py": "from base import Trainer\nclass Mine(Trainer):\n    pass\n",
+        "train.py": "import det_lightning, transformers\nMine(tokenizer=1)\n",
+    },
+    "comments": {"requirements.txt": "det-lightning\n# torch==1.9.0 did not work\nnumpy # torch==1.9\n"},
+}
 
 
-def test_own_modules_are_no_libraries(tmp_path: Path) -> None:
-    for name in ("datasets", "models"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("def load_metric(name): pass\n")
-    (tmp_path / "models" / "transformers.py").write_text("def AdamW(): pass\n")
-    code = "import det_lightning\nfrom datasets import load_metric\nfrom models.transformers import AdamW\n"
-    (tmp_path / "train.py").write_text(code)
-    assert port_project([tmp_path]).files == []
-
-
-def test_own_methods_keep_their_names(tmp_path: Path) -> None:
-    (tmp_path / "table.py").write_text("import det_lightning\nclass Table:\n    def iteritems(self): pass\n")
-    (tmp_path / "rows.py").write_text("import pandas\nfrom table import Table\nTable().iteritems()\n")
-    (tmp_path / "slow.py").write_text("# pandas is too slow\nimport det_lightning\nx.iteritems()\nx.ptp()\n")
-    assert port_project([tmp_path]).files == []
-
-
-def test_own_trainers_stay(tmp_path: Path) -> None:
-    (tmp_path / "engine.py").write_text("from base import Trainer\nclass Mine(Trainer):\n    pass\n")
-    (tmp_path / "train.py").write_text("import det_lightning, transformers\nMine(tokenizer=1)\n")
-    assert port_project([tmp_path]).files == []
-
-
-def test_pins_in_comments_do_not_count(tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").write_text("det-lightning\n# torch==1.9.0 did not work\nnumpy # torch==1.9\n")
-    assert port_project([tmp_path]).files == []
+@pytest.mark.parametrize("what", OWN_NAMES)
+def test_own_names_stay(what: str, tmp_path: Path) -> None:
+    assert in_files(tmp_path, OWN_NAMES[what]) == {}
 
 
 def test_options_of_a_parser_stay(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import argparse, transformers, determined\nparser = argparse.ArgumentParser()\n"
-        "parser.add_argument('--no_cuda')\nargs = parser.parse_args()\nprint(args.no_cuda)\n"
-    )
-    (tmp_path / "run.sh").write_text("python train.py --no_cuda\n")
-    found = [finding for port in port_project([tmp_path]).files for finding in port.findings]
-    assert found == []
+    parser = "parser = argparse.ArgumentParser()\nparser.add_argument('--no_cuda')\nargs = parser.parse_args()\n"
+    program = f"import argparse, transformers, determined\n{parser}print(args.no_cuda)\n"
+    ported = in_files(tmp_path, {"train.py": program, "run.sh": "python train.py --no_cuda\n"})
+    assert [finding for port in ported.values() for finding in port.findings] == []
 
 
-def test_gone_names_make_entry_points_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("const.yaml").write_text(
-        "name: x\nentrypoint: model_def:T\nhyperparameters: {global_batch_size: 1}\n"
-        "searcher: {name: single, metric: loss, max_length: {batches: 1}}\n"
-    )
-    Path("model_def.py").write_text(
-        "import layers\nfrom determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n"
-    )
-    Path("layers.py").write_text("import torch\ntorch.symeig(x)\n")
+def test_gone_names_make_entry_points_wait() -> None:
+    project = {
+        "const.yaml": "entrypoint: m:T\nhyperparameters: {global_batch_size: 1}\n"
+        "searcher: {name: single, metric: loss, max_length: {batches: 1}}\n",
+        "m.py": "import layers\nfrom determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n",
+        "layers.py": "import torch\ntorch.symeig(x)\n",
+    }
+    in_files(Path(), project)
     (entry,) = port_project([Path()]).entry_points
     assert entry.sentence.endswith("once this is changed: layers.py:2 (torch.symeig raises an error since torch 2.0)")
 

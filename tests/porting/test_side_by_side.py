@@ -18,49 +18,34 @@ import torch
 from determined.pytorch import DataLoader, LRScheduler, MetricReducer, PyTorchCallback, PyTorchTrial, Reducer
 from torch import nn
 from torch.utils.data import TensorDataset
-
-
 class Pretrained(nn.Sequential):
     """In evaluation mode when it is made, as models are that come with weights."""
-
     def __init__(self):
         super().__init__(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
         self.eval()
-
-
 def data(count):
     values = torch.randn(count, 4, generator=torch.Generator().manual_seed(count))
     return TensorDataset(values, values[:, :2] * 2)
-
-
 def clip(parameters):
     torch.nn.utils.clip_grad_norm_(parameters, 0.1)
-
-
 class AttrDict(dict):
     def __getattr__(self, name):
         value = self[name]
         return AttrDict(value) if isinstance(value, dict) else value
-
-
 class MyTrial(PyTorchTrial):
     def __init__(self, context):
         self.context = context
         self.model = context.wrap_model(Pretrained())
         self.opt = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=context.get_hparam("lr")))
 {init}
-
     def build_training_data_loader(self):
         return DataLoader(data(20), batch_size=self.context.get_per_slot_batch_size())
-
     def build_validation_data_loader(self):
         return DataLoader(data(12), batch_size=self.context.get_per_slot_batch_size())
-
     def train_batch(self, batch, epoch_idx, batch_idx):
         x, y = batch
         loss = (self.model(x) - y).pow(2).mean()
 {train}
-
 {evaluate}
 {rest}
 '''
@@ -109,7 +94,7 @@ CASES: dict[str, dict[str, str]] = {
     "clip is a function": clipping("clip"),
     "clip is partial": clipping("functools.partial(torch.nn.utils.clip_grad_value_, clip_value=0.01)"),
     "clip shadows": {
-        "train": "x = x\n" + clipping("lambda x: clip(x)")["train"].replace("loss}", 'loss, "size": float(len(x))}')
+        "train": "x = x\n" + clipping("lambda x: clip(x)")["train"].replace("loss}", 'loss, "n": float(len(x))}')
     },
     "epoch schedule, shuffled data": {
         "init": """
@@ -222,10 +207,7 @@ CASES: dict[str, dict[str, str]] = {
         "loss = loss * self.context.distributed.broadcast(2)\n" + STEP
     },
 }
-TODOS = {
-    "the full dataset": "move the batches of the loader to self.device here",
-    "reducers": "these values are of one process",
-}
+TODOS = {"the full dataset": "move the batches of the loader to self", "reducers": "these values are of one process"}
 
 
 @pytest.mark.slow
