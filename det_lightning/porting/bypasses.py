@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import libcst as cst
 
@@ -138,18 +139,19 @@ def _is_passed(file: PythonFile, node: cst.CSTNode, method: cst.FunctionDef) -> 
 # In a script
 
 
-def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
-    """Note where a script relies on a Determined cluster; ``trainer_names`` stand for Determined's ``Trainer``."""
+def note_cluster_uses(file: PythonFile, paths: Mapping[str, str]) -> None:
+    """Note where a script relies on a Determined cluster; ``paths`` are Determined's names for what is imported."""
     trainers: set[str] = set()
     for assign in file.find(cst.Assign):
         names = {dotted_name(target.target) for target in assign.targets} - {""}
-        if _is_trainer(assign.value, trainer_names):
+        called = _find_called(assign.value, paths)
+        if _is_trainer(called):
             trainers |= names
-        elif isinstance(assign.value, cst.Call) and last_name(assign.value.func) == "get_cluster_info":
+        elif called.endswith(".get_cluster_info"):
             for name in names:
                 _check_info(file, assign, name)
     for use in file.find(cst.Attribute):
-        if isinstance(use.value, cst.Call) and last_name(use.value.func) == "get_cluster_info":
+        if _find_called(use.value, paths).endswith(".get_cluster_info"):
             name = use.attr.value
             reason = f"get_cluster_info() is None outside of det-lightning run, so .{name} raises an AttributeError"
             file.note(use, Severity.check, reason, _CLUSTER, Premise.by_hand)
@@ -164,7 +166,7 @@ def note_cluster_uses(file: PythonFile, trainer_names: set[str]) -> None:
             file.note(call, Severity.check if is_choice else Severity.problem, *_DEEPSPEED)
         if isinstance(call.func, cst.Attribute):
             owner = call.func.value
-            if dotted_name(owner) in trainers or _is_trainer(owner, trainer_names):
+            if dotted_name(owner) in trainers or _is_trainer(_find_called(owner, paths)):
                 _check_trainer(file, call, call.func.attr.value)
 
 
@@ -184,9 +186,14 @@ def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:
         file.note(call, Severity.problem, reason, "call fit(max_length=...), which trains and validates")
 
 
-def _is_trainer(value: cst.BaseExpression, trainer_names: set[str]) -> bool:
-    called = dotted_name(value.func) if isinstance(value, cst.Call) else ""
-    return called in trainer_names or f".{called}".endswith(".pytorch.Trainer")
+def _find_called(value: cst.BaseExpression, paths: Mapping[str, str]) -> str:
+    """Return Determined's dotted name of the function that a call calls, with a dot before any other name."""
+    first, dot, rest = (dotted_name(value.func) if isinstance(value, cst.Call) else "").partition(".")
+    return f"{paths.get(first, f'.{first}')}{dot}{rest}"
+
+
+def _is_trainer(called: str) -> bool:
+    return called.endswith(".pytorch.Trainer") and not called.startswith(".lightning.")
 
 
 def _check_info(file: PythonFile, node: cst.CSTNode, name: str) -> None:

@@ -48,7 +48,7 @@ def port_python(text: str, libraries: Libraries = UNKNOWN) -> tuple[str, list[Fi
         rewrite_older_releases(file, classes["trial"], classes["callback"])
     found = [*imports.bindings.found, *ported.found]
     if found or uses_trials:
-        note_cluster_uses(file, {binding.name for binding in found if binding.path == "determined.pytorch.Trainer"})
+        note_cluster_uses(file, {binding.name: binding.path for binding in found})
     if found or uses_trials or CORE_CONTEXT.search(text):
         rewrite_core_api(file)
     note_bypasses(file, classes["trial"])

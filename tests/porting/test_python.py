@@ -543,7 +543,10 @@ def test_unknown_trainer_methods_are_problems() -> None:
     unknown = "Trainer has no method {}(), neither here nor in Determined"
     for call, name in (("pytorch.Trainer(t, c).run(1)", "run"), ("x = pytorch.Trainer(t, c); x.train()", "train")):
         assert findings_of(SCRIPT.format(call)) == [f"4: {unknown.format(name)}"]
+    renamed = "import determined.pytorch as dp\ndp.Trainer(t, c).run(1)\n"
+    assert findings_of(renamed) == [f"2: {unknown.format('run')}"]
     assert findings_of(SCRIPT.format("trainer = pl.Trainer(); trainer.train()")) == []
+    assert findings_of(SCRIPT.format("lightning.pytorch.Trainer().test(module)")) == []
 
 
 @pytest.mark.parametrize(
@@ -553,6 +556,8 @@ def test_unknown_trainer_methods_are_problems() -> None:
         ("info = get_cluster_info(); assert info is not None; f(info.trial)", ["and the code needs info"]),
         ("info = get_cluster_info(); f(info.trial.hparams if info is not None else {})", []),
         ("f(get_cluster_info().latest_checkpoint)", ["so .latest_checkpoint raises an AttributeError"]),
+        ("import determined as d; f(d.get_cluster_info().trial)", ["so .trial raises an AttributeError"]),
+        ("from determined import get_cluster_info as get; i = get(); f(i.trial)", ["and the code needs i"]),
     ],
 )
 def test_cluster_info_needs_run(line: str, reported: list[str]) -> None:
