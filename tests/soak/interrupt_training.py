@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import logging
 import multiprocessing
 import os
 import random
@@ -17,7 +16,6 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +47,14 @@ fork = multiprocessing.get_context("fork")
 
 @dataclasses.dataclass
 class Outcome:
-    """What a soak found.
+    """What a soak found."""
 
-    Attributes:
-        moments: number of trainings that were interrupted.
-        resumed: number of trainings that went on from the newest checkpoint to a bit-equal end.
-        slowest_s: the longest that a training took to end after its first signal, in seconds.
-        seconds: how long the soak took.
-        counts: how often each signal came in each phase.
-        statuses: how often each exit status ended a training.
-        findings: what must not be.
-    """
-
-    moments: int = 0
-    resumed: int = 0
-    slowest_s: float = 0.0
+    moments: int = 0  # trainings that were interrupted
+    resumed: int = 0  # trainings that went on from the newest checkpoint to a bit-equal end
+    slowest_s: float = 0.0  # the longest from the first signal to the end
     seconds: float = 0.0
-    counts: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
-    statuses: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
+    counts: dict[str, int] = dataclasses.field(default_factory=collections.Counter)  # of signals in phases
+    statuses: dict[str, int] = dataclasses.field(default_factory=collections.Counter)  # of processes that ended
     findings: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -102,12 +90,7 @@ class PhasedTrial(RecordedTrial):
 def run(folder: Path, variant: Variant, workers: int, seed: int) -> None:
     """Train in this process, which ends as any interpreter does; write down an error that no signal explains."""
     os.setpgid(0, 0)
-    with (folder / "errors").open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.chdir(folder / "code")
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
+    kill_training.settle_in(folder)
     PhasedTrial.num_workers = workers
     try:
         kill_training.train(folder, variant, seed, PhasedTrial)
@@ -152,12 +135,7 @@ def members(group: int) -> list[int]:
 
 
 class Soak:
-    """Interrupts trainings.
-
-    Args:
-        folder: to work in; must be empty.
-        seed: another one interrupts at other moments.
-    """
+    """Interrupts trainings, at other moments for another seed."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.outcome = Outcome()
