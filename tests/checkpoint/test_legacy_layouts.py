@@ -25,10 +25,7 @@ from tests.trials import seed_everything
 BATCHES, EPOCH_LEN = 8, 6
 
 
-@pytest.fixture(params=LAYOUTS, ids=str)
-def layout(request: pytest.FixtureRequest) -> Layout:
-    found: Layout = request.param
-    return found
+EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 
 
 def expected_weights() -> dict[str, torch.Tensor]:
@@ -42,7 +39,7 @@ def assert_weights(found: dict[str, torch.Tensor]) -> None:
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def go_on(trial_class: Any, directory: Path, storage: Path, batches: int = BATCHES + 7) -> tuple[Any, list[Any]]:
+def go_on(trial_class: Any, directory: Path, storage: Path) -> tuple[Any, list[Any]]:
     """Train on from a checkpoint; return the context and what its last batches saw."""
     seen: list[Any] = []
 
@@ -56,15 +53,12 @@ def go_on(trial_class: Any, directory: Path, storage: Path, batches: int = BATCH
     seed_everything()
     with pytorch.init(hparams=HPARAMS, enable_tensorboard_logging=False) as context:
         trainer = pytorch.Trainer(Recorded(context), context, enable_progress_bar=False)
-        trainer.fit(
-            max_length=pytorch.Batch(batches),
-            latest_checkpoint=directory,
-            checkpoint_storage=storage,
-            checkpoint_policy="none",
-        )
+        places: dict[str, Any] = {"latest_checkpoint": directory, "checkpoint_storage": storage}
+        trainer.fit(max_length=pytorch.Batch(BATCHES + 7), checkpoint_policy="none", **places)
     return context, seen
 
 
+@EVERY_LAYOUT
 def test_trial_from_stored_code(layout: Layout, tmp_path: Path) -> None:
     before = sys.modules.get("model_def")
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
@@ -94,6 +88,7 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, list[Any
         return trial_class, *go_on(trial_class, directory, folder / "storage")
 
 
+@EVERY_LAYOUT
 def test_old_layout_resumes(layout: Layout, newest: tuple[Any, Any, list[Any]], tmp_path: Path) -> None:
     trial_class, reference, expected = newest
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
@@ -167,29 +162,24 @@ def test_prefix_of_distributed_training(tmp_path: Path, prefix: str) -> None:
 
 def test_one_cycle_schedule_of_torch_1(tmp_path: Path) -> None:
     """It kept its function, which torch's format of that time looks up by getattr."""
-    torch.save(
-        {"lr_schedulers_state_dict": [{"anneal_func": torch.optim.lr_scheduler.OneCycleLR._annealing_cos}]},
-        tmp_path / "checkpoint.pt",
-    )
+    function = torch.optim.lr_scheduler.OneCycleLR._annealing_cos
+    torch.save({"lr_schedulers_state_dict": [{"anneal_func": function}]}, tmp_path / "checkpoint.pt")
     (schedule,) = load_checkpoint(tmp_path).state["lr_schedulers_state_dict"]
-    assert schedule["anneal_func"] is torch.optim.lr_scheduler.OneCycleLR._annealing_cos
+    assert schedule["anneal_func"] is function
 
 
+KERAS_FILES = {
+    "load_data.json": {"trial_type": "TFKerasTrial"},
+    "determined-keras-model-weights.index": 0,
+    "checkpoint": 0,
+}
 SAVED_MODEL = {"framework": "tensorflow-1.15.5", "format": "saved_model"}
 
 
 @pytest.mark.parametrize(
     ("metadata", "files", "kind"),
     [
-        (
-            {"framework": "tensorflow-2.11.1", "format": "saved_weights"},
-            {
-                "load_data.json": {"trial_type": "TFKerasTrial"},
-                "determined-keras-model-weights.index": 0,
-                "checkpoint": 0,
-            },
-            "of a TFKerasTrial",
-        ),
+        ({"framework": "tensorflow-2.11.1", "format": "saved_weights"}, KERAS_FILES, "of a TFKerasTrial"),
         ({"framework": "torch-1.12.0"}, {"load_data.json": {"trial_type": "DeepSpeedTrial"}}, "of a DeepSpeedTrial"),
         ({"framework": "tensorflow-1.15.5", "format": "h5"}, {"determined-keras-model.h5": 0}, "of a TFKerasTrial"),
         ({"tensorflow_version": "2.4.1"}, {"determined-keras-model": 0}, "of a TFKerasTrial"),

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,37 +88,20 @@ def test_no_run_id_most_batches(tmp_path: Path) -> None:
     assert storage.newest() == str(tmp_path / ids[0])
 
 
+A = Ancestry("a", "A", 5, 900.0)
+B = Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=5)
 RUNS = {
-    "a chain": (
-        [Ancestry("a", "A", 5, 900.0), Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=5)],
-        "ba",
-    ),
-    "what was gone on from is deleted": (
-        [Ancestry("a", "A", 4, 900.0), Ancestry("b", "B", 7, 10.0, parent="x", parent_run="A", parent_steps=5)],
-        "ba",
-    ),
+    "a chain": ([A, B], "ba"),
+    "what was gone on from is deleted": ([replace(A, steps_completed=4), replace(B, parent="x")], "ba"),
     "fewer batches of more processes": (
-        [Ancestry("a", "A", 8, 900.0), Ancestry("b", "B", 5, 10.0, parent="a", parent_run="A", parent_steps=8)],
+        [replace(A, steps_completed=8), replace(B, steps_completed=5, parent_steps=8)],
         "ba",
     ),
-    "a stranger between the parts of a chain": (
-        [
-            Ancestry("a", "A", 5, 900.0),
-            Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=5),
-            Ancestry("c", "C", 9, 800.0),
-        ],
-        "bac",
-    ),
-    "a circle": (
-        [
-            Ancestry("a", "A", 5, 900.0, parent="b", parent_run="B", parent_steps=9),
-            Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=9),
-        ],
-        "ab",
-    ),
-    "itself": ([Ancestry("a", "A", 5, 900.0, parent="a", parent_run="A", parent_steps=5)], "a"),
+    "a stranger between the parts of a chain": ([A, B, Ancestry("c", "C", 9, 800.0)], "bac"),
+    "a circle": ([replace(A, parent="b", parent_run="B", parent_steps=9), replace(B, parent_steps=9)], "ab"),
+    "itself": ([replace(A, parent="a", parent_run="A", parent_steps=5)], "a"),
     "a parent of an older release": (
-        [Ancestry("a", ("trial", "t", "t"), 5, 900.0), Ancestry("b", "B", 6, 10.0, parent="a", parent_steps=5)],
+        [replace(A, run=("trial", "t", "t")), replace(B, steps_completed=6, parent_run=None)],
         "ba",
     ),
 }

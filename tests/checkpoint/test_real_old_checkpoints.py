@@ -22,6 +22,7 @@ from det_lightning.pytorch import load_trial_from_checkpoint_path
 OLD = Path(__file__).parent / "data/ancient-checkpoints"
 KERAS = OLD / "0.17.6-keras"
 BATCHES = {"0.13.13-pytorch-flex": 0, "0.17.6-pytorch": 1}
+KINDS = ("weights", "safetensors", "lightning")
 PYTORCH = pytest.mark.parametrize("name", BATCHES)
 
 
@@ -77,13 +78,11 @@ def test_pytorch_trial(name: str, tmp_path: Path) -> None:
 
 
 @PYTORCH
-@pytest.mark.parametrize("kind", ["weights", "safetensors", "lightning"])
-def test_one_of_a_pytorch_trial_is_exported(name: str, kind: str, tmp_path: Path) -> None:
-    run("export", OLD / name, "--to", kind, "-o", tmp_path / "file")
-    if kind != "safetensors":
-        exported = torch.load(tmp_path / "file", weights_only=True)
-        found = exported if kind == "weights" else exported["state_dict"]
-        (weight,) = found.values()
+def test_one_of_a_pytorch_trial_is_exported(name: str, tmp_path: Path) -> None:
+    for kind in KINDS:
+        run("export", OLD / name, "--to", kind, "-o", tmp_path / kind)
+    weights, ckpt = (torch.load(tmp_path / kind, weights_only=True) for kind in ("weights", "lightning"))
+    for (weight,) in (weights.values(), ckpt["state_dict"].values()):
         assert torch.equal(weight, load_checkpoint(OLD / name).state["models_state_dict"][0]["weight"])
 
 
@@ -91,7 +90,7 @@ def test_keras_trial_is_refused(tmp_path: Path) -> None:
     for read in (load_checkpoint, load_trial_from_checkpoint_path):
         with pytest.raises(errors.InvalidCheckpointException, match="is a checkpoint of a TFKerasTrial"):
             read(KERAS)
-    for kind in ("weights", "safetensors", "lightning"):
+    for kind in KINDS:
         run("export", KERAS, "--to", kind, "-o", tmp_path / "file", ends_with=1)
         assert not (tmp_path / "file").exists()
     assert "damaged" not in run("show", KERAS, ends_with=1).output + run("verify", KERAS, ends_with=1).output
@@ -121,7 +120,7 @@ def test_no_export_without_tensors(tmp_path: Path) -> None:
     (estimator / "metadata.json").write_text(json.dumps({"framework": "tensorflow-2.4.4", "format": "saved_model"}))
     (estimator / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-5"\n')
     assert verify_checkpoint(estimator).problems == []
-    for kind in ("weights", "safetensors", "lightning"):
+    for kind in KINDS:
         run("export", estimator, "--to", kind, "-o", tmp_path / "file", ends_with=1)
         assert not (tmp_path / "file").exists()
     with pytest.raises(errors.InvalidCheckpointException, match="is a checkpoint of an EstimatorTrial"):

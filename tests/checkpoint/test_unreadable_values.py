@@ -57,11 +57,8 @@ class Keeper(pytorch.PyTorchCallback):
     """A callback with state of many types."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "h": Meter(),
-            "plain": [1, (2.5, "a", None, np.arange(3), torch.ones(2))],
-            "deep": [{"mode": Mode.fast}],
-        }
+        plain = [1, (2.5, "a", None, np.arange(3), torch.ones(2))]
+        return {"h": Meter(), "plain": plain, "deep": [{"mode": Mode.fast}]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         pass
@@ -100,13 +97,12 @@ def fit(trial: type[SmallTrial], folder: Path) -> None:
 
 
 def fit_with_lightning(trial: type[SmallTrial], *callbacks: pl.Callback, plugins: Any = ()) -> None:
-    callback = LightningKeeper()
     trainer = pl.Trainer(
         max_epochs=1,
         limit_train_batches=2,
         logger=False,
         enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in callbacks),
-        callbacks=[callback, *callbacks],
+        callbacks=[LightningKeeper(), *callbacks],
         plugins=list(plugins),
     )
     trainer.fit(TrialModule(trial, hparams=HPARAMS))
@@ -131,7 +127,6 @@ WAYS: dict[str, Callable[[type[SmallTrial], Path], None]] = {
 def test_each_value_is_named_once(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     WAYS[way](KeepingTrial, tmp_path)
     (said,) = [message for message in caplog.messages if NEEDS_TRUST in message]
-    here = __name__
     places = {
         "callbacks['c']['h']": "Meter",
         "callbacks['c']['deep'][0]['mode']": "Mode",
@@ -141,7 +136,7 @@ def test_each_value_is_named_once(way: str, tmp_path: Path, caplog: pytest.LogCa
     }
     if way.startswith(("Model", "DeterminedCheckpointIO")):
         places["Lightning's callbacks['LightningKeeper']['x']"] = "Meter"
-    assert [place for place, kind in places.items() if f"{place} is a {here}.{kind}" not in said] == []
+    assert [place for place, kind in places.items() if f"{place} is a {__name__}.{kind}" not in said] == []
     assert "['plain']" not in said
 
 

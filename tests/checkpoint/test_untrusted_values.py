@@ -144,24 +144,17 @@ def test_wrong_part_of_an_old_state_is_named(part: dict[str, Any], tmp_path: Pat
     assert re.search("'(param_groups|_last_lr)' in '.*' must be a list", problem)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "kind"),
-    [
-        ("milestones", None, "a dict"),
-        ("milestones", "x", "a dict"),
-        ("gamma", [0.5], "a number"),
-        ("base_lrs", {"a": 1}, "a list of numbers"),
-        ("base_lrs", [], "a list of numbers"),
-        ("_last_lr", [["0.1"]], "a list of numbers"),
-    ],
-)
-def test_wrong_scheduler_value_is_named(name: str, value: Any, kind: str) -> None:
+def test_wrong_scheduler_value_is_named() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
     state = scheduler.state_dict()
     require_fitting_scheduler(scheduler, state)
-    with pytest.raises(ValueError, match=f"'{name}' must be {kind}; got"):
-        require_fitting_scheduler(scheduler, {**state, name: value})
+    wrong: list[tuple[str, Any, str]] = [("milestones", None, "a dict"), ("milestones", "x", "a dict")]
+    wrong += [("base_lrs", {"a": 1}, "a list of numbers"), ("base_lrs", [], "a list of numbers")]
+    wrong += [("_last_lr", [["0.1"]], "a list of numbers"), ("gamma", [0.5], "a number")]
+    for name, value, kind in wrong:
+        with pytest.raises(ValueError, match=f"'{name}' must be {kind}; got"):
+            require_fitting_scheduler(scheduler, {**state, name: value})
 
 
 class OwnAdam(torch.optim.Adam):
@@ -204,29 +197,19 @@ def test_wrong_optimizer_option_is_named(name: str, value: Any) -> None:
 
 def test_wrong_moment_is_named() -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
-    wrong: list[Any] = [None, "x", torch.ones(5), {}]
-    for value in wrong:
+    for value in (None, "x", torch.ones(5), {}):
         state = {"param_groups": [{"params": [0]}], "state": {0: {"step": 1.0, "exp_avg": value}}}
         with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 must be a tensor of the shape \[3\]; got"):
             require_fitting_optimizer(optimizer, state)
 
 
-@pytest.mark.parametrize(
-    "counts",
-    [
-        {"batches_trained": "", "epochs_trained": 0},
-        {"batches_trained": 3.0},
-        {"batches_trained": float("nan")},
-        {"batches_trained": 10**12},
-        {"batches_trained": 3, "last_ckpt": []},
-        {"batches_trained": True},
-        {"steps_completed": "3"},
-    ],
-)
-def test_wrong_counts_are_named(counts: dict[str, Any], trained: Path) -> None:
-    (trained / "trial_state.pkl").write_bytes(pickle.dumps(counts))
-    with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl must hold counts"):
-        read_checkpoint(trained)
+def test_wrong_counts_are_named(trained: Path) -> None:
+    wrong: list[dict[str, Any]] = [{"batches_trained": value} for value in (3.0, float("nan"), 10**12, True)]
+    wrong += [{"batches_trained": "", "epochs_trained": 0}, {"batches_trained": 3, "last_ckpt": []}]
+    for counts in [*wrong, {"steps_completed": "3"}]:
+        (trained / "trial_state.pkl").write_bytes(pickle.dumps(counts))
+        with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl must hold counts"):
+            read_checkpoint(trained)
 
 
 @pytest.mark.parametrize(
@@ -252,13 +235,13 @@ def test_wrong_load_data_is_named(changes: dict[str, Any], message: str, tmp_pat
         assert len(str(raised.value)) < 1000
 
 
-@pytest.mark.parametrize("settings", ["{", "[1]", '{"hparams": [1]}', '{"experiment_config": "x"}', "[" * 100_000])
-def test_old_settings_must_be_json(settings: str, trained: Path) -> None:
+def test_old_settings_must_be_json(trained: Path) -> None:
     file = trained / "resume.pth"
     change(file, "version", DELETED)
-    change(file, "settings", settings)
-    (problem,) = inspect_checkpoint(trained)["problems"]
-    assert f"{file} is damaged, or another kind of file: 'settings' must be JSON" in problem
+    for settings in ("{", "[1]", '{"hparams": [1]}', '{"experiment_config": "x"}', "[" * 100_000):
+        change(file, "settings", settings)
+        (problem,) = inspect_checkpoint(trained)["problems"]
+        assert f"{file} is damaged, or another kind of file: 'settings' must be JSON" in problem
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1.0])

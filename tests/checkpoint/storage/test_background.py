@@ -48,10 +48,6 @@ def parameter() -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.full((2, 3), 7.5))
 
 
-def view_of_a_large_one() -> torch.Tensor:
-    return torch.arange(100.0)[10:20]
-
-
 KINDS = {
     "plain": lambda: torch.arange(6.0).reshape(2, 3) + 2,
     "bfloat16": lambda: torch.full((3,), 2.5, dtype=torch.bfloat16),
@@ -59,7 +55,7 @@ KINDS = {
     "int": lambda: torch.tensor(5),
     "complex": lambda: torch.tensor([2 + 3j]),
     "conj": lambda: torch.tensor([2 + 3j]).conj(),
-    "view": view_of_a_large_one,
+    "view": lambda: torch.arange(100.0)[10:20],
     "transposed": lambda: (torch.arange(6.0).reshape(2, 3) + 2).t(),
     "strided": lambda: (torch.arange(9.0) + 2)[::3],
     "expanded": lambda: torch.full((1,), 3.0).expand(4).clone(),
@@ -79,9 +75,8 @@ KINDS = {
     "modules": lambda: torch.nn.Linear(2, 2).state_dict(),
 }
 
-LEAVES = st.sampled_from(sorted(KINDS)).map(lambda kind: KINDS[kind]())
 STATES = st.recursive(
-    LEAVES,
+    st.sampled_from(sorted(KINDS)).map(lambda kind: KINDS[kind]()),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
@@ -139,9 +134,9 @@ def test_snapshot_keeps_shared_memory(make: Any) -> None:
 
 def test_snapshot_of_overlapping_views() -> None:
     array = np.arange(8.0)
-    for state in ([torch.from_numpy(array[:2]), torch.from_numpy(array)],) * 2:
-        for order in (state, state[::-1]):
-            assert equal(Snapshotter().copy(order), [tensor.clone() for tensor in order])
+    state = [torch.from_numpy(array[:2]), torch.from_numpy(array)]
+    for order in (state, state[::-1]):
+        assert equal(Snapshotter().copy(order), [tensor.clone() for tensor in order])
 
 
 def test_second_snapshot_reuses_memory() -> None:
@@ -209,10 +204,6 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate.open.set()
 
 
-def queue_for(storage: CheckpointStorage, in_background: bool = True) -> CheckpointQueue:
-    return CheckpointQueue(storage, in_background=in_background)
-
-
 def writing_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
 
@@ -223,7 +214,7 @@ def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointContent:
 
 
 def test_later_changes_are_not_written(gate: Gate) -> None:
-    queue, weight = queue_for(gate.storage), torch.zeros(3)
+    queue, weight = CheckpointQueue(gate.storage), torch.zeros(3, in_background=True)
     files = files_with(weight)
     checkpoint_id = queue.write(files)
     assert queue.take_complete() == []
@@ -249,7 +240,7 @@ class Bare(torch.optim.Optimizer):
 def test_memory_is_reserved_after_a_step(tmp_path: Path) -> None:
     model = torch.nn.Linear(30, 30)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    queue = queue_for(CheckpointStorage(tmp_path))
+    queue = CheckpointQueue(CheckpointStorage(tmp_path), in_background=True)
     queue.reserve_memory([model], [optimizer, Bare(optimizer)])
     for _ in range(2):
         model(torch.ones(1, 30)).sum().backward()
@@ -266,7 +257,7 @@ def test_memory_is_reserved_after_a_step(tmp_path: Path) -> None:
 
 def test_second_run_reuses_memory(tmp_path: Path) -> None:
     model = torch.nn.Linear(31, 30)
-    queue = queue_for(CheckpointStorage(tmp_path))
+    queue = CheckpointQueue(CheckpointStorage(tmp_path), in_background=True)
     for _ in range(2):
         queue.reserve_memory([model], [])
         queue.take_complete(wait=True)
@@ -275,7 +266,7 @@ def test_second_run_reuses_memory(tmp_path: Path) -> None:
 
 
 def test_at_most_one_is_under_way(gate: Gate) -> None:
-    queue = queue_for(gate.storage)
+    queue = CheckpointQueue(gate.storage, in_background=True)
     queue.write(files_of(1))
     second = threading.Thread(target=queue.write, args=[files_of(2)])
     second.start()
@@ -290,7 +281,7 @@ def test_at_most_one_is_under_way(gate: Gate) -> None:
 
 @pytest.mark.parametrize("boundary", ["settle", "settle and wait", "save"])
 def test_error_is_raised_once(boundary: str, flaky: Backend) -> None:
-    queue = queue_for(flaky.storage())
+    queue = CheckpointQueue(flaky.storage(), in_background=True)
     FlakyFileSystem.fail(PermissionError("read only"), only_named="state_dict")
     queue.write(files_of())
     while FlakyFileSystem.failures:
@@ -309,7 +300,7 @@ def test_error_is_raised_once(boundary: str, flaky: Backend) -> None:
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_value_that_cannot_be_copied(tmp_path: Path, in_background: bool) -> None:
-    queue = queue_for(CheckpointStorage(tmp_path), in_background)
+    queue = CheckpointQueue(CheckpointStorage(tmp_path), in_background=in_background)
     for value in (threading.Lock(), lambda: None):
         files = CheckpointContent({"value": value}, TrialState(), {}, None)
         with pytest.raises(errors.CheckpointError, match=r"cannot be written: .*(pickle|serialize|local object)"):
@@ -321,7 +312,7 @@ def test_value_that_cannot_be_copied(tmp_path: Path, in_background: bool) -> Non
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_callbacks_may_add_files(in_background: bool, remote: Backend) -> None:
-    queue = queue_for(remote.storage(), in_background)
+    queue = CheckpointQueue(remote.storage(), in_background=in_background)
 
     def add(directory: Path) -> None:
         (directory / "added").write_text("mine")
@@ -337,12 +328,10 @@ def test_both_ways_of_writing_write_the_same(tmp_path: Path) -> None:
     contents = []
     for in_background in (False, True):
         storage = CheckpointStorage(tmp_path / str(in_background))
-        queue = queue_for(storage, in_background)
+        queue = CheckpointQueue(storage, in_background=in_background)
         for steps in (1, 2):
             queue.write(files_of(steps))
-        ids = queue.take_complete(wait=True)
-        contents.append([load_checkpoint(storage.find(checkpoint_id)) for checkpoint_id in ids])
+        contents.append([load_checkpoint(storage.find(name)) for name in queue.take_complete(wait=True)])
     for one, other in zip(*contents, strict=True):
-        assert equal(one.state, other.state)
-        assert equal(one.resume, other.resume)
+        assert equal([one.state, one.resume], [other.state, other.resume])
         assert one.trial_state == other.trial_state

@@ -92,10 +92,8 @@ def test_survey_reads_no_state(backend: Backend) -> None:
     (storage.root / torn / "metadata.json").remove()
     of_complete, of_torn, of_none = storage.describe([complete, torn, "unknown"])
     assert (of_complete.id, of_complete.complete, of_complete.metadata["steps_completed"]) == (complete, True, 3)
-    assert of_complete.size_bytes == sum(
-        (storage.root / complete / name).fs.size((storage.root / complete / name).path)
-        for name in (storage.root / complete).find_files()
-    )
+    location = storage.root / complete
+    assert of_complete.size_bytes == sum(location.fs.size((location / name).path) for name in location.find_files())
     assert of_complete.written is not None
     assert before < of_complete.written < time.time() + 2
     assert (of_torn.complete, of_torn.metadata) == (False, {})
@@ -229,15 +227,10 @@ def test_names_that_lead_out_are_refused(
     s3_options: dict[str, str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    backend = backend_of("s3", tmp_path, s3_options)
-    storage = backend.storage()
+    storage = backend_of("s3", tmp_path, s3_options).storage()
     location = storage.root / write(storage)
     location.fs.pipe_file(f"{location.path}/{name}", b"evil")
-    with (
-        pytest.raises(
-            errors.UnsafeCheckpointError, match=r"lead out of the checkpoint: .*evil|lead out of the checkpoint: '..'"
-        ),
-        open_checkpoint(str(location), backend.options, with_code=True),
-    ):
+    refused = pytest.raises(errors.UnsafeCheckpointError, match=r"lead out of the checkpoint: (.*evil|'..')")
+    with refused, open_checkpoint(str(location), s3_options, with_code=True):
         pass
     assert [*tmp_path.rglob("*")] == []

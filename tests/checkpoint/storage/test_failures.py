@@ -22,14 +22,6 @@ from tests.checkpoint.storage.backends import QUICK, STATE, Backend, FlakyFileSy
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where copies for a remote storage lie."""
-    (tmp_path / "staging").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "staging"))
-    return tmp_path / "staging"
-
-
 @pytest.mark.parametrize("name", ["state_dict.pth", "metadata.json", ".det_lightning", ""])
 def test_failing_upload_is_retried(flaky: Backend, staging: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     storage = flaky.storage()
@@ -67,9 +59,7 @@ def test_final_failure_keeps_a_copy(flaky: Backend, staging: Path, name: str) ->
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named=name)
     with pytest.raises(errors.StorageError, match="the storage is down") as raised:
         write(storage)
-    found = re.search(r"a complete copy is kept in (.*)\.$", str(raised.value))
-    assert found is not None
-    copy = Path(found[1])
+    copy = Path(str(raised.value).partition("a complete copy is kept in ")[2].removesuffix("."))
     assert copy.is_relative_to(staging)
     assert equal(load_checkpoint(copy).state, STATE)
     assert storage.list_ids() == [earlier]
@@ -105,8 +95,7 @@ def test_interrupt_is_passed_on_at_once(flaky: Backend, staging: Path, failure: 
 @pytest.mark.parametrize("failed", ["load_data.json", "metadata.json", "resume.pth", "state_dict.pth"])
 def test_interrupted_replacement_is_safe(flaky: Backend, failed: str) -> None:
     storage = flaky.storage()
-    replaced = write(storage, 1)
-    new = write(storage, 2)
+    replaced, new = write(storage, 1), write(storage, 2)
     FlakyFileSystem.fail(KeyboardInterrupt(), only_named=failed)
     with pytest.raises(KeyboardInterrupt):
         storage.replace(replaced, by=new)
@@ -116,8 +105,7 @@ def test_interrupted_replacement_is_safe(flaky: Backend, failed: str) -> None:
 
 def test_replacement_is_tried_again(flaky: Backend) -> None:
     storage = flaky.storage()
-    replaced = write(storage, 1)
-    new = write(storage, 2)
+    replaced, new = write(storage, 1), write(storage, 2)
     FlakyFileSystem.fail(ConnectionError("reset"), only_named="state_dict.pth")
     storage.replace(replaced, by=new)
     assert storage.list_ids() == [replaced]
@@ -190,15 +178,8 @@ def test_unknown_protocol_or_missing_library(url: str) -> None:
         CheckpointStorage(url)
 
 
-EXTRAS = {
-    "s3://bucket": "s3",
-    "s3a://bucket": "s3",
-    "gs://bucket": "gcs",
-    "gcs://bucket": "gcs",
-    "az://container": "azure",
-    "abfs://container": "azure",
-    "sftp://host/x": None,
-}
+SFTP = "sftp://host/x"
+EXTRAS = {"s3://b": "s3", "s3a://b": "s3", "gs://b": "gcs", "gcs://b": "gcs", "az://b": "azure", "abfs://b": "azure"}
 
 
 def test_missing_library_names_the_extra() -> None:
@@ -207,15 +188,16 @@ import sys
 sys.modules.update(dict.fromkeys(["s3fs", "gcsfs", "adlfs", "paramiko"]))
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage
-for url in {[*EXTRAS]}:
+for url in {[*EXTRAS, SFTP]}:
     try:
         CheckpointStorage(url)
     except errors.StorageError as e:
         print(e)
 """
-    for printed, (url, extra) in zip(run(code).splitlines(), EXTRAS.items(), strict=True):
+    advice = {**{url: f"pip install -e '.[{extra}]' in a clone" for url, extra in EXTRAS.items()}, SFTP: "paramiko"}
+    for printed, (url, advised) in zip(run(code).splitlines(), advice.items(), strict=True):
         assert printed.startswith(f"{url} needs a library that is not installed: ")
-        assert (f"pip install -e '.[{extra}]' in a clone" if extra else "paramiko") in printed
+        assert advised in printed
 
 
 # Disks
@@ -245,7 +227,7 @@ elif what == "resume":
     files = dataclasses.replace(files, resume=dataclasses.replace(files.resume, precision=large))
 elif what == "load_data":
     files = dataclasses.replace(files, load_data={"text": "x" * 12_000_000})
-else:
+elif what == "state":
     files = dataclasses.replace(files, state=large)
 
 def report_written(directory):
@@ -253,8 +235,6 @@ def report_written(directory):
         (directory / "added").write_bytes(b"x" * 12_000_000)
 
 try:
-    if what == "callback":
-        files = files_of()
     storage.write(files, code="code", report_written=report_written)
     error = None
 except Exception as e:
@@ -266,26 +246,28 @@ print(json.dumps({"error": error, "left": left, "earlier": earlier}))
 
 
 def run(code: str, *arguments: str, before: tuple[str, ...] = ()) -> str:
-    process = subprocess.run(
-        [*before, sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
-    )
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
+    command = [*before, sys.executable, "-c", code, *arguments]
+    process = subprocess.run(command, capture_output=True, text=True, env=env)
     assert process.returncode == 0, process.stderr
     return process.stdout
+
+
+def fill(what: str, limit: int, root: Path, before: tuple[str, ...] = ()) -> tuple[str, str]:
+    """Write a checkpoint that is too large into a storage; return the type of the error and its message."""
+    printed = json.loads(run(FILLS, str(root), what, str(limit), before=before))
+    assert printed["left"] == [printed["earlier"]]
+    kind, message = printed["error"]
+    return kind, message
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["state", "load_data"])
 def test_file_size_limit_loses_nothing(what: str, tmp_path: Path) -> None:
-    printed = json.loads(run(FILLS, str(tmp_path), what, "1000000"))
-    kind, message = printed["error"]
+    kind, message = fill(what, 1_000_000, tmp_path)
     assert kind == "CheckpointError"
-    assert re.search(
-        r"Checkpoint .* cannot be written: .*(File too large|torch\.save\(\) could not write all)", message
-    )
-    assert printed["left"] == [printed["earlier"]]
+    said = r"Checkpoint .* cannot be written: .*(File too large|torch\.save\(\) could not write all)"
+    assert re.search(said, message)
 
 
 ON_SMALL_DISK = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m none "$0" && shift 0 && exec "$@"')
@@ -303,8 +285,7 @@ def small_disks_are_allowed(tmp_path: Path) -> bool:
 def test_full_disk_loses_nothing(what: str, tmp_path: Path) -> None:
     if not small_disks_are_allowed(tmp_path):
         pytest.skip("NOT TESTED: a full disk. This machine lets no process mount a small file system of its own.")
-    printed = json.loads(run(FILLS, str(tmp_path), what, "0", before=(*ON_SMALL_DISK, str(tmp_path))))
-    kind, message = printed["error"]
+    kind, message = fill(what, 0, tmp_path, before=(*ON_SMALL_DISK, str(tmp_path)))
     if what == "callback":
         assert kind == "OSError"
         assert "No space left on device" in message
@@ -313,7 +294,6 @@ def test_full_disk_loses_nothing(what: str, tmp_path: Path) -> None:
         assert re.search(r"cannot be written: .*\. The disk is full: [\d,]+ bytes are free\.$", message)
         assert re.search(r"No space left on device|torch\.save\(\) could not write all of a file", message)
         assert len(message) < 600
-    assert printed["left"] == [printed["earlier"]]
 
 
 def test_failed_cleanup_names_the_disk(tmp_path: Path) -> None:
