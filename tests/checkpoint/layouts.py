@@ -150,29 +150,16 @@ def write(directory: Path, layout: Layout, batches: int = 5, code: str = CODE) -
     state_file = directory / layout.state_file
     state_file.parent.mkdir(parents=True)
     torch.save(state, state_file, _use_new_zipfile_serialization=layout.zipped)
-    _write_progress(directory, layout, batches)
-    _write_description(directory, layout, batches)
-    (directory / "code").mkdir()
-    (directory / "code/model_def.py").write_text(code)
-    (directory / "code/helper_module.py").write_text("WIDTH = 2\n")
-    return directory
-
-
-def _write_progress(directory: Path, layout: Layout, batches: int) -> None:
     progress = {"trial_id": 17, "last_ckpt": batches, "step_id": 1, "last_val": 0, layout.count: batches}
     if layout.progress_file == "trial_state.pkl":
         progress["epochs_trained"] = batches // 6
     if layout.progress_file is not None:
         (directory / layout.progress_file).write_bytes(pickle.dumps(progress, protocol=3))
-
-
-def _write_description(directory: Path, layout: Layout, batches: int) -> None:
     settings = {"experiment_config": CONFIG, "hparams": HPARAMS}
     metadata: dict[str, Any] = {"steps_completed": batches, "framework": "torch-1.10", "format": "pickle"}
     if layout.described_by == "load_data.json":
         load_data = {"trial_type": "PyTorchTrial", "trial_cls_spec": "model_def:OldTrial", **settings}
-        if layout.is_trainer:
-            load_data["is_trainer"] = True
+        load_data |= {"is_trainer": True} if layout.is_trainer else {}
         (directory / "load_data.json").write_text(json.dumps(load_data))
     elif layout.single_keys:
         # The oldest named torch's version in a key of its own.
@@ -181,6 +168,10 @@ def _write_description(directory: Path, layout: Layout, batches: int) -> None:
         metadata.update(settings)
     if layout.has_metadata:
         (directory / "metadata.json").write_text(json.dumps(metadata))
+    (directory / "code").mkdir()
+    (directory / "code/model_def.py").write_text(code)
+    (directory / "code/helper_module.py").write_text("WIDTH = 2\n")
+    return directory
 
 
 def import_trial(directory: Path) -> type:

@@ -40,13 +40,10 @@ def test_two_lists_of_entries(small: bool, tmp_path: Path) -> None:
     for listed, hidden in ((HARMLESS, OTHER), (OTHER, HARMLESS)):
         content = mutations.archive_with_two_lists(entries_with(listed), entries_with(hidden), small)
         assert "two lists of its entries" in refused(tmp_path / "state.pth", content)
-
-
-def test_contradicting_end_of_archive(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "state.pth")
-    content = bytearray((tmp_path / "state.pth").read_bytes())
-    struct.pack_into("<I", content, len(content) - 6, 0)
-    assert "two lists of its entries" in refused(tmp_path / "other.pth", bytes(content))
+    contradicting = bytearray((tmp_path / "state.pth").read_bytes())
+    struct.pack_into("<I", contradicting, len(contradicting) - 6, 0)
+    assert "two lists of its entries" in refused(tmp_path / "other.pth", bytes(contradicting))
 
 
 def test_entries_that_share_bytes(tmp_path: Path) -> None:
@@ -174,28 +171,19 @@ def test_many_entries_take_linear_time(tmp_path: Path) -> None:
     assert time.process_time() - began < 10
 
 
-def write_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Write tensors of many sizes, one a view of another, and return them."""
-    state = {f"w{size}": torch.randn(size) for size in (0, 1, 10_000, 300_000, 700_000)}
-    state["view"] = state["w300000"][100:200]
-    torch.save(state, path)
-    return state
-
-
 @pytest.mark.parametrize("map_location", ["cpu", None, lambda storage, _: storage], ids=["cpu", "same", "function"])
 def test_tensors_of_all_sizes(map_location: object, tmp_path: Path) -> None:
-    state = {**write_tensors(tmp_path / "other.pth"), "sparse": torch.eye(3).to_sparse()}
+    state = {f"w{size}": torch.randn(size) for size in (0, 1, 10_000, 300_000, 700_000)}
+    state |= {"view": state["w300000"][100:200], "sparse": torch.eye(3).to_sparse()}
     torch.save(state, tmp_path / "state.pth")
-    found = read_state(tmp_path / "state.pth", map_location=map_location)
-    assert all(torch.equal(found[name].to_dense(), state[name].to_dense()) for name in state)
-    assert found["view"].untyped_storage().data_ptr() == found["w300000"].untyped_storage().data_ptr()
-
-
-def test_open_file_is_read(tmp_path: Path) -> None:
-    state = write_tensors(tmp_path / "state.pth")
     stream = io.BytesIO((tmp_path / "state.pth").read_bytes())
-    found = read_state(stream, name="the stream")
-    assert all(torch.equal(found[name], state[name]) for name in state)
+    for file in (tmp_path / "state.pth", stream):
+        found = read_state(file, map_location=map_location, name="the file")
+        assert all(torch.equal(found[name].to_dense(), state[name].to_dense()) for name in state)
+        assert found["view"].untyped_storage().data_ptr() == found["w300000"].untyped_storage().data_ptr()
+
+
+def test_damaged_stream_is_named() -> None:
     with pytest.raises(errors.IncompleteCheckpointError, match="the stream cannot be read"):
         read_state(io.BytesIO(b"PK"), name="the stream")
 

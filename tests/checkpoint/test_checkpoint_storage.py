@@ -51,12 +51,6 @@ def test_working_directory_is_copied(tmp_path: Path) -> None:
     assert code_of(write(tmp_path, Path("package"))) == ["module.py"], "another directory was asked for"
 
 
-def test_unneeded_files_are_left_out(tmp_path: Path) -> None:
-    touch("kept.py", "__pycache__/kept.pyc", ".git/HEAD", ".idea/x", ".vscode/x", "left.pyc", "left.pyo")
-    touch("terraform.tfstate", "venv/pyvenv.cfg", "venv/lib/big.py", "package/__pycache__/x", "package/.hidden")
-    assert code_of(write(tmp_path)) == ["kept.py", "package/", "package/.hidden"]
-
-
 @pytest.mark.parametrize("storage", ["output/checkpoints", "output/../output/checkpoints", "a link", "file URL"])
 def test_inner_storage_under_any_name(storage: str) -> None:
     touch("model_def.py", "output/checkpoints/notes.txt")

@@ -290,12 +290,14 @@ def test_unwanted_module_is_left_out(where: str, copied: Any, load_module: Any) 
 RESULTS = [
     *("wandb/run-1/log", "deep/wandb/x", "runs/events", "mlruns/0/meta.yaml", ".pytest_cache/x", ".ruff_cache/x"),
     *("__pycache__/a.pyc", ".cache/x", "own_cache/x", "lightning_logs/x", "core", "core.1234", "node_modules/x.py"),
+    *("__pycache__/kept.pyc", ".git/HEAD", ".idea/x", ".vscode/x", "left.pyc", "left.pyo", "terraform.tfstate"),
+    *("venv/pyvenv.cfg", "venv/lib/big.py", "package/__pycache__/x"),
     *(f"experiments/first-1/{name}" for name in ("events.jsonl", "config.json", "code/model.py")),
 ]
 
 
 def test_results_and_caches_are_left_out(copied: Any) -> None:
-    kept = ["config.json", "deep/core/kept.py", "experiments/readme.py", "kept.py"]
+    kept = ["config.json", "deep/core/kept.py", "experiments/readme.py", "kept.py", "package/.hidden"]
     touch(*kept, *RESULTS)
     touch("own_cache/CACHEDIR.TAG", content="Signature: 8a477f597d28d172789f06886806bc55")
     assert copied() == kept

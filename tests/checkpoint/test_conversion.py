@@ -17,7 +17,7 @@ from pytorch_lightning.demos.boring_classes import BoringModel
 
 from det_lightning import errors
 from det_lightning.adapters import TrialModule
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, read_checkpoint
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, read_checkpoint
 from det_lightning.checkpoint.exports import export_lightning, export_safetensors, export_weights
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_lightning, to_lightning, to_weights
 from det_lightning.checkpoint.format.resume_state import read_settings
@@ -53,17 +53,14 @@ def test_ckpt_round_trip(by_determined: bool, tmp_path: Path) -> None:
     assert versions[0]["1"] == to_lightning(before)["state_dict"]._metadata["models.0.1"] == {"version": 2}
 
 
-@pytest.mark.parametrize("models", [[], [{}], [{}, {"weight": torch.ones(2)}, {}], [{"": torch.ones(1)}]])
-def test_models_without_weights_are_not_lost(models: list[dict[str, Any]], tmp_path: Path) -> None:
+# As written under DDP, by more models than there are digits.
+TWELVE = [{f"module.models.{i}.weight": torch.tensor(i)} for i in range(12)]
+
+
+@pytest.mark.parametrize("models", [[], [{}], [{}, {"weight": torch.ones(2)}, {}], [{"": torch.ones(1)}], TWELVE])
+def test_models_and_names_do_not_change(models: list[dict[str, Any]], tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "storage", state={**make_state(), "models_state_dict": models})
     assert_equal(read_checkpoint(there_and_back(directory, tmp_path)).state["models_state_dict"], models)
-
-
-def test_names_do_not_change() -> None:
-    # As written under DDP, by more models than there are digits.
-    models = [{f"module.models.{i}.weight": torch.tensor(i)} for i in range(12)]
-    content = CheckpointContent({**make_state(), "models_state_dict": models}, TrialState())
-    assert_equal(from_lightning(to_lightning(content)).state["models_state_dict"], models)
 
 
 def test_state_of_lightning_is_kept(tmp_path: Path) -> None:
@@ -238,11 +235,11 @@ def test_other_module_with_wrong_entries() -> None:
 
 
 @pytest.mark.parametrize("key", ["models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"])
-@pytest.mark.parametrize("value", [None, {}, [1]])
-def test_state_without_lists_is_refused(key: str, value: Any, tmp_path: Path) -> None:
-    content = read_checkpoint(write_checkpoint(tmp_path, state={**make_state(), key: value}))
-    with pytest.raises(errors.InvalidCheckpointException, match=rf"state_dict\.pth.*'{key}'"):
-        to_lightning(content)
+def test_state_without_lists_is_refused(key: str, tmp_path: Path) -> None:
+    for value in (None, {}, [1]):
+        content = read_checkpoint(write_checkpoint(tmp_path, state={**make_state(), key: value}))
+        with pytest.raises(errors.InvalidCheckpointException, match=rf"state_dict\.pth.*'{key}'"):
+            to_lightning(content)
 
 
 # Plain weights

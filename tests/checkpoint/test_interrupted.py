@@ -27,10 +27,7 @@ from tests.checkpoint import trainings
 from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
 from tests.trials import SmallTrial
 
-pytestmark = [
-    pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork"),
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork"), pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[1] / "soak" / "interrupt_training.py"
 
@@ -149,12 +146,9 @@ class CheckpointHook(pytorch.PyTorchCallback):
         checkpoint["item"] = self.item
 
 
-def train(storage: CheckpointStorage | Path, item: Any = None, workers: int = 0, async_write: bool = False) -> None:
-    class Trial(SmallTrial):
-        num_workers = workers
-
-    period = pytorch.Batch(4)
-    trainings.train(storage, 6, callback=CheckpointHook(item), trial=Trial, period=period, async_write=async_write)
+def train(storage: CheckpointStorage | Path, item: Any = None, async_write: bool = False, **trial: Any) -> None:
+    hook, period = CheckpointHook(item), pytorch.Batch(4)
+    trainings.train(storage, 6, callback=hook, period=period, async_write=async_write, **trial)
 
 
 class WorkerKiller:
@@ -167,10 +161,14 @@ class WorkerKiller:
         return dict, ()
 
 
+class OneWorkerTrial(SmallTrial):
+    num_workers = 1
+
+
 @pytest.mark.parametrize("async_write", [False, True])
 def test_dead_loader_worker_is_reported(async_write: bool, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="DataLoader worker") as raised:
-        train(tmp_path / "storage", WorkerKiller(), workers=1, async_write=async_write)
+        train(tmp_path / "storage", WorkerKiller(), async_write, trial=OneWorkerTrial)
     assert not isinstance(raised.value, errors.CheckpointError)
     assert len(CheckpointStorage(tmp_path / "storage").list_ids()) == 1
 

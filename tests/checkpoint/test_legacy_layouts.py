@@ -20,7 +20,7 @@ from det_lightning.checkpoint.retention.pruning import plan_pruning
 from det_lightning.pytorch import load_trial_from_checkpoint_path
 from tests.checkpoint import layouts
 from tests.checkpoint.layouts import HPARAMS, LAYOUTS, Layout
-from tests.trials import seed_everything
+from tests.trials import fit_trial, seed_everything
 
 BATCHES, EPOCH_LEN = 8, 6
 
@@ -51,11 +51,8 @@ def go_on(trial_class: Any, directory: Path, storage: Path) -> tuple[Any, list[A
             return metrics
 
     seed_everything()
-    with pytorch.init(hparams=HPARAMS, enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(Recorded(context), context, enable_progress_bar=False)
-        places: dict[str, Any] = {"latest_checkpoint": directory, "checkpoint_storage": storage}
-        trainer.fit(max_length=pytorch.Batch(BATCHES + 7), checkpoint_policy="none", **places)
-    return context, seen
+    arguments = {"max_length": pytorch.Batch(BATCHES + 7), "checkpoint_storage": storage}
+    return fit_trial(Recorded, hparams=HPARAMS, latest_checkpoint=directory, **arguments).context, seen
 
 
 @EVERY_LAYOUT
@@ -117,14 +114,10 @@ def test_load_before_0_12_13(tmp_path: Path, single_keys: bool) -> None:
 def test_resume_before_0_12_13(tmp_path: Path) -> None:
     layout = Layout("0.12", "state_dict.pth", True, None, described_by="metadata.json")
     directory = layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE)
-    seed_everything()
-    with pytorch.init(hparams=HPARAMS, enable_tensorboard_logging=False) as context:
-        trial = layouts.import_trial(directory)(context)
-        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(1), latest_checkpoint=directory, checkpoint_storage=tmp_path / "storage"
-        )
+    trial_class = layouts.import_trial(directory)
+    trial = fit_trial(trial_class, hparams=HPARAMS, max_length=pytorch.Batch(1), latest_checkpoint=directory)
     # After the ninth batch the rate has been halved for the third time.
-    assert context.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 / 8)
+    assert trial.context.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 / 8)
 
 
 def test_complete_without_metadata(tmp_path: Path) -> None:

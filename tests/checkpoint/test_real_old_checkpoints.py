@@ -18,6 +18,7 @@ from det_lightning.checkpoint.retention.pruning import plan_pruning
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
 from det_lightning.cli.app import app
 from det_lightning.pytorch import load_trial_from_checkpoint_path
+from tests.trials import fit_trial
 
 OLD = Path(__file__).parent / "data/ancient-checkpoints"
 KERAS = OLD / "0.17.6-keras"
@@ -67,10 +68,8 @@ def test_pytorch_trial(name: str, tmp_path: Path) -> None:
     assert (kind, str(key.dtype), key.shape) == ("MT19937", "uint32", (624,))
     trial = load_trial_from_checkpoint_path(OLD / name, trial_class=OneVariable)
     assert torch.equal(trial.model.weight, weight)
-    with pytorch.init(hparams={"global_batch_size": 32}, enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(OneVariable(context), context, enable_progress_bar=False)
-        length = pytorch.Batch(BATCHES[name] + 1)
-        trainer.fit(max_length=length, latest_checkpoint=OLD / name, checkpoint_storage=tmp_path)
+    arguments = {"max_length": pytorch.Batch(BATCHES[name] + 1), "latest_checkpoint": OLD / name}
+    fit_trial(OneVariable, hparams={"global_batch_size": 32}, checkpoint_storage=tmp_path, **arguments)
     (new,) = CheckpointStorage(tmp_path).list_ids()
     moved = load_checkpoint(tmp_path / new).state["models_state_dict"][0]["weight"]
     (group,) = content.state["optimizers_state_dict"][0]["param_groups"]

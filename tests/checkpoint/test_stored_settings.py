@@ -19,7 +19,7 @@ from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 from det_lightning.checkpoint.format.layout import read_json
 from det_lightning.checkpoint.format.resume_state import read_settings
-from tests.trials import SmallTrial
+from tests.trials import SmallTrial, fit_trial
 
 
 class Options(collections.UserDict[str, Any]):
@@ -54,9 +54,8 @@ def refuse(constant: str) -> None:
 def test_settings_come_back_from_a_directory(
     tmp_path: Path, exp_conf: dict[str, Any] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytorch.init(hparams=dict(HPARAMS), exp_conf=exp_conf) as context:
-        trainer = pytorch.Trainer(SmallTrial(context), context)
-        trainer.fit(max_length=pytorch.Batch(2), checkpoint_period=pytorch.Batch(1), checkpoint_storage=tmp_path)
+    period, arguments = pytorch.Batch(1), {"hparams": dict(HPARAMS), "exp_conf": exp_conf}
+    fit_trial(**arguments, max_length=pytorch.Batch(2), checkpoint_period=period, checkpoint_storage=tmp_path)
     assert caplog.text.count("hparams['names'] is a set, which JSON cannot hold") == 1
     assert caplog.text.count("hparams['groups'][0]['activation'] is a torch.nn.modules.activation.ReLU") == 1
     path = CheckpointStorage(tmp_path).newest()

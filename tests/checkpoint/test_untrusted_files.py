@@ -19,14 +19,11 @@ from det_lightning.checkpoint.safe_load import read_state
 BASE = torch.arange(100.0).reshape(10, 10)
 
 
-def stepped(make: Callable[..., torch.optim.Optimizer]) -> dict[str, Any]:
+def stepped(name: str) -> dict[str, Any]:
     parameter = torch.nn.Parameter(torch.ones(3))
-    optimizer = make([parameter], lr=0.1)
     parameter.grad = torch.ones(3)
-    if make is torch.optim.LBFGS:
-        optimizer.step(lambda: 1.0)
-    else:
-        optimizer.step()
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)([parameter], lr=0.1)
+    optimizer.step(lambda: 1.0)
     return optimizer.state_dict()
 
 
@@ -47,7 +44,7 @@ VALUES: dict[str, Any] = {
     "parameters": [torch.nn.Parameter(BASE), torch.ones(2, requires_grad=True)],
     "model": MODEL.state_dict(),
     "optimizers": [
-        stepped(getattr(torch.optim, name))
+        stepped(name)
         for name in ["Adam", "SGD", "AdamW", "RMSprop", "Adagrad", "LBFGS", "Adadelta", "NAdam", "ASGD", "Rprop"]
     ],
     "schedulers": [

@@ -37,40 +37,30 @@ def change(file: Path, path: str, value: Any) -> None:
 
 
 DELETED = object()
+DEEP = {"deep": json.loads("[" * 120 + "]" * 120)}
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("trial_state", [1]),
-        ("trial_state.batches_trained", 10**15),
-        ("trial_state.epochs_trained", "two"),
-        ("rng_states", {}),
-        ("rng_states", []),
-        ("rng_states", [3]),
-        ("journals", None),
-        ("journals.0.0.first_batch", -1),
-        ("journals.0.0.first_batch", 10**400),
-        ("positions", 3),
-        ("positions", [{}, {}]),
-        ("positions.0.training.drawn", -1),
-        ("positions.0.training.samplers", [1]),
-        ("positions.0.validation", {}),
-        ("optimizer_steps", "5"),
-        ("optimizer_steps", float("nan")),
-        ("gradients", 5),
-        ("gradients", [{"weight": "ones"}]),
-        ("precision", [1]),
-        ("world_size", 0),
-        ("world_size", 10**9),
-        ("world_size", 2),
-        ("settings", '{"hparams": {}}'),
-        ("settings", {"hparams": [1]}),
-        ("settings", {"hparams": {"lr": torch.ones(2)}}),
-        ("settings", {"experiment_config": {"deep": json.loads("[" * 120 + "]" * 120)}}),
-        ("version", "two"),
-    ],
-)
+WRONG_RESUME_VALUES: dict[str, list[Any]] = {
+    "trial_state": [[1]],
+    "trial_state.batches_trained": [10**15],
+    "trial_state.epochs_trained": ["two"],
+    "rng_states": [{}, [], [3]],
+    "journals": [None],
+    "journals.0.0.first_batch": [-1, 10**400],
+    "positions": [3, [{}, {}]],
+    "positions.0.training.drawn": [-1],
+    "positions.0.training.samplers": [[1]],
+    "positions.0.validation": [{}],
+    "optimizer_steps": ["5", float("nan")],
+    "gradients": [5, [{"weight": "ones"}]],
+    "precision": [[1]],
+    "world_size": [0, 10**9, 2],
+    "settings": ['{"hparams": {}}', {"hparams": [1]}, {"hparams": {"lr": torch.ones(2)}}, {"experiment_config": DEEP}],
+    "version": ["two"],
+}
+
+
+@pytest.mark.parametrize(("path", "value"), [(path, one) for path, them in WRONG_RESUME_VALUES.items() for one in them])
 def test_wrong_resume_value_is_named(path: str, value: Any, trained: Path) -> None:
     file = trained / "resume.pth"
     change(file, path, value)

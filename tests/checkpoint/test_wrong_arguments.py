@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +13,7 @@ from det_lightning import core, errors, pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint, open_checkpoint, read_checkpoint
 from tests.checkpoint.made_checkpoints import write_checkpoint
-from tests.trials import SmallTrial
-
-
-@pytest.fixture(autouse=True)
-def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def fit(**arguments: Any) -> None:
-    with pytorch.init() as context:
-        pytorch.Trainer(SmallTrial(context), context).fit(max_length=pytorch.Batch(1), **arguments)
+from tests.trials import fit_trial
 
 
 def open_briefly(checkpoint: Any) -> None:
@@ -33,10 +22,9 @@ def open_briefly(checkpoint: Any) -> None:
 
 
 TAKE_A_STORAGE: list[Callable[[Any], Any]] = [
-    CheckpointStorage,
-    DeterminedCheckpoint,
+    *(CheckpointStorage, DeterminedCheckpoint),
     lambda storage: core.init(checkpoint_storage=storage),
-    lambda storage: fit(checkpoint_storage=storage),
+    lambda storage: fit_trial(checkpoint_storage=storage),
 ]
 
 
@@ -49,10 +37,7 @@ def test_wrong_storage_argument(take: Callable[[Any], Any], value: Any) -> None:
 
 
 TAKE_A_CHECKPOINT: list[Callable[[Any], Any]] = [
-    pytorch.load_trial_from_checkpoint_path,
-    load_checkpoint,
-    read_checkpoint,
-    open_briefly,
+    *(pytorch.load_trial_from_checkpoint_path, load_checkpoint, read_checkpoint, open_briefly),
     CheckpointStorage("storage").find,
 ]
 
@@ -93,7 +78,7 @@ def test_wrong_url_downloads_nothing() -> None:
 def test_wrong_latest_checkpoint() -> None:
     for name in ("latest", "newest", "Last", "11111111-2222-3333-4444-555555555555"):
         with pytest.raises(errors.CheckpointNotFound, match=f"='{name}'.* latest_checkpoint='last' resumes"):
-            fit(checkpoint_storage="storage", latest_checkpoint=name)
+            fit_trial(checkpoint_storage="storage", latest_checkpoint=name)
     for value in (7, True, ["a"]):
         with pytest.raises(TypeError, match=r"latest_checkpoint= takes the id, path or URL .* or 'last'; got "):
-            fit(checkpoint_storage="storage", latest_checkpoint=value)
+            fit_trial(checkpoint_storage="storage", latest_checkpoint=value)

@@ -30,10 +30,8 @@ from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from tests.soak import kill_training
 from tests.soak.kill_training import RecordedTrial, Variant, compare, holds_any, look_at, read_record, run_soak
 
-# A training that was interrupted has so long to end; what it writes here takes some milliseconds.
-LIMIT_S = 10.0
-# A training that nobody interrupts, on a machine that has other things to do.
-WHOLE_LIMIT_S = 300.0
+LIMIT_S = 10.0  # for a training that was interrupted; what it writes here takes some milliseconds
+WHOLE_LIMIT_S = 300.0  # for one that nobody interrupts, on a machine that has other things to do
 PHASES = ("start-up", "first batches", "training", "checkpoint write", "validation", "shut-down")
 VARIANTS = [
     (Variant(async_write=True), 0),
@@ -179,8 +177,12 @@ class Soak:
         # The last one first would leave nothing to interrupt.
         for begun, phase in enumerate(sorted(phases, key=PHASES.index)):
             process = start(folder, variant, workers, seed=100 + begun)
-            if self._is_interrupted(process, folder, phase):
-                self._look_at(folder)
+            is_interrupted = self._is_interrupted(process, folder, phase)
+            if is_interrupted and (folder / "failure").exists():
+                self._found(folder, (folder / "failure").read_text())
+            if is_interrupted and (folder / "storage").exists():
+                for finding in look_at(CheckpointStorage(folder / "storage"))[0]:
+                    self._found(folder, finding)
             if self.outcome.findings:
                 return
         process = start(folder, variant, workers, seed=200)
@@ -229,15 +231,6 @@ class Soak:
         self.outcome.counts[what] += 1
         self.outcome.statuses[str(process.exitcode)] += 1
         return True
-
-    def _look_at(self, folder: Path) -> None:
-        """Look at what a training that was interrupted has left behind."""
-        if (folder / "failure").exists():
-            self._found(folder, (folder / "failure").read_text())
-        storage = CheckpointStorage(folder / "storage")
-        if storage.root.exists():
-            for finding in look_at(storage)[0]:
-                self._found(folder, finding)
 
     def _found(self, folder: Path, finding: str) -> None:
         said = (folder / "errors").read_text()[-3000:] if (folder / "errors").exists() else ""

@@ -50,10 +50,6 @@ class Variant:
     async_write: bool = False
     retention: bool = False  # of the best and the latest one
 
-    def __str__(self) -> str:
-        parts = [f"every {self.period}", "in the background" if self.async_write else "in line"]
-        return ", ".join([*parts, "with retention"] if self.retention else parts)
-
 
 VARIANTS = [
     Variant(),
@@ -243,10 +239,9 @@ def look_at(storage: CheckpointStorage) -> tuple[list[str], bool]:
     incomplete = [path for path in root.iterdir() if path.name not in (*complete, BOOKKEEPING_DIR)]
     if len(incomplete) > 1:
         findings.append(f"{len(incomplete)} incomplete checkpoints are there; the next run removes those of the last")
-    partial = root / BOOKKEEPING_DIR / "partial"
-    marks = list(partial.iterdir()) if partial.exists() else []
+    marks = [path.name for path in (root / BOOKKEEPING_DIR / "partial").glob("*")]
     if len(marks) > 1:
-        findings.append(f"{len(marks)} marks are there: {[mark.name for mark in marks]}")
+        findings.append(f"{len(marks)} marks are there: {marks}")
     return findings, bool(incomplete or marks)
 
 
@@ -297,23 +292,19 @@ def _run_and_kill(
 ) -> list[str]:
     """Kill one training up to ``kills`` times, then let it come to its end."""
     storage = CheckpointStorage(folder / "storage")
-    begun = 0
-    while True:
+    for begun in range(kills):
         pid = start(folder, functools.partial(train, folder, variant, 100 + begun))
-        begun += 1
-        if begun > kills:
-            wait(pid)
-            break
         if not kill_at_random(pid, folder, rng, usual_s):
             break
         outcome.kills += 1
-        if storage.root.exists():
-            findings, torn = look_at(storage)
-            outcome.torn += torn
-            if findings:
-                return [f"{variant}, after kill {outcome.kills}: {finding}" for finding in findings]
+        findings, torn = look_at(storage) if storage.root.exists() else ([], False)
+        outcome.torn += torn
+        if findings:
+            return [f"{variant}, after kill {outcome.kills}: {finding}" for finding in findings]
+    else:
+        wait(start(folder, functools.partial(train, folder, variant, 100 + kills)))
     if (folder / "failure").exists():
-        return [f"{variant}, start {begun}: {(folder / 'failure').read_text()}"]
+        return [f"{variant}: {(folder / 'failure').read_text()}"]
     outcome.ends += 1
     return [f"{variant}, at the end: {finding}" for finding in look_at_the_end(storage, variant)]
 

@@ -25,9 +25,11 @@ def no_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_fac
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
+# Options with which the libraries reach the servers of this session.
+
+
 @pytest.fixture(scope="session")
 def s3_options() -> Iterator[dict[str, Any]]:
-    """Options with which s3fs reaches the S3 server of this session."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server", reason="no S3 server to test with; install moto[server]")
     with backends.s3_server() as options:
@@ -36,7 +38,6 @@ def s3_options() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def sftp_options() -> Iterator[dict[str, Any]]:
-    """Options with which fsspec reaches the SFTP server of this session."""
     pytest.importorskip("paramiko", reason="no SFTP server to test with; install paramiko")
     with backends.sftp_server() as options:
         yield options
@@ -44,7 +45,6 @@ def sftp_options() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def gcs_options() -> Iterator[dict[str, Any]]:
-    """Options with which gcsfs reaches the server of this session."""
     pytest.importorskip("gcsfs")
     pytest.importorskip("gcp_storage_emulator", reason="no GCS server to test with; install gcp-storage-emulator")
     with backends.gcs_server() as options:
@@ -53,7 +53,6 @@ def gcs_options() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def azure_options() -> Iterator[dict[str, Any]]:
-    """Options with which adlfs reaches the server of this session."""
     with backends.azure_server() as options:
         yield options
 

@@ -105,13 +105,9 @@ def test_snapshots_of_different_states(states: list[Any]) -> None:
         assert equal(snapshotter.copy(state), expected)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_snapshot_keeps_the_type(kind: str) -> None:
-    state = KINDS[kind]()
-    assert equal(Snapshotter().copy(state), state)
-
-
-def test_snapshot_keeps_attributes() -> None:
+def test_snapshot_keeps_type_and_attributes() -> None:
+    states = {kind: make() for kind, make in KINDS.items()}
+    assert [kind for kind, state in states.items() if not equal(Snapshotter().copy(state), state)] == []
     state = torch.nn.BatchNorm1d(2).state_dict()
     state["running_mean"].tag = "mine"
     snapshot = Snapshotter().copy(state)
@@ -214,7 +210,7 @@ def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointContent:
 
 
 def test_later_changes_are_not_written(gate: Gate) -> None:
-    queue, weight = CheckpointQueue(gate.storage), torch.zeros(3, in_background=True)
+    queue, weight = CheckpointQueue(gate.storage, in_background=True), torch.zeros(3)
     files = files_with(weight)
     checkpoint_id = queue.write(files)
     assert queue.take_complete() == []

@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -83,13 +84,13 @@ def test_permanent_error_is_not_retried(flaky: Backend, staging: Path, failure: 
     assert "flaky://storage" in str(raised.value)
 
 
-@pytest.mark.parametrize("failure", [KeyboardInterrupt(), SystemExit(1)])
-def test_interrupt_is_passed_on_at_once(flaky: Backend, staging: Path, failure: Any) -> None:
-    FlakyFileSystem.fail(failure, only_named="state_dict.pth")
-    with pytest.raises(type(failure)):
-        write(flaky.storage())
-    assert [*staging.iterdir()] == []
-    assert flaky.storage().list_ids() == []
+def test_interrupt_is_passed_on_at_once(flaky: Backend, staging: Path) -> None:
+    for failure in (KeyboardInterrupt(), SystemExit(1)):
+        FlakyFileSystem.fail(failure, only_named="state_dict.pth")
+        with pytest.raises(type(failure)):
+            write(flaky.storage())
+        assert [*staging.iterdir()] == []
+        assert flaky.storage().list_ids() == []
 
 
 @pytest.mark.parametrize("failed", ["load_data.json", "metadata.json", "resume.pth", "state_dict.pth"])
@@ -172,10 +173,12 @@ def test_too_long_name_is_not_retried(flaky: Backend, name: str, caplog: pytest.
     assert "Trying again" not in caplog.text
 
 
-@pytest.mark.parametrize("url", ["nothing://bucket/x", "s4://x"])
-def test_unknown_protocol_or_missing_library(url: str) -> None:
-    with pytest.raises(errors.StorageError, match=r"cannot be opened: .*A storage is a directory, or a URL such as"):
-        CheckpointStorage(url)
+def test_unknown_protocol() -> None:
+    for url in ("nothing://bucket/x", "s4://x"):
+        with pytest.raises(
+            errors.StorageError, match=r"cannot be opened: .*A storage is a directory, or a URL such as"
+        ):
+            CheckpointStorage(url)
 
 
 SFTP = "sftp://host/x"
@@ -273,17 +276,13 @@ def test_file_size_limit_loses_nothing(what: str, tmp_path: Path) -> None:
 ON_SMALL_DISK = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m none "$0" && shift 0 && exec "$@"')
 
 
-def small_disks_are_allowed(tmp_path: Path) -> bool:
-    try:
-        return not subprocess.run([*ON_SMALL_DISK, tmp_path, "true"], capture_output=True).returncode
-    except OSError:
-        return False
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["state", "resume", "load_data", "code", "callback"])
 def test_full_disk_loses_nothing(what: str, tmp_path: Path) -> None:
-    if not small_disks_are_allowed(tmp_path):
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*ON_SMALL_DISK, tmp_path, "true"], capture_output=True).returncode
+    ):
         pytest.skip("NOT TESTED: a full disk. This machine lets no process mount a small file system of its own.")
     kind, message = fill(what, 0, tmp_path, before=(*ON_SMALL_DISK, str(tmp_path)))
     if what == "callback":

@@ -55,11 +55,6 @@ def test_link_is_no_checkpoint(tmp_path: Path, to_outside: bool) -> None:
     with pytest.raises(errors.CheckpointNotFound, match=said):
         storage.delete("latest")
     assert content(tmp_path) == before
-
-
-@pytest.mark.parametrize("to_outside", [False, True])
-def test_pruning_counts_and_deletes_no_link(tmp_path: Path, to_outside: bool) -> None:
-    storage, ids = written_with_a_link(tmp_path, to_outside)
     elsewhere = content(tmp_path / "elsewhere")
     plan = plan_pruning(storage, Retention(0, 1, 1), incomplete=True)
     assert plan.to_delete == [ids[1]]

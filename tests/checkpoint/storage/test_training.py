@@ -85,7 +85,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
     storage = CheckpointStorage(tmp_path_factory.mktemp("straight"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("code"))
-        return Straight(train(storage), storage)
+        return Straight(train(storage, WriteRecorder()), storage)
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_section_is_enough_to_train(s3_options: dict[str, Any], straight: Straig
 @pytest.mark.parametrize("in_background", [False, True])
 def test_retries_do_not_change_training(flaky: Backend, in_background: bool, straight: Straight) -> None:
     FlakyFileSystem.fail(*[OSError("try later")] * 5, only_named="pth")
-    trial = train(flaky.storage(), async_write=in_background)
+    trial = train(flaky.storage(), UploadRecorder(), async_write=in_background)
     assert FlakyFileSystem.failures == []
     assert torch.equal(weights_of(trial), weights_of(straight.trial))
     assert_same_checkpoints(flaky.storage(), straight.storage)
