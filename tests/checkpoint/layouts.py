@@ -136,7 +136,7 @@ def make_state(batches: int = 5) -> dict[str, Any]:
         (model(torch.randn(4, 4, generator=generator)) ** 2).mean().backward()
         optimizer.step()
         scheduler.step()
-    parts = {"models": model, "optimizers": optimizer, "lr_schedulers": scheduler}
+    parts: dict[str, Any] = {"models": model, "optimizers": optimizer, "lr_schedulers": scheduler}
     return {**{f"{name}_state_dict": [part.state_dict()] for name, part in parts.items()}, "callbacks": {}}
 
 

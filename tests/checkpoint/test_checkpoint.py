@@ -161,15 +161,17 @@ def test_damaged_file_is_named(checkpoint: Path, name: str) -> None:
 
 def test_file_without_a_dict_is_refused(checkpoint: Path) -> None:
     forget_checksums(checkpoint)
-    for content in ([1], {"unknown": 1}, None, "text"):
-        (checkpoint / "trial_state.pkl").write_bytes(pickle.dumps(content))
-        with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl"):
-            read_checkpoint(checkpoint)
-    for name in ("resume.pth", "state_dict.pth"):  # which is read before
-        for other in ([1, 2], torch.ones(2), None):
-            torch.save(other, checkpoint / name)
+    for name in ("state_dict.pth", "resume.pth"):
+        good = (checkpoint / name).read_bytes()
+        for content in ([1, 2], torch.ones(2), None):
+            torch.save(content, checkpoint / name)
             with pytest.raises(errors.IncompleteCheckpointError, match=rf"{name} must hold a dict; got a \w+"):
                 read_checkpoint(checkpoint)
+        (checkpoint / name).write_bytes(good)
+    for other in ([1], {"unknown": 1}, None, "text"):
+        (checkpoint / "trial_state.pkl").write_bytes(pickle.dumps(other))
+        with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl"):
+            read_checkpoint(checkpoint)
 
 
 def test_json_must_be_an_object(tmp_path: Path) -> None:
@@ -183,11 +185,12 @@ def test_missing_file_is_incomplete(checkpoint: Path) -> None:
     forget_checksums(checkpoint)
     (checkpoint / "resume.pth").unlink()
     assert read_checkpoint(checkpoint).resume is None, "Determined writes none"
-    for name in ("state_dict.pth", "metadata.json"):
-        (checkpoint / name).unlink()
+    for name in ("metadata.json", "state_dict.pth"):
+        aside = (checkpoint / name).rename(checkpoint / "aside")
         message = f"{checkpoint}.* incomplete checkpoint: {name} is miss"
         with pytest.raises(errors.IncompleteCheckpointError, match=message):
             read_checkpoint(checkpoint)
+        aside.rename(checkpoint / name)
     for directory in (checkpoint.parent, checkpoint.parent / "missing"):
         with pytest.raises(errors.CheckpointNotFound, match=str(directory)):
             read_checkpoint(directory)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
+from tests.checkpoint.test_code_copy import touch
 
 
 def write(root: Path | str, code_dir: Path | None = None) -> Path:
@@ -18,12 +19,6 @@ def code_of(checkpoint: Path) -> list[str]:
     """Return what lies in the copy of the code: files, and folders with a slash."""
     code = checkpoint / "code"
     return sorted(f"{p.relative_to(code).as_posix()}{'/' * p.is_dir()}" for p in code.rglob("*"))
-
-
-def touch(*paths: str) -> None:
-    for path in map(Path, paths):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"content of {path.name}")
 
 
 def test_found_by_id_and_path(tmp_path: Path) -> None:
@@ -47,7 +42,7 @@ def test_working_directory_is_copied(tmp_path: Path) -> None:
     touch("model_def.py", "package/module.py")
     checkpoint = write(tmp_path)
     assert code_of(checkpoint) == ["model_def.py", "package/", "package/module.py"]
-    assert (checkpoint / "code/package/module.py").read_text() == "content of module.py"
+    assert (checkpoint / "code/package/module.py").read_text() == "content"
     assert code_of(write(tmp_path, Path("package"))) == ["module.py"], "another directory was asked for"
 
 

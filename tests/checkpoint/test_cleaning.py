@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from det_lightning.checkpoint.retention.run_claims import remove_remains
 from det_lightning.checkpoint.storage.location import new_id
 from tests.launching import environment
 from tests.trials import fit_trial
+from tests.warm_python import start_warm_python
 
 LONG_AGO = json.dumps({"host": "gone", "pid": 1, "started": time.time() - 1e6}).encode()
 
@@ -75,7 +75,7 @@ print(seen)
 def test_run_does_not_wait_for_cleaning(tmp_path: Path) -> None:
     for _ in range(3):
         leave_incomplete(tmp_path)
-    command = [sys.executable, "-c", HOLDS_REMOVALS, str(tmp_path)]
+    command = [start_warm_python().executable, "-c", HOLDS_REMOVALS, str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     # All are renamed before the first is removed.
     assert done.stdout == f"{[('det_lightning-cleaning', [])] * 3}\n", done.stderr

@@ -284,9 +284,6 @@ def test_unwanted_module_is_left_out(where: str, copied: Any, load_module: Any) 
     assert copied() == [".gitignore"]
 
 
-# What else no trial needs
-
-
 RESULTS = [
     *("wandb/run-1/log", "deep/wandb/x", "runs/events", "mlruns/0/meta.yaml", ".pytest_cache/x", ".ruff_cache/x"),
     *("__pycache__/a.pyc", ".cache/x", "own_cache/x", "lightning_logs/x", "core", "core.1234", "node_modules/x.py"),

@@ -236,7 +236,8 @@ def test_other_module_with_wrong_entries() -> None:
 
 @pytest.mark.parametrize("key", ["models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"])
 def test_state_without_lists_is_refused(key: str, tmp_path: Path) -> None:
-    for value in (None, {}, [1]):
+    values: list[Any] = [None, {}, [1]]
+    for value in values:
         content = read_checkpoint(write_checkpoint(tmp_path, state={**make_state(), key: value}))
         with pytest.raises(errors.InvalidCheckpointException, match=rf"state_dict\.pth.*'{key}'"):
             to_lightning(content)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +17,19 @@ from det_lightning.checkpoint.format.manifest import describe_file, find_damage,
 from det_lightning.checkpoint.safe_load import read_pickle, read_state, read_trial_state
 from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES
 from tests.checkpoint.made_checkpoints import write_checkpoint
+from tests.launching import environment
 from tests.soak import mutations
 from tests.soak.mutations import call, made_up_state, name_of, number, rebuild, storage_ref, tensor, text, tuple_of
+from tests.warm_python import start_warm_python
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 def test_fuzzed_checkpoints(tmp_path: Path) -> None:
-    # Lightning sets this in processes that use it; torch then loads the driver's library when it is imported.
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTORCH_NVML_BASED_CUDA_CHECK"}
+    command = [start_warm_python().executable, str(ROOT / "tests/soak/fuzz_checkpoints.py")]
     arguments = ["--inputs", "500", "--seed", "1", "--workers", "2", "--json", "outcome.json"]
-    script, env = ROOT / "tests/soak/fuzz_checkpoints.py", {**inherited, "PYTHONWARNINGS": "ignore"}
-    subprocess.run([sys.executable, str(script), *arguments], cwd=tmp_path, check=False, env=env)
+    subprocess.run([*command, *arguments], cwd=tmp_path, env=environment(), check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["findings"] == []
     assert outcome["inputs"] == 500

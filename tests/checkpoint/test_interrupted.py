@@ -25,7 +25,9 @@ from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.storage.background import BackgroundTask, CheckpointQueue, defer_all_signals
 from tests.checkpoint import trainings
 from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
+from tests.launching import environment
 from tests.trials import SmallTrial
+from tests.warm_python import start_warm_python
 
 pytestmark = [pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork"), pytest.mark.slow]
 
@@ -34,7 +36,7 @@ SCRIPT = Path(__file__).parents[1] / "soak" / "interrupt_training.py"
 
 def test_random_interrupts_lose_nothing(tmp_path: Path) -> None:
     arguments = ["--moments", "12", "--seed", "1", "--json", "outcome.json"]
-    subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, check=False)
+    subprocess.run([start_warm_python().executable, SCRIPT, *arguments], cwd=tmp_path, env=environment(), check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["findings"] == []
     assert outcome["moments"] == 12

@@ -24,6 +24,8 @@ from det_lightning.checkpoint.retention.run_claims import RunClaims, delete_unle
 from det_lightning.checkpoint.storage.claims import Claim
 from tests.checkpoint.storage.backends import write
 from tests.checkpoint.trainings import train
+from tests.launching import environment
+from tests.warm_python import start_warm_python
 
 ROOT = Path(__file__).parents[2]
 LATEST = Retention(0, 0, 1)
@@ -369,9 +371,9 @@ def test_vanished_are_reported_at_once(tmp_path: Path, caplog: pytest.LogCapture
 
 @pytest.mark.slow
 def test_two_processes_share_a_storage(tmp_path: Path) -> None:
-    script = ROOT / "tests" / "soak" / "share_storage.py"
+    command = [start_warm_python().executable, str(ROOT / "tests/soak/share_storage.py")]
     arguments = ["--rounds", "2", "--runs", "3", "--json", "outcome.json"]
-    subprocess.run([sys.executable, str(script), *arguments], cwd=tmp_path, check=False)
+    subprocess.run([*command, *arguments], cwd=tmp_path, env=environment(), check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["findings"] == []
     assert outcome["rounds"] == 2

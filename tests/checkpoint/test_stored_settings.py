@@ -54,8 +54,8 @@ def refuse(constant: str) -> None:
 def test_settings_come_back_from_a_directory(
     tmp_path: Path, exp_conf: dict[str, Any] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    period, arguments = pytorch.Batch(1), {"hparams": dict(HPARAMS), "exp_conf": exp_conf}
-    fit_trial(**arguments, max_length=pytorch.Batch(2), checkpoint_period=period, checkpoint_storage=tmp_path)
+    lengths = {"max_length": pytorch.Batch(2), "checkpoint_period": pytorch.Batch(1)}
+    fit_trial(SmallTrial, None, hparams=dict(HPARAMS), exp_conf=exp_conf, checkpoint_storage=tmp_path, **lengths)
     assert caplog.text.count("hparams['names'] is a set, which JSON cannot hold") == 1
     assert caplog.text.count("hparams['groups'][0]['activation'] is a torch.nn.modules.activation.ReLU") == 1
     path = CheckpointStorage(tmp_path).newest()

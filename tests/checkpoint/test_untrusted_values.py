@@ -74,9 +74,8 @@ def test_wrong_resume_value_is_named(path: str, value: Any, trained: Path) -> No
         fit(trained.parent, 5, latest_checkpoint=trained.name)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
+UNRESUMABLE = {
+    "resume.pth": [
         ("rng_states.0.cpu_rng_state", torch.zeros(7, dtype=torch.uint8), "'cpu_rng_state'"),
         ("rng_states.0.cpu_rng_state", torch.ones(5056), "'cpu_rng_state'"),
         ("rng_states.0.np_rng_state", ("MT19937", [1, 2], 3), "'np_rng_state'"),
@@ -90,25 +89,7 @@ def test_wrong_resume_value_is_named(path: str, value: Any, trained: Path) -> No
         ("gradients", [{"no such weight": torch.ones(3)}], "gradients"),
         ("gradients", [], "gradients"),
     ],
-)
-def test_unresumable_checkpoint_is_named(path: str, value: Any, message: str, trained: Path) -> None:
-    change(trained / "resume.pth", path, value)
-    with pytest.raises(errors.CheckpointError, match=message):
-        fit(trained.parent, 5, latest_checkpoint=trained.name)
-
-
-def test_position_beyond_numpys_generator(trained: Path) -> None:
-    kind, key, _, *rest = read_state(trained / "resume.pth")["rng_states"][0]["np_rng_state"]
-    change(trained / "resume.pth", "rng_states.0.np_rng_state", (kind, key, 10**8, *rest))
-    # From release 2.5 on numpy says it first.
-    said = r"position must be (from 0 to|between 0 and) 624"
-    with pytest.raises(errors.InvalidCheckpointException, match=said):
-        fit(trained.parent, 5, latest_checkpoint=trained.name)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
+    "state_dict.pth": [
         ("optimizers_state_dict.0.param_groups.0.lr", float("nan"), "optimizer 0 .*'lr' of group 0 .* got nan"),
         ("optimizers_state_dict.0.param_groups.0.lr", "fast", "'lr' of group 0 .* got 'fast'"),
         ("optimizers_state_dict.0.param_groups.0.lr", 10**400, "'lr' of group 0"),
@@ -120,10 +101,24 @@ def test_position_beyond_numpys_generator(trained: Path) -> None:
         ("models_state_dict", ["weights"], "'models_state_dict' must be a list of dicts; got str"),
         ("models_state_dict.0", {1: torch.ones(2)}, "model 0"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "message"), [(name, *row) for name, rows in UNRESUMABLE.items() for row in rows]
 )
-def test_wrong_state_value_is_named(path: str, value: Any, message: str, trained: Path) -> None:
-    change(trained / "state_dict.pth", path, value)
+def test_unresumable_value_is_named(name: str, path: str, value: Any, message: str, trained: Path) -> None:
+    change(trained / name, path, value)
     with pytest.raises(errors.CheckpointError, match=message):
+        fit(trained.parent, 5, latest_checkpoint=trained.name)
+
+
+def test_position_beyond_numpys_generator(trained: Path) -> None:
+    kind, key, _, *rest = read_state(trained / "resume.pth")["rng_states"][0]["np_rng_state"]
+    change(trained / "resume.pth", "rng_states.0.np_rng_state", (kind, key, 10**8, *rest))
+    # From release 2.5 on numpy says it first.
+    said = r"position must be (from 0 to|between 0 and) 624"
+    with pytest.raises(errors.InvalidCheckpointException, match=said):
         fit(trained.parent, 5, latest_checkpoint=trained.name)
 
 
@@ -187,7 +182,8 @@ def test_wrong_optimizer_option_is_named(name: str, value: Any) -> None:
 
 def test_wrong_moment_is_named() -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
-    for value in (None, "x", torch.ones(5), {}):
+    wrong: list[Any] = [None, "x", torch.ones(5), {}]
+    for value in wrong:
         state = {"param_groups": [{"params": [0]}], "state": {0: {"step": 1.0, "exp_avg": value}}}
         with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 must be a tensor of the shape \[3\]; got"):
             require_fitting_optimizer(optimizer, state)

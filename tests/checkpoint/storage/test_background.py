@@ -23,7 +23,6 @@ from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, load_checkpoint
 from det_lightning.checkpoint.storage.background import CheckpointQueue
 from det_lightning.checkpoint.storage.snapshots import Snapshotter
-from tests.checkpoint.made_checkpoints import make_resume
 from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, files_of
 
 # Snapshots
@@ -204,14 +203,9 @@ def writing_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
 
 
-def files_with(weight: torch.Tensor, steps: int = 1) -> CheckpointContent:
-    load_data: dict[str, Any] = {"hparams": {}, "experiment_config": None, "trial_cls_spec": "m:T"}
-    return CheckpointContent({"weight": weight}, TrialState(batches_trained=steps), load_data, make_resume(steps))
-
-
 def test_later_changes_are_not_written(gate: Gate) -> None:
     queue, weight = CheckpointQueue(gate.storage, in_background=True), torch.zeros(3)
-    files = files_with(weight)
+    files = dataclasses.replace(files_of(1), state={"weight": weight})
     checkpoint_id = queue.write(files)
     assert queue.take_complete() == []
     weight += 1
@@ -242,9 +236,8 @@ def test_memory_is_reserved_after_a_step(tmp_path: Path) -> None:
         model(torch.ones(1, 30)).sum().backward()
         optimizer.step()
     state = {"models": [model.state_dict()], "optimizers": [optimizer.state_dict()]}
-    files = dataclasses.replace(files_with(torch.zeros(3)), state=state)
     with Requests() as requests:
-        queue.write(files)
+        queue.write(dataclasses.replace(files_of(), state=state))
     # Random states and the like are not part of what is expected.
     assert 30 * 30 * 4 not in requests.sizes
     assert len(queue.take_complete(wait=True)) == 1

@@ -19,6 +19,7 @@ import pytest
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, RetryPolicy, load_checkpoint, open_checkpoint
 from tests.checkpoint.storage.backends import QUICK, STATE, Backend, FlakyFileSystem, all_paths, equal, files_of, write
+from tests.warm_python import start_warm_python
 
 ROOT = Path(__file__).parents[3]
 
@@ -250,7 +251,8 @@ print(json.dumps({"error": error, "left": left, "earlier": earlier}))
 
 def run(code: str, *arguments: str, before: tuple[str, ...] = ()) -> str:
     env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
-    command = [*before, sys.executable, "-c", code, *arguments]
+    # A warm process would not be on the small disk.
+    command = [*before, sys.executable if before else start_warm_python().executable, "-c", code, *arguments]
     process = subprocess.run(command, capture_output=True, text=True, env=env)
     assert process.returncode == 0, process.stderr
     return process.stdout

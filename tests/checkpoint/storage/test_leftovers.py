@@ -25,14 +25,6 @@ from tests.warm_python import start_warm_python
 LONG_AGO = json.dumps({"host": "gone", "pid": 1, "started": time.time() - 1e6}).encode()
 
 
-def content(root: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in root.rglob("*")
-        if path.is_file() and ".det_lightning" not in path.parts
-    }
-
-
 # Ids
 
 
@@ -73,36 +65,18 @@ def test_bucket_keys_that_lead_out(s3_options: dict[str, Any], tmp_path: Path) -
 # Marks
 
 
-@pytest.mark.parametrize("mark", ["...json", "..json", ".json", "datasets.json", "datasets.new", "{own}.json", "..new"])
-def test_mark_for_a_foreign_directory(tmp_path: Path, mark: str) -> None:
+def test_marks_for_foreign_directories(backend: Backend) -> None:
     """The marks look like those of a writer that was killed: no process holds a lock on them."""
-    own = new_id()
-    storage = CheckpointStorage(tmp_path / "storage")
-    write(storage)
+    above, storage, own = backend.storage(), backend.storage("/storage"), new_id()
+    kept = write(storage)
     for path in ("precious", "storage/precious", "storage/datasets/precious", f"storage/{own}/precious"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text("precious")
-    marks = tmp_path / "storage/.det_lightning/partial"
-    marks.mkdir(parents=True)
-    (marks / mark.format(own=own)).write_bytes(LONG_AGO)
-    before = content(tmp_path)
+        (above.root / path).write(b"precious")
+    for mark in ("...json", "..json", ".json", "datasets.json", "datasets.new", f"{own}.json", "..new"):
+        (storage.root / ".det_lightning/partial" / mark).write(LONG_AGO)
+    before = {path: (above.root / path).read() for path in all_paths(above) if "partial" not in path}
     assert storage.remove_abandoned() == []
     carry_out(plan_pruning(storage, Retention(), incomplete=True), storage)
-    assert content(tmp_path) == before
-
-
-@pytest.mark.parametrize("mark", ["...json", ".json", "datasets.json", "{own}.json"])
-def test_remote_mark_for_a_foreign_directory(remote: Backend, mark: str) -> None:
-    own = new_id()
-    above, storage = remote.storage(), remote.storage("/storage")
-    kept = write(storage)
-    for path in ("precious", "storage/datasets/precious", f"storage/{own}/precious"):
-        (above.root / path).write(b"precious")
-    marked = storage.root / ".det_lightning/partial" / mark.format(own=own)
-    marked.write(LONG_AGO)
-    before = all_paths(above)
-    assert storage.remove_abandoned() == []
-    assert [path for path in before if "partial" not in path] == [p for p in all_paths(above) if "partial" not in p]
+    assert {path: (above.root / path).read() for path in all_paths(above) if "partial" not in path} == before
     assert storage.list_ids() == [kept]
 
 
@@ -157,7 +131,7 @@ from det_lightning.checkpoint import CheckpointStorage
 sys.addaudithook(lambda event, _: event == "os.remove" and os.kill(os.getpid(), signal.SIGKILL))
 CheckpointStorage(sys.argv[1]).delete(sys.argv[2])
 """
-    command = [start_warm_python().executable, "-c", code, tmp_path, deleted]
+    command = [start_warm_python().executable, "-c", code, str(tmp_path), deleted]
     assert subprocess.run(command, env=environment()).returncode == -9
     assert storage.list_ids(complete=False) == [kept]
     assert not (tmp_path / deleted).exists()

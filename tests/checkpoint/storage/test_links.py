@@ -29,12 +29,8 @@ def written_with_a_link(root: Path, to_outside: bool = False) -> tuple[Checkpoin
 
 def content(root: Path) -> dict[str, bytes]:
     """Return all files below a directory, those behind links left out."""
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for folder, _, names in os.walk(root)
-        for path in (Path(folder, name) for name in names)
-        if path.is_file()
-    }
+    paths = [Path(folder, name) for folder, _, names in os.walk(root) for name in names]
+    return {str(path): path.read_bytes() for path in paths if path.is_file()}
 
 
 def run(*arguments: object) -> Any:
