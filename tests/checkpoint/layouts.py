@@ -90,29 +90,17 @@ CONFIG = {"entrypoint": "model_def:OldTrial", "hyperparameters": HPARAMS, "descr
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How one group of releases wrote a checkpoint.
-
-    Attributes:
-        name: of the group.
-        state_file: where the state lies.
-        single_keys: the state has one model, optimizer and scheduler, not lists.
-        progress_file: where the progress lies; None if nowhere.
-        count: the name of the number of batches in it.
-        described_by: the file that names the trial's class and hyperparameters; None if none does.
-        has_metadata: there is a metadata.json, which the platform's download added before 0.18.
-        zipped: torch's file format since 1.6.
-        is_trainer: the script called ``Trainer`` itself.
-    """
+    """How one group of releases wrote a checkpoint."""
 
     name: str
     state_file: str = "state_dict.pth"
-    single_keys: bool = False
+    single_keys: bool = False  # for one model, optimizer and scheduler, in place of lists
     progress_file: str | None = "trial_state.pkl"
-    count: str = "batches_trained"
-    described_by: str | None = "load_data.json"
-    zipped: bool = True
-    is_trainer: bool = False
-    has_metadata: bool = True
+    count: str = "batches_trained"  # the name of the number of batches in the progress
+    described_by: str | None = "load_data.json"  # names the trial's class and hyperparameters
+    zipped: bool = True  # torch's file format since 1.6
+    is_trainer: bool = False  # the script called ``Trainer`` itself
+    has_metadata: bool = True  # which the platform's download added before 0.18
 
     def __str__(self) -> str:
         return self.name
@@ -148,50 +136,30 @@ def make_state(batches: int = 5) -> dict[str, Any]:
         (model(torch.randn(4, 4, generator=generator)) ** 2).mean().backward()
         optimizer.step()
         scheduler.step()
-    return {
-        "models_state_dict": [model.state_dict()],
-        "optimizers_state_dict": [optimizer.state_dict()],
-        "lr_schedulers_state_dict": [scheduler.state_dict()],
-        "callbacks": {},
-    }
+    parts: dict[str, Any] = {"models": model, "optimizers": optimizer, "lr_schedulers": scheduler}
+    return {**{f"{name}_state_dict": [part.state_dict()] for name, part in parts.items()}, "callbacks": {}}
 
 
 def write(directory: Path, layout: Layout, batches: int = 5, code: str = CODE) -> Path:
     """Write a checkpoint after a number of batches, in a layout; return ``directory``."""
     state = make_state(batches)
     if layout.single_keys:
-        state = {
-            "model_state_dict": state["models_state_dict"][0],
-            "optimizer_state_dict": state["optimizers_state_dict"][0],
-            "lr_scheduler": state["lr_schedulers_state_dict"][0],
-            "callbacks": {},
-        }
+        (model,), (optimizer,), (scheduler,), callbacks = state.values()
+        old = {"model_state_dict": model, "optimizer_state_dict": optimizer, "lr_scheduler": scheduler}
+        state = {**old, "callbacks": callbacks}
     state_file = directory / layout.state_file
     state_file.parent.mkdir(parents=True)
     torch.save(state, state_file, _use_new_zipfile_serialization=layout.zipped)
-    _write_progress(directory, layout, batches)
-    _write_description(directory, layout, batches)
-    (directory / "code").mkdir()
-    (directory / "code/model_def.py").write_text(code)
-    (directory / "code/helper_module.py").write_text("WIDTH = 2\n")
-    return directory
-
-
-def _write_progress(directory: Path, layout: Layout, batches: int) -> None:
     progress = {"trial_id": 17, "last_ckpt": batches, "step_id": 1, "last_val": 0, layout.count: batches}
     if layout.progress_file == "trial_state.pkl":
         progress["epochs_trained"] = batches // 6
     if layout.progress_file is not None:
         (directory / layout.progress_file).write_bytes(pickle.dumps(progress, protocol=3))
-
-
-def _write_description(directory: Path, layout: Layout, batches: int) -> None:
     settings = {"experiment_config": CONFIG, "hparams": HPARAMS}
     metadata: dict[str, Any] = {"steps_completed": batches, "framework": "torch-1.10", "format": "pickle"}
     if layout.described_by == "load_data.json":
         load_data = {"trial_type": "PyTorchTrial", "trial_cls_spec": "model_def:OldTrial", **settings}
-        if layout.is_trainer:
-            load_data["is_trainer"] = True
+        load_data |= {"is_trainer": True} if layout.is_trainer else {}
         (directory / "load_data.json").write_text(json.dumps(load_data))
     elif layout.single_keys:
         # The oldest named torch's version in a key of its own.
@@ -200,6 +168,10 @@ def _write_description(directory: Path, layout: Layout, batches: int) -> None:
         metadata.update(settings)
     if layout.has_metadata:
         (directory / "metadata.json").write_text(json.dumps(metadata))
+    (directory / "code").mkdir()
+    (directory / "code/model_def.py").write_text(code)
+    (directory / "code/helper_module.py").write_text("WIDTH = 2\n")
+    return directory
 
 
 def import_trial(directory: Path) -> type:

@@ -13,7 +13,7 @@ import torch
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, ResumeState, TrialState
 from det_lightning.checkpoint.format.layout import read_json
-from tests.trials import SmallTrial, seed_everything, weights_of
+from tests.trials import fit_trial, seed_everything, weights_of
 
 LOAD_DATA = {
     "trial_type": "PyTorchTrial",
@@ -59,13 +59,7 @@ def make_resume(steps: int = 7) -> ResumeState:
 
 
 def make_files(steps: int = 7, by_determined: bool = False, **changes: Any) -> CheckpointContent:
-    """Return the content of a checkpoint.
-
-    Args:
-        steps: number of batches trained on.
-        by_determined: leave out what Determined does not write.
-        **changes: attributes that shall be others.
-    """
+    """Return the content of a checkpoint, changed, without what Determined does not write if ``by_determined``."""
     trial_state = TrialState(batches_trained=steps, last_ckpt=steps, epochs_trained=2, last_val=5)
     content: dict[str, Any] = {
         "state": make_state(),
@@ -92,12 +86,8 @@ def write_checkpoint(root: str | Path, steps: int = 7, by_determined: bool = Fal
 def fit(storage: Path, batches: int, **kwargs: Any) -> torch.Tensor:
     """Train a ``SmallTrial`` up to a number of batches, and write a checkpoint at the end; return the weights."""
     seed_everything()
-    with pytorch.init(enable_tensorboard_logging=False, hparams={"lr": 0.1}) as context:
-        trial = SmallTrial(context)
-        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
-        length = pytorch.Batch(batches)
-        trainer.fit(max_length=length, checkpoint_policy="none", checkpoint_storage=storage, **kwargs)
-    return weights_of(trial)
+    length = pytorch.Batch(batches)
+    return weights_of(fit_trial(hparams={"lr": 0.1}, max_length=length, checkpoint_storage=storage, **kwargs))
 
 
 def forget_checksums(checkpoint: Path) -> None:
@@ -117,16 +107,11 @@ def assert_equal(one: Any, other: Any) -> None:
         for name in one:
             assert_equal(one[name], other[name])
     elif isinstance(one, list | tuple):
-        assert type(one) is type(other)
-        assert len(one) == len(other)
+        assert (type(one), len(one)) == (type(other), len(other))
         for mine, theirs in zip(one, other, strict=True):
             assert_equal(mine, theirs)
-    elif isinstance(one, torch.Tensor):
+    elif isinstance(one, torch.Tensor | np.ndarray):
         assert one.dtype == other.dtype
-        assert torch.equal(one, other)
-    elif isinstance(one, np.ndarray):
-        assert one.dtype == other.dtype
-        assert np.array_equal(one, other)
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else np.array_equal(one, other)
     else:
-        assert type(one) is type(other)
-        assert one == other
+        assert (type(one), one) == (type(other), other)

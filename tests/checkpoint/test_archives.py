@@ -17,7 +17,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.safe_load import read_state
 from tests.soak import mutations
-from tests.soak.mutations import call, name_of, number, storage_ref, text, tuple_of
+from tests.soak.mutations import storage_ref, tensor, text
 
 HARMLESS = b"\x80\x02}" + text("w") + b"K\x01s."
 OTHER = b"\x80\x02}" + text("w") + b"K\x02s."
@@ -40,36 +40,31 @@ def test_two_lists_of_entries(small: bool, tmp_path: Path) -> None:
     for listed, hidden in ((HARMLESS, OTHER), (OTHER, HARMLESS)):
         content = mutations.archive_with_two_lists(entries_with(listed), entries_with(hidden), small)
         assert "two lists of its entries" in refused(tmp_path / "state.pth", content)
-
-
-def test_contradicting_end_of_archive(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "state.pth")
-    content = bytearray((tmp_path / "state.pth").read_bytes())
-    struct.pack_into("<I", content, len(content) - 6, 0)
-    assert "two lists of its entries" in refused(tmp_path / "other.pth", bytes(content))
+    contradicting = bytearray((tmp_path / "state.pth").read_bytes())
+    struct.pack_into("<I", contradicting, len(contradicting) - 6, 0)
+    assert "two lists of its entries" in refused(tmp_path / "other.pth", bytes(contradicting))
 
 
 def test_entries_that_share_bytes(tmp_path: Path) -> None:
-    content = bytearray(mutations.zip_of([(f"archive/data/{i}", b"x" * 64) for i in range(3)]))
-    for at in range(len(content) - 4):
-        if content[at : at + 4] == b"PK\x01\x02":
-            struct.pack_into("<I", content, at + 42, 0)
-    assert "differs from the archive's list" in refused(tmp_path / "state.pth", bytes(content))
+    content = mutations.in_one_place(mutations.zip_of([(f"archive/data/{i}", b"x" * 64) for i in range(3)]))
+    assert "differs from the archive's list" in refused(tmp_path / "state.pth", content)
 
 
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ([("archive/data.pkl", HARMLESS), ("Archive/version", b"3\n")], "one directory"),
-        ([("archive/data.pkl", HARMLESS), ("archive/DATA.PKL", OTHER)], "twice"),
-        ([("archive/data.pkl", HARMLESS), ("archive/data.pkl", HARMLESS)], "twice"),
-        ([("archive/version", b"3\n")], "holds no data.pkl"),
-        ([("archive/data.pkl", HARMLESS), ("archive/byteorder", b"middle"), ("archive/version", b"3\n")], "middle"),
-    ],
-    ids=["two roots", "capitals", "a name twice", "no pickle", "no byte order"],
-)
+PICKLE, VERSION = ("archive/data.pkl", HARMLESS), ("archive/version", b"3\n")
+STRANGE = {
+    "two roots": ([PICKLE, ("Archive/version", b"3\n")], "one directory"),
+    "capitals": ([PICKLE, ("archive/DATA.PKL", OTHER)], "twice"),
+    "a name twice": ([PICKLE, PICKLE], "twice"),
+    "no pickle": ([VERSION], "holds no data.pkl"),
+    "no byte order": ([PICKLE, ("archive/byteorder", b"middle"), VERSION], "middle"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_entries_that_torch_never_writes(entries: list[tuple[str, bytes]], message: str, tmp_path: Path) -> None:
+def test_entries_that_torch_never_writes(name: str, tmp_path: Path) -> None:
+    entries, message = STRANGE[name]
     assert message in refused(tmp_path / "state.pth", mutations.zip_of(entries))
 
 
@@ -104,12 +99,9 @@ def test_old_format_is_no_tar_archive(tmp_path: Path) -> None:
     member = tarfile.TarInfo("placeholder")
     member.size = 0
     block = bytearray(member.tobuf(tarfile.USTAR_FORMAT))
-    text_length = 512 - len(head) - 4
-    block[: len(head) + 4] = head + struct.pack("<I", text_length)
-    total = sum(block[:148]) + 8 * 32 + sum(block[156:])
-    block[148:156] = b"%06o\0 " % total
-    rest = b"Ns." + HARMLESS + b"\x80\x02]."
-    (tmp_path / "state.pth").write_bytes(bytes(block) + rest + bytes(1024))
+    block[: len(head) + 4] = head + struct.pack("<I", 512 - len(head) - 4)
+    block[148:156] = b"%06o\0 " % (sum(block[:148]) + 8 * 32 + sum(block[156:]))
+    (tmp_path / "state.pth").write_bytes(bytes(block) + b"Ns." + HARMLESS + b"\x80\x02]." + bytes(1024))
     assert read_state(tmp_path / "state.pth") == {"w": 1}
 
 
@@ -179,41 +171,23 @@ def test_many_entries_take_linear_time(tmp_path: Path) -> None:
     assert time.process_time() - began < 10
 
 
-def write_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Write tensors of many sizes, one a view of another, and return them."""
-    state = {f"w{size}": torch.randn(size) for size in (0, 1, 10_000, 300_000, 700_000)}
-    state["view"] = state["w300000"][100:200]
-    torch.save(state, path)
-    return state
-
-
 @pytest.mark.parametrize("map_location", ["cpu", None, lambda storage, _: storage], ids=["cpu", "same", "function"])
 def test_tensors_of_all_sizes(map_location: object, tmp_path: Path) -> None:
-    state = {**write_tensors(tmp_path / "other.pth"), "sparse": torch.eye(3).to_sparse()}
+    state = {f"w{size}": torch.randn(size) for size in (0, 1, 10_000, 300_000, 700_000)}
+    state |= {"view": state["w300000"][100:200], "sparse": torch.eye(3).to_sparse()}
     torch.save(state, tmp_path / "state.pth")
-    found = read_state(tmp_path / "state.pth", map_location=map_location)
-    assert all(torch.equal(found[name].to_dense(), state[name].to_dense()) for name in state)
-    assert found["view"].untyped_storage().data_ptr() == found["w300000"].untyped_storage().data_ptr()
-
-
-def test_open_file_is_read(tmp_path: Path) -> None:
-    state = write_tensors(tmp_path / "state.pth")
     stream = io.BytesIO((tmp_path / "state.pth").read_bytes())
-    found = read_state(stream, name="the stream")
-    assert all(torch.equal(found[name], state[name]) for name in state)
+    for file in (tmp_path / "state.pth", stream):
+        found = read_state(file, map_location=map_location, name="the file")
+        assert all(torch.equal(found[name].to_dense(), state[name].to_dense()) for name in state)
+        assert found["view"].untyped_storage().data_ptr() == found["w300000"].untyped_storage().data_ptr()
+
+
+def test_damaged_stream_is_named() -> None:
     with pytest.raises(errors.IncompleteCheckpointError, match="the stream cannot be read"):
         read_state(io.BytesIO(b"PK"), name="the stream")
 
 
 def test_refused_storage_is_named(tmp_path: Path) -> None:
-    tensor = call(
-        name_of("torch._utils", "_rebuild_tensor_v2"),
-        storage_ref(numel=10**6),
-        number(0),
-        tuple_of(number(1)),
-        tuple_of(number(1)),
-        b"\x89",
-        call(name_of("collections", "OrderedDict")),
-    )
-    content = mutations.made_up_archive(b"\x80\x02}" + text("w") + tensor + b"s.")
+    content = mutations.made_up_state(tensor(storage_ref(numel=10**6), shape=(1,)))
     assert "must have 4,000,000 bytes" in refused(tmp_path / "state.pth", content)

@@ -15,14 +15,8 @@ from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, read_checkpoint
 from det_lightning.checkpoint.format.layout import read_json
 from det_lightning.checkpoint.format.manifest import find_damage
-from tests.checkpoint.made_checkpoints import (
-    LOAD_DATA,
-    assert_equal,
-    forget_checksums,
-    make_files,
-    make_resume,
-    write_checkpoint,
-)
+from tests.checkpoint import made_checkpoints
+from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_files, write_checkpoint
 
 PICKLES = ["state_dict.pth", "resume.pth", "trial_state.pkl"]
 
@@ -113,28 +107,17 @@ class RunsCode:
         return exec, (f"open({str(self.sentinel)!r}, 'w').close()",)
 
 
-def save_old_format(content: Any, path: Path) -> None:
-    torch.save(content, path, _use_new_zipfile_serialization=False)
-
-
-def save_pickle(content: Any, path: Path) -> None:
-    path.write_bytes(pickle.dumps(content))
-
-
-@pytest.mark.parametrize(
-    ("name", "save"),
-    [
-        ("state_dict.pth", torch.save),
-        ("state_dict.pth", save_old_format),
-        ("resume.pth", torch.save),
-        ("trial_state.pkl", save_pickle),
-    ],
-)
-def test_code_runs_only_if_trusted(checkpoint: Path, name: str, save: Callable[[Any, Path], None]) -> None:
+@pytest.mark.parametrize("old", [False, True], ids=["", "old format"])
+@pytest.mark.parametrize("name", PICKLES)
+def test_code_runs_only_if_trusted(checkpoint: Path, name: str, old: bool) -> None:
     sentinel = Path.cwd() / "the code ran"
     forget_checksums(checkpoint)
-    needed = make_resume().to_dict() if name == "resume.pth" else {}
-    save({**needed, "trial_id": RunsCode(sentinel)}, checkpoint / name)
+    needed = made_checkpoints.make_resume().to_dict() if name == "resume.pth" else {}
+    content = {**needed, "trial_id": RunsCode(sentinel)}
+    if name == "trial_state.pkl":
+        (checkpoint / name).write_bytes(pickle.dumps(content, 2 if old else None))
+    else:
+        torch.save(content, checkpoint / name, _use_new_zipfile_serialization=not old)
     with pytest.raises(errors.UnsafeCheckpointError, match=r"exec.* could run code.*trusted=True") as raised:
         read_checkpoint(checkpoint)
     assert str(checkpoint / name) in str(raised.value)
@@ -176,44 +159,38 @@ def test_damaged_file_is_named(checkpoint: Path, name: str) -> None:
         assert str(path) in str(raised.value), kind
 
 
-@pytest.mark.parametrize("name", ["state_dict.pth", "resume.pth"])
-def test_file_without_a_dict_is_refused(checkpoint: Path, name: str) -> None:
+def test_file_without_a_dict_is_refused(checkpoint: Path) -> None:
     forget_checksums(checkpoint)
-    for content in ([1, 2], torch.ones(2), None):
-        torch.save(content, checkpoint / name)
-        with pytest.raises(errors.IncompleteCheckpointError, match=rf"{name} must hold a dict; got a \w+"):
-            read_checkpoint(checkpoint)
-
-
-def test_trial_state_of_another_shape(checkpoint: Path) -> None:
-    forget_checksums(checkpoint)
-    for content in ([1], {"unknown": 1}, None, "text"):
-        (checkpoint / "trial_state.pkl").write_bytes(pickle.dumps(content))
+    for name in ("state_dict.pth", "resume.pth"):
+        good = (checkpoint / name).read_bytes()
+        for content in ([1, 2], torch.ones(2), None):
+            torch.save(content, checkpoint / name)
+            with pytest.raises(errors.IncompleteCheckpointError, match=rf"{name} must hold a dict; got a \w+"):
+                read_checkpoint(checkpoint)
+        (checkpoint / name).write_bytes(good)
+    for other in ([1], {"unknown": 1}, None, "text"):
+        (checkpoint / "trial_state.pkl").write_bytes(pickle.dumps(other))
         with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl"):
             read_checkpoint(checkpoint)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe"])
-def test_json_must_be_an_object(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "load_data.json").write_bytes(content)
-    with pytest.raises(errors.IncompleteCheckpointError, match=r"load_data\.json"):
-        read_json(tmp_path / "load_data.json")
+def test_json_must_be_an_object(tmp_path: Path) -> None:
+    for content in (b"", b"{", b"[1]", b"\xff\xfe"):
+        (tmp_path / "load_data.json").write_bytes(content)
+        with pytest.raises(errors.IncompleteCheckpointError, match=r"load_data\.json"):
+            read_json(tmp_path / "load_data.json")
 
 
-@pytest.mark.parametrize("name", ["metadata.json", "state_dict.pth"])
-def test_missing_file_is_incomplete(checkpoint: Path, name: str) -> None:
-    (checkpoint / name).unlink()
-    with pytest.raises(errors.IncompleteCheckpointError, match=f"{checkpoint}.* incomplete checkpoint: {name} is miss"):
-        read_checkpoint(checkpoint)
-
-
-def test_missing_or_incomplete(tmp_path: Path) -> None:
-    for directory in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(errors.CheckpointNotFound, match=str(directory)):
-            read_checkpoint(directory)
-
-
-def test_determined_has_no_resume_state(checkpoint: Path) -> None:
+def test_missing_file_is_incomplete(checkpoint: Path) -> None:
     forget_checksums(checkpoint)
     (checkpoint / "resume.pth").unlink()
-    assert read_checkpoint(checkpoint).resume is None
+    assert read_checkpoint(checkpoint).resume is None, "Determined writes none"
+    for name in ("metadata.json", "state_dict.pth"):
+        aside = (checkpoint / name).rename(checkpoint / "aside")
+        message = f"{checkpoint}.* incomplete checkpoint: {name} is miss"
+        with pytest.raises(errors.IncompleteCheckpointError, match=message):
+            read_checkpoint(checkpoint)
+        aside.rename(checkpoint / name)
+    for directory in (checkpoint.parent, checkpoint.parent / "missing"):
+        with pytest.raises(errors.CheckpointNotFound, match=str(directory)):
+            read_checkpoint(directory)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
+from tests.checkpoint.test_code_copy import touch
 
 
 def write(root: Path | str, code_dir: Path | None = None) -> Path:
@@ -20,12 +21,6 @@ def code_of(checkpoint: Path) -> list[str]:
     return sorted(f"{p.relative_to(code).as_posix()}{'/' * p.is_dir()}" for p in code.rglob("*"))
 
 
-def touch(*paths: str) -> None:
-    for path in map(Path, paths):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"content of {path.name}")
-
-
 def test_found_by_id_and_path(tmp_path: Path) -> None:
     directory = write(tmp_path)
     storage = CheckpointStorage(tmp_path)
@@ -34,38 +29,21 @@ def test_found_by_id_and_path(tmp_path: Path) -> None:
     assert storage.list_ids() == [directory.name]
 
 
-def test_file_url_and_home_are_local(tmp_path: Path) -> None:
+def test_local_storages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert CheckpointStorage().root.local_path == tmp_path / "determined", "this is Determined's"
     assert CheckpointStorage(f"file://{tmp_path}").root.local_path == tmp_path
     assert CheckpointStorage("~/here").root.local_path == Path.home() / "here"
-
-
-def test_empty_name_is_refused() -> None:
     with pytest.raises(ValueError, match="must not be empty: pass a directory"):
         CheckpointStorage("")
-
-
-def test_default_storage_is_determineds(monkeypatch: pytest.MonkeyPatch) -> None:
-    data_home = Path.cwd() / "data_home"
-    monkeypatch.setenv("XDG_DATA_HOME", str(data_home))
-    assert CheckpointStorage().root.local_path == data_home / "determined"
 
 
 def test_working_directory_is_copied(tmp_path: Path) -> None:
     touch("model_def.py", "package/module.py")
     checkpoint = write(tmp_path)
     assert code_of(checkpoint) == ["model_def.py", "package/", "package/module.py"]
-    assert (checkpoint / "code/package/module.py").read_text() == "content of module.py"
-
-
-def test_another_code_directory(tmp_path: Path) -> None:
-    touch("model_def.py", "project/train.py")
-    assert code_of(write(tmp_path, Path("project"))) == ["train.py"]
-
-
-def test_unneeded_files_are_left_out(tmp_path: Path) -> None:
-    touch("kept.py", "__pycache__/kept.pyc", ".git/HEAD", ".idea/x", ".vscode/x", "left.pyc", "left.pyo")
-    touch("terraform.tfstate", "venv/pyvenv.cfg", "venv/lib/big.py", "package/__pycache__/x", "package/.hidden")
-    assert code_of(write(tmp_path)) == ["kept.py", "package/", "package/.hidden"]
+    assert (checkpoint / "code/package/module.py").read_text() == "content"
+    assert code_of(write(tmp_path, Path("package"))) == ["module.py"], "another directory was asked for"
 
 
 @pytest.mark.parametrize("storage", ["output/checkpoints", "output/../output/checkpoints", "a link", "file URL"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.retention.run_claims import remove_remains
 from det_lightning.checkpoint.storage.location import new_id
 from tests.launching import environment
-from tests.trials import SmallTrial
+from tests.trials import fit_trial
+from tests.warm_python import start_warm_python
 
 LONG_AGO = json.dumps({"host": "gone", "pid": 1, "started": time.time() - 1e6}).encode()
 
@@ -75,7 +75,7 @@ print(seen)
 def test_run_does_not_wait_for_cleaning(tmp_path: Path) -> None:
     for _ in range(3):
         leave_incomplete(tmp_path)
-    command = [sys.executable, "-c", HOLDS_REMOVALS, str(tmp_path)]
+    command = [start_warm_python().executable, "-c", HOLDS_REMOVALS, str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     # All are renamed before the first is removed.
     assert done.stdout == f"{[('det_lightning-cleaning', [])] * 3}\n", done.stderr
@@ -104,13 +104,9 @@ def test_failed_cleaning_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureF
     assert f"The files of killed runs in {tmp_path} cannot be removed" in caplog.text
 
 
-@pytest.mark.parametrize("api", ["default", "given"])
-def test_default_storage_is_named(api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
-        storage = None if api == "default" else tmp_path
-        trainer.fit(max_length=pytorch.Batch(1), checkpoint_policy="none", checkpoint_storage=storage)
-    default = CheckpointStorage()
-    said = f"No storage of checkpoints is set: checkpoints go to {default}."
-    assert (said in caplog.messages) == (api == "default")
-    assert len(CheckpointStorage(storage).list_ids()) == 1
+def test_default_storage_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = f"No storage of checkpoints is set: checkpoints go to {CheckpointStorage()}."
+    for storage in (tmp_path, None):
+        fit_trial(max_length=pytorch.Batch(1), checkpoint_policy="none", checkpoint_storage=storage)
+        assert (said in caplog.messages) == (storage is None)
+        assert len(CheckpointStorage(storage).list_ids()) == 1

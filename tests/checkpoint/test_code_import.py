@@ -46,12 +46,8 @@ RUNS = "open('the code ran', 'w').close()\n"
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     code = tmp_path / "project"
-    for name, content in {
-        "model_def.py": TRIAL,
-        "a_package/__init__.py": "",
-        "a_package/inner.py": "SAID = 'as '\n",
-        "a_namespace/inner.py": "SAID = 'written'\n",
-    }.items():
+    files = {"model_def.py": TRIAL, "a_package/__init__.py": "", "a_package/inner.py": "SAID = 'as '\n"}
+    for name, content in {**files, "a_namespace/inner.py": "SAID = 'written'\n"}.items():
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text(content)
     load_data = {**LOAD_DATA, "trial_cls_spec": "model_def:MyTrial", "hparams": {}, "experiment_config": None}
@@ -81,20 +77,21 @@ def test_import_leaves_no_bytecode(checkpoint: Path) -> None:
     assert not [name for name in sys.modules if name.startswith(("model_def", "a_package"))]
 
 
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        (lambda c: (c / "code/model_def.py").write_text(RUNS + TRIAL), "code/model_def.py has .* bytes in place of"),
-        (lambda c: (c / "code/a_package/inner.py").write_text("SAID = 'at '\n"), "code/a_package/inner.py has the"),
-        (lambda c: (c / "code/a_package/inner.py").unlink(), "code/a_package/inner.py is missing"),
-        (lambda c: replace_by_link(c / "code/model_def.py"), "code/model_def.py is a link"),
-        (lambda c: replace_by_link(c / "code/a_package"), "code/a_package/__init__.py is a link"),
-        (lambda c: replace_by_link(c / "code"), "code/model_def.py is a link"),
-    ],
-    ids=["longer", "one byte", "missing", "a link", "a directory that is a link", "all of it a link"],
-)
-def test_changed_code_is_not_imported(damage: Any, problem: str, checkpoint: Path) -> None:
-    damage(checkpoint)
+Change = Callable[[Path], object]
+DAMAGE: dict[str, tuple[Change, str]] = {
+    "longer": (lambda code: (code / "model_def.py").write_text(RUNS + TRIAL), "model_def.py has .* bytes in place of"),
+    "one byte": (lambda code: (code / "a_package/inner.py").write_text("SAID = 'at '\n"), "a_package/inner.py has the"),
+    "missing": (lambda code: (code / "a_package/inner.py").unlink(), "a_package/inner.py is missing"),
+    "a link": (lambda code: replace_by_link(code / "model_def.py"), "model_def.py is a link"),
+    "a linked directory": (lambda code: replace_by_link(code / "a_package"), "a_package/__init__.py is a link"),
+    "all of it a link": (lambda code: replace_by_link(code), "model_def.py is a link"),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE)
+def test_changed_code_is_not_imported(damage: Change, said: str, checkpoint: Path) -> None:
+    damage(checkpoint / "code")
+    problem = f"code/{said}"
     with pytest.raises(errors.IncompleteCheckpointError, match=problem):
         load_trial_from_checkpoint_path(checkpoint)
     assert not Path("the code ran").exists()
@@ -108,22 +105,19 @@ def replace_by_link(path: Path) -> None:
     path.symlink_to(elsewhere)
 
 
-@pytest.mark.parametrize(
-    ("plant", "name"),
-    [
-        (lambda code: (code / "torch.py").write_text(RUNS), "code/torch.py"),
-        (lambda code: (code / "a_package/more.py").write_text(RUNS), "code/a_package/more.py"),
-        (lambda code: (code / "model_def.abi3.so").write_bytes(b"\x7fELF of another"), "code/model_def.abi3.so"),
-        (lambda code: (code / "a_namespace/__init__.py").write_text(RUNS), "code/a_namespace/__init__.py"),
-        (lambda code: (code / "link.py").symlink_to("model_def.py"), "code/link.py"),
-        (lambda code: plant_bytecode(code / "model_def.py", RUNS + TRIAL), "code/__pycache__/model_def."),
-    ],
-    ids=["a module", "a submodule", "an extension", "a package", "a link", "bytecode"],
-)
-def test_unlisted_files_are_not_imported(
-    plant: Callable[[Path], object], name: str, checkpoint: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    plant(checkpoint / "code")
+PLANTED: dict[str, Change] = {
+    "code/torch.py": lambda file: file.write_text(RUNS),
+    "code/a_package/more.py": lambda file: file.write_text(RUNS),
+    "code/model_def.abi3.so": lambda file: file.write_bytes(b"\x7fELF of another"),
+    "code/a_namespace/__init__.py": lambda file: file.write_text(RUNS),
+    "code/link.py": lambda file: file.symlink_to("model_def.py"),
+    "code/__pycache__/model_def.": lambda file: plant_bytecode(file.parents[1] / "model_def.py", RUNS + TRIAL),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_unlisted_files_are_not_imported(name: str, checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    PLANTED[name](checkpoint / name)
     with caplog.at_level(logging.WARNING):
         assert load_trial_from_checkpoint_path(checkpoint).said == "as written"
     assert name in caplog.text
@@ -139,12 +133,10 @@ def test_code_cannot_import_unlisted_files(checkpoint: Path) -> None:
     with import_only(checkpoint / "code", files), pytest.raises(ModuleNotFoundError):
         load_class("added:X")
     assert not Path("the code ran").exists()
-
-
-def test_unlisted_state_file_is_named(checkpoint: Path) -> None:
     shutil.copy(checkpoint / "state_dict.pth", checkpoint / "lightning.pth")
-    (problem,) = verify_checkpoint(checkpoint).problems
-    assert "lightning.pth is not listed in metadata.json" in problem
+    problems = verify_checkpoint(checkpoint).problems
+    assert len(problems) == 2
+    assert "lightning.pth is not listed in metadata.json" in "".join(problems)
 
 
 def test_no_manifest_imports_all_code(checkpoint: Path) -> None:
@@ -164,10 +156,8 @@ def test_trial_class_imports_nothing(checkpoint: Path) -> None:
         load_trial_from_checkpoint_path(checkpoint)
     forget_checksums(checkpoint)
     namespace: dict[str, Any] = {}
-    exec(
-        TRIAL.replace("import a_package.inner, a_namespace.inner", "").replace("        self.said", "        #"),
-        namespace,
-    )
+    alone = TRIAL.replace("import a_package.inner, a_namespace.inner", "").replace("        self.said", "        #")
+    exec(alone, namespace)
     assert isinstance(load_trial_from_checkpoint_path(checkpoint, trial_class=namespace["MyTrial"]), PyTorchTrial)
     assert not Path("the code ran").exists()
 

@@ -17,19 +17,13 @@ from pytorch_lightning.demos.boring_classes import BoringModel
 
 from det_lightning import errors
 from det_lightning.adapters import TrialModule
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, read_checkpoint
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, read_checkpoint
 from det_lightning.checkpoint.exports import export_lightning, export_safetensors, export_weights
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_lightning, to_lightning, to_weights
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.safe_load import read_load_data, read_state
-from tests.checkpoint.made_checkpoints import (
-    LOAD_DATA,
-    assert_equal,
-    fit,
-    forget_checksums,
-    make_state,
-    write_checkpoint,
-)
+from tests.checkpoint import made_checkpoints
+from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_state, write_checkpoint
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 
@@ -53,28 +47,20 @@ def test_ckpt_round_trip(by_determined: bool, tmp_path: Path) -> None:
     assert after.trial_state == before.trial_state
     assert after.epochs_known
     assert read_load_data(back) == read_load_data(directory) == LOAD_DATA
+    # The versions of modules.
+    versions, versions_after = ([w._metadata for w in one.state["models_state_dict"]] for one in (before, after))
+    assert versions == versions_after
+    assert versions[0]["1"] == to_lightning(before)["state_dict"]._metadata["models.0.1"] == {"version": 2}
 
 
-def test_module_versions_are_kept(tmp_path: Path) -> None:
-    directory = write_checkpoint(tmp_path / "storage")
-    before = read_checkpoint(directory).state["models_state_dict"]
-    after = read_checkpoint(there_and_back(directory, tmp_path)).state["models_state_dict"]
-    assert before[0]._metadata["1"] == {"version": 2}
-    assert [weights._metadata for weights in after] == [weights._metadata for weights in before]
-    assert to_lightning(read_checkpoint(directory))["state_dict"]._metadata["models.0.1"] == {"version": 2}
+# As written under DDP, by more models than there are digits.
+TWELVE = [{f"module.models.{i}.weight": torch.tensor(i)} for i in range(12)]
 
 
-@pytest.mark.parametrize("models", [[], [{}], [{}, {"weight": torch.ones(2)}, {}], [{"": torch.ones(1)}]])
-def test_models_without_weights_are_not_lost(models: list[dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("models", [[], [{}], [{}, {"weight": torch.ones(2)}, {}], [{"": torch.ones(1)}], TWELVE])
+def test_models_and_names_do_not_change(models: list[dict[str, Any]], tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "storage", state={**make_state(), "models_state_dict": models})
     assert_equal(read_checkpoint(there_and_back(directory, tmp_path)).state["models_state_dict"], models)
-
-
-def test_names_do_not_change() -> None:
-    # As written under DDP, by more models than there are digits.
-    models = [{f"module.models.{i}.weight": torch.tensor(i)} for i in range(12)]
-    content = CheckpointContent({**make_state(), "models_state_dict": models}, TrialState())
-    assert_equal(from_lightning(to_lightning(content)).state["models_state_dict"], models)
 
 
 def test_state_of_lightning_is_kept(tmp_path: Path) -> None:
@@ -98,16 +84,12 @@ def test_unknown_epochs_stay_unknown(tmp_path: Path) -> None:
 
 
 def test_oldest_keys_are_modernized(tmp_path: Path) -> None:
-    state = make_state()
-    old = {
-        "model_state_dict": state["models_state_dict"][0],
-        "optimizer_state_dict": state["optimizers_state_dict"][0],
-        "lr_scheduler": None,
-    }
+    (model, _), (optimizer,), *_ = make_state().values()
+    old = {"model_state_dict": model, "optimizer_state_dict": optimizer, "lr_scheduler": None}
     content = read_checkpoint(write_checkpoint(tmp_path, state=old, by_determined=True))
     ckpt = to_lightning(content)
-    assert_equal(from_lightning(ckpt).state["optimizers_state_dict"], state["optimizers_state_dict"])
-    assert set(ckpt["state_dict"]) == {f"models.0.{name}" for name in old["model_state_dict"]}
+    assert_equal(from_lightning(ckpt).state["optimizers_state_dict"], [optimizer])
+    assert set(ckpt["state_dict"]) == {f"models.0.{name}" for name in model}
     assert content.state.keys() == old.keys()
 
 
@@ -134,28 +116,25 @@ def test_schedulers_of_the_trial(tmp_path: Path) -> None:
     assert_equal(ckpt[TRIAL_KEY]["state"]["lr_schedulers_state_dict"], schedulers)
 
 
-def train(module: pl.LightningModule, file: Path | None = None, **flags: Any) -> pl.Trainer:
-    """Train with Lightning; write a checkpoint to ``file`` if one is given."""
+def train(module: pl.LightningModule, ckpt_path: Path | None = None, **flags: Any) -> pl.Trainer:
+    """Train with Lightning, from a checkpoint if one is given."""
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    ckpt_path = flags.pop("ckpt_path", None)
     trainer = pl.Trainer(accelerator="cpu", enable_model_summary=False, **quiet, **flags)
     trainer.fit(module, ckpt_path=ckpt_path)
-    if file is not None:
-        trainer.save_checkpoint(file)
     return trainer
 
 
 def resumed_from(ckpt_path: Path) -> SmallTrial:
     seed_everything(99)
     module = TrialModule(SmallTrial)
-    train(module, max_epochs=4, ckpt_path=ckpt_path)
+    train(module, ckpt_path, max_epochs=4)
     assert isinstance(module.trial, SmallTrial)
     return module.trial
 
 
 @pytest.mark.parametrize(("batches", "by_determined"), [(5, False), (5, True), (14, True)])
 def test_ckpt_resumes_like_directory(batches: int, by_determined: bool, tmp_path: Path) -> None:
-    fit(tmp_path / "storage", batches)
+    made_checkpoints.fit(tmp_path / "storage", batches)
     (name,) = CheckpointStorage(tmp_path / "storage").list_ids()
     checkpoint = tmp_path / "storage" / name
     if by_determined:
@@ -171,11 +150,10 @@ def test_ckpt_resumes_like_directory(batches: int, by_determined: bool, tmp_path
 
 def test_lightning_file_resumes(tmp_path: Path) -> None:
     seed_everything()
-    module = TrialModule(SmallTrial, hparams={"lr": 0.1})
-    train(module, tmp_path / "file.ckpt", max_epochs=2)
+    train(TrialModule(SmallTrial, hparams={"lr": 0.1}), max_epochs=2).save_checkpoint(tmp_path / "file.ckpt")
     files = from_lightning(read_state(tmp_path / "file.ckpt"))
+    assert files.trial_class == "tests.trials:SmallTrial"
     assert files.load_data is not None
-    assert files.load_data["trial_cls_spec"] == "tests.trials:SmallTrial"
     assert read_settings(files.resume, files.load_data)["hparams"] == {"lr": 0.1}
     imported = tmp_path / CheckpointStorage(tmp_path).write(files)
     assert torch.equal(weights_of(resumed_from(imported)), weights_of(resumed_from(tmp_path / "file.ckpt")))
@@ -184,13 +162,9 @@ def test_lightning_file_resumes(tmp_path: Path) -> None:
 # Files of other modules
 
 
-@pytest.fixture
-def other_ckpt(tmp_path: Path) -> dict[str, Any]:
-    train(BoringModel(), tmp_path / "other.ckpt", max_epochs=2, limit_train_batches=3)
-    return read_state(tmp_path / "other.ckpt")
-
-
-def test_other_module_only_on_request(other_ckpt: dict[str, Any]) -> None:
+def test_other_module_only_on_request(tmp_path: Path) -> None:
+    train(BoringModel(), max_epochs=2, limit_train_batches=3).save_checkpoint(tmp_path / "other.ckpt")
+    other_ckpt = read_state(tmp_path / "other.ckpt")
     with pytest.raises(errors.InvalidCheckpointException, match=r"not a TrialModule.*any_module=True"):
         from_lightning(other_ckpt)
     files = from_lightning(other_ckpt, any_module=True)
@@ -200,8 +174,7 @@ def test_other_module_only_on_request(other_ckpt: dict[str, Any]) -> None:
     assert_equal(files.state["lr_schedulers_state_dict"], other_ckpt["lr_schedulers"])
     assert (files.trial_state.batches_trained, files.trial_state.epochs_trained) == (6, 2)
     assert files.resume is None
-    assert files.lightning is not None
-    assert "loops" in files.lightning
+    assert "loops" in (files.lightning or {})
 
 
 @pytest.mark.parametrize("loops", [None, {}, {"fit_loop": None}, {"fit_loop": {"epoch_progress": 3}}])
@@ -255,33 +228,37 @@ def test_wrong_file_is_refused(ckpt: dict[str, Any], message: str) -> None:
         from_lightning({"state_dict": {}, TRIAL_KEY: entry(), **ckpt})
 
 
-@pytest.mark.parametrize("name", ["optimizer_states", "lr_schedulers"])
-def test_other_module_with_wrong_entries(name: str) -> None:
-    with pytest.raises(errors.InvalidCheckpointException, match=f"'{name}' must be a list"):
-        from_lightning({"state_dict": {}, name: {1: 2}}, any_module=True)
+def test_other_module_with_wrong_entries() -> None:
+    for name in ("optimizer_states", "lr_schedulers"):
+        with pytest.raises(errors.InvalidCheckpointException, match=f"'{name}' must be a list"):
+            from_lightning({"state_dict": {}, name: {1: 2}}, any_module=True)
 
 
 @pytest.mark.parametrize("key", ["models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"])
-@pytest.mark.parametrize("value", [None, {}, [1]])
-def test_state_without_lists_is_refused(key: str, value: Any, tmp_path: Path) -> None:
-    content = read_checkpoint(write_checkpoint(tmp_path, state={**make_state(), key: value}))
-    with pytest.raises(errors.InvalidCheckpointException, match=rf"state_dict\.pth.*'{key}'"):
-        to_lightning(content)
+def test_state_without_lists_is_refused(key: str, tmp_path: Path) -> None:
+    values: list[Any] = [None, {}, [1]]
+    for value in values:
+        content = read_checkpoint(write_checkpoint(tmp_path, state={**make_state(), key: value}))
+        with pytest.raises(errors.InvalidCheckpointException, match=rf"state_dict\.pth.*'{key}'"):
+            to_lightning(content)
 
 
 # Plain weights
 
 
+def content_with(model: dict[str, Any], folder: Path) -> CheckpointContent:
+    """Return the content of a checkpoint with one model."""
+    return read_checkpoint(write_checkpoint(folder, state={**make_state(), "models_state_dict": [model]}))
+
+
 def test_weights_of_one_model(tmp_path: Path) -> None:
-    state = make_state()
-    state["models_state_dict"] = state["models_state_dict"][:1]
-    content = read_checkpoint(write_checkpoint(tmp_path, state=state))
-    export_weights(content, tmp_path / "weights.pt")
+    state = make_state()["models_state_dict"][0]
+    export_weights(content_with(state, tmp_path), tmp_path / "weights.pt")
     weights = torch.load(tmp_path / "weights.pt", weights_only=True)
-    assert weights._metadata == state["models_state_dict"][0]._metadata
+    assert weights._metadata == state._metadata
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
     model.load_state_dict(weights)
-    assert_equal(model.state_dict(), state["models_state_dict"][0])
+    assert_equal(model.state_dict(), state)
 
 
 def test_weights_of_several_models(tmp_path: Path) -> None:
@@ -305,16 +282,14 @@ def test_safetensors_hold_the_weights(tmp_path: Path) -> None:
 def test_safetensors_separate_tensors(tmp_path: Path) -> None:
     weight = torch.arange(6.0).reshape(2, 3)
     model = {"weight": weight, "tied": weight, "row": weight[0], "turned": weight.t(), "_extra_state": {"a": 1}}
-    content = read_checkpoint(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
-    assert export_safetensors(content, tmp_path / "file") == ["_extra_state"]
+    assert export_safetensors(content_with(model, tmp_path), tmp_path / "file") == ["_extra_state"]
     found = safetensors.torch.load_file(tmp_path / "file")
     del model["_extra_state"]
     assert_equal({name: found[name] for name in model}, model)
 
 
 def test_unsupported_safetensor(tmp_path: Path) -> None:
-    model = {"weight": torch.eye(3).to_sparse()}
-    content = read_checkpoint(write_checkpoint(tmp_path, state={**make_state(), "models_state_dict": [model]}))
+    content = content_with({"weight": torch.eye(3).to_sparse()}, tmp_path)
     with pytest.raises(errors.CheckpointError, match=r"cannot be written as safetensors.*sparse"):
         export_safetensors(content, tmp_path / "file")
     assert not (tmp_path / "file").exists()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import random
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,23 +17,19 @@ from det_lightning.checkpoint.format.manifest import describe_file, find_damage,
 from det_lightning.checkpoint.safe_load import read_pickle, read_state, read_trial_state
 from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES
 from tests.checkpoint.made_checkpoints import write_checkpoint
+from tests.launching import environment
 from tests.soak import mutations
-from tests.soak.mutations import PickleMaker, call, name_of, number, storage_ref, text, tuple_of
+from tests.soak.mutations import call, made_up_state, name_of, number, rebuild, storage_ref, tensor, text, tuple_of
+from tests.warm_python import start_warm_python
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
 def test_fuzzed_checkpoints(tmp_path: Path) -> None:
-    # Lightning sets this in processes that use it; torch then loads the driver's library when it is imported.
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTORCH_NVML_BASED_CUDA_CHECK"}
+    command = [start_warm_python().executable, str(ROOT / "tests/soak/fuzz_checkpoints.py")]
     arguments = ["--inputs", "500", "--seed", "1", "--workers", "2", "--json", "outcome.json"]
-    subprocess.run(
-        [sys.executable, str(ROOT / "tests/soak/fuzz_checkpoints.py"), *arguments],
-        cwd=tmp_path,
-        check=False,
-        env={**inherited, "PYTHONWARNINGS": "ignore"},
-    )
+    subprocess.run([*command, *arguments], cwd=tmp_path, env=environment(), check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["findings"] == []
     assert outcome["inputs"] == 500
@@ -62,16 +54,11 @@ def deep(levels: int = 1_000_000) -> bytes:
     return b")" + b"\x85" * levels
 
 
-MAKER = PickleMaker(random.Random(0))
-TENSOR_ARGS = (b"\x89", call(name_of("collections", "OrderedDict")))
 LAYOUT = name_of("torch.serialization", "_get_layout")
 DTYPE = name_of("numpy", "dtype")
 NAMESPACE = name_of("argparse", "Namespace")
 AS_DTYPE = b"N}(" + text("dtype") + text("O") + text("__class__") + DTYPE + b"u\x86"
-
-
-def rebuild(kind: str, *args: bytes) -> bytes:
-    return call(name_of("torch._utils", f"_rebuild_{kind}"), *args)
+STORAGE = storage_ref()
 
 
 def rebuild_typed(*args: bytes) -> bytes:
@@ -87,29 +74,19 @@ def latin(value: str) -> bytes:
     return call(name_of("_codecs", "encode"), text(value), text("latin1"))
 
 
-def tensor(offset: int = 0, size: int = 4, stride: int = 1, storage: bytes = storage_ref()) -> bytes:
-    return rebuild("tensor_v2", storage, number(offset), tuple_of(number(size)), tuple_of(number(stride)), *TENSOR_ARGS)
-
-
+INDICES = tensor(storage_ref("LongStorage", "1", 2), 0, (1, 2), (2, 1))
+SPARSE = (INDICES, tensor(storage_ref("ByteStorage", "2", 16), 0, (2,)), tuple_of(number(2)), b"\x88")
+SLICES = name_of("builtins", "slice") + b"q\x01" + b"h\x01" * 4999 + b"N" + b"\x85R" * 5000
 MADE_UP = {
     "a tensor of a class without end": call(name_of("torch", "FloatTensor"), number(10**10)),
-    "a tensor set to other memory": name_of("torch", "Tensor") + tuple_of(storage_ref(), number(0)) + b"b",
-    "a larger storage than there is": tensor(storage=storage_ref(numel=10**9), size=10**9),
-    "a negative storage": tensor(storage=storage_ref(numel=-4)),
-    "beyond the storage": tensor(size=5),
-    "before the storage": tensor(offset=-1),
-    "a wide stride": tensor(size=2, stride=2**61),
-    "a nested tensor": rebuild("nested_tensor", tensor(), tensor(), tensor(), tensor()),
-    "sparse indices that lead elsewhere": rebuild(
-        "sparse_tensor",
-        call(LAYOUT, text("torch.sparse_coo")),
-        tuple_of(
-            MAKER.good_tensor("LongStorage", "1", 2, 1, 2),
-            MAKER.good_tensor("ByteStorage", "2", 16, 2),
-            tuple_of(number(2)),
-            b"\x88",
-        ),
-    ),
+    "a tensor set to other memory": name_of("torch", "Tensor") + tuple_of(STORAGE, number(0)) + b"b",
+    "a larger storage than there is": tensor(storage_ref(numel=10**9), shape=(10**9,)),
+    "a negative storage": tensor(storage_ref(numel=-4)),
+    "beyond the storage": tensor(STORAGE, shape=(5,)),
+    "before the storage": tensor(STORAGE, offset=-1),
+    "a wide stride": tensor(STORAGE, shape=(2,), strides=(2**61,)),
+    "a nested tensor": rebuild("nested_tensor", *[tensor(STORAGE)] * 4),
+    "sparse indices": rebuild("sparse_tensor", call(LAYOUT, text("torch.sparse_coo")), tuple_of(*SPARSE)),
     "a made-up call": rebuild_typed(
         name_of("builtins", "bytearray"), name_of("torch", "Tensor"), tuple_of(number(10**10)), b"N"
     ),
@@ -119,13 +96,7 @@ MADE_UP = {
     "a method that is none": call(name_of("collections", "OrderedDict")) + b"}(" + text("items") + b"Nub",
     "a key whose hash ends the process": b"}" + deep() + b"Ns",
     "a set of it": call(name_of("builtins", "set"), b"](" + deep() + b"e"),
-    "slices within slices": b"}"
-    + name_of("builtins", "slice")
-    + b"q\x01"
-    + b"h\x01" * 4999
-    + b"N"
-    + b"\x85R" * 5000
-    + b"Ns",
+    "slices within slices": b"}" + SLICES + b"Ns",
     "lists within lists": b"]" * 100_000 + b"a" * 99_999,
     "an array of 65 dimensions": array(tuple_of(*[number(1)] * 65), "u1", latin("x")),
     "a mesh of devices": call(name_of("torch.distributed.device_mesh", "DeviceMesh"), text("cpu"), b"](K\0e"),
@@ -149,12 +120,8 @@ MADE_UP = {
 @pytest.mark.parametrize("name", MADE_UP)
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
 def test_made_up_state_is_refused(name: str, old: bool, tmp_path: Path) -> None:
-    content = MADE_UP[name]
-    if old:
-        content = content.replace(b"tQ", b"NtQ")
-    pickled = b"\x80\x02}" + text("w") + content + b"s."
     path = tmp_path / "state_dict.pth"
-    path.write_bytes(mutations.made_up_old_file(pickled) if old else mutations.made_up_archive(pickled))
+    path.write_bytes(made_up_state(MADE_UP[name], old))
     with pytest.raises(errors.CheckpointError, match=r"state_dict\.pth") as raised:
         read_state(path)
     assert len(str(raised.value)) < 1000
@@ -163,19 +130,18 @@ def test_made_up_state_is_refused(name: str, old: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
 def test_storage_named_by_python_2(old: bool, tmp_path: Path) -> None:
     """The bytes are one letter in one encoding, and two in another."""
-    named = tensor().replace(text("0"), b"U\x02\xc3\xa9")
-    pickled = b"\x80\x02}" + text("w") + (named.replace(b"tQ", b"NtQ") if old else named) + b"s."
-    entries = [("data.pkl", pickled), ("data/\xc3\xa9", b"x" * 16), ("data/\xe9", b"x")]
-    content = mutations.zip_of([(f"archive/{name}", data) for name, data in entries])
-    (tmp_path / "state").write_bytes(mutations.made_up_old_file(pickled) if old else content)
+    content = made_up_state(tensor(STORAGE).replace(text("0"), b"U\x02\xc3\xa9"), old)
+    if not old:
+        storages = [("archive/data/\xc3\xa9", b"x" * 16), ("archive/data/\xe9", b"x")]
+        content = mutations.zip_of([*mutations.entries_of(content)[:1], *storages])
+    (tmp_path / "state").write_bytes(content)
     with pytest.raises(errors.IncompleteCheckpointError, match="a reference to a storage has unexpected parts"):
         read_state(tmp_path / "state")
 
 
 @pytest.mark.parametrize("by_torch", [False, True])
 def test_read_after_a_wrong_sparse_tensor(by_torch: bool, tmp_path: Path) -> None:
-    wrong = MADE_UP["sparse indices that lead elsewhere"]
-    pickled = b"\x80\x02}(" + text("w") + wrong + b"}Nu."  # a dict as a key
+    pickled = b"\x80\x02}(" + text("w") + MADE_UP["sparse indices"] + b"}Nu."  # a dict as a key
     (tmp_path / "bad").write_bytes(mutations.made_up_archive(pickled))
     torch.save({"w": torch.ones(2)}, tmp_path / "good")
     with pytest.raises((errors.CheckpointError, TypeError), match="unhashable"):
@@ -186,10 +152,17 @@ def test_read_after_a_wrong_sparse_tensor(by_torch: bool, tmp_path: Path) -> Non
 def test_flags_of_a_data_type_have_no_effect(tmp_path: Path) -> None:
     """Of these flags one says that the memory holds references to objects."""
     dtype = call(DTYPE, text("f4")) + b"(K\x03" + text("<") + b"NNNK\0K\0K\x3ftb"
-    pickled = b"\x80\x02}" + text("w") + dtype + b"s."
-    (tmp_path / "state").write_bytes(mutations.made_up_archive(pickled))
+    (tmp_path / "state").write_bytes(made_up_state(dtype))
     read = read_state(tmp_path / "state")["w"]
     assert (read, read.hasobject, read.flags) == (np.dtype("f4"), False, 0)
+
+
+class Declared:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+NUMPYS = [np.ndarray, np.dtype, np._core.multiarray._reconstruct]  # type: ignore[attr-defined]
 
 
 def test_declared_classes_are_read(tmp_path: Path) -> None:
@@ -197,8 +170,7 @@ def test_declared_classes_are_read(tmp_path: Path) -> None:
     torch.save(values, tmp_path / "state")
     with pytest.raises(errors.UnsafeCheckpointError, match=r"Declared.* could run code"):
         read_state(tmp_path / "state")
-    numpys = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]  # type: ignore[attr-defined]
-    with torch.serialization.safe_globals([Declared, *numpys]):
+    with torch.serialization.safe_globals([Declared, *NUMPYS, np._core.multiarray.scalar]):  # type: ignore[attr-defined]
         before = set(torch.serialization.get_safe_globals())
         read = read_state(tmp_path / "state")
         assert set(torch.serialization.get_safe_globals()) == before
@@ -207,13 +179,10 @@ def test_declared_classes_are_read(tmp_path: Path) -> None:
 
 def test_forged_array_despite_declaration(tmp_path: Path) -> None:
     """numpy's own function would follow a pointer."""
-    pickled = b"\x80\x02}" + text("w") + MADE_UP["an array of objects"] + b"s."
-    (tmp_path / "state").write_bytes(mutations.made_up_archive(pickled))
-    numpys = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, type(np.dtype("O"))]  # type: ignore[attr-defined]
-    with (
-        torch.serialization.safe_globals(numpys),
-        pytest.raises(errors.UnsafeCheckpointError, match="a numpy data type 'O', which is not one of plain values"),
-    ):
+    (tmp_path / "state").write_bytes(made_up_state(MADE_UP["an array of objects"]))
+    said = "a numpy data type 'O', which is not one of plain values"
+    numpys = torch.serialization.safe_globals([*NUMPYS, type(np.dtype("O"))])
+    with numpys, pytest.raises(errors.UnsafeCheckpointError, match=said):
         read_state(tmp_path / "state")
 
 
@@ -229,34 +198,26 @@ def test_file_changes_no_function(name: str, tmp_path: Path) -> None:
 
 def test_refused_name_is_not_looked_up(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     """torch imports modules when they are looked up, and warns of this name."""
-    (tmp_path / "state").write_bytes(
-        mutations.made_up_archive(b"\x80\x02}" + text("w") + name_of("torch", "has_mps") + b"s.")
-    )
+    (tmp_path / "state").write_bytes(made_up_state(name_of("torch", "has_mps")))
     with pytest.raises(errors.UnsafeCheckpointError, match=r"torch\.has_mps"):
         read_state(tmp_path / "state")
     assert not recwarn.list
 
 
-class Declared:
-    def __init__(self, value: int) -> None:
-        self.value = value
+TRIAL_STATES = {
+    "a huge count": pickle.dumps({"batches_trained": 10**5000}),
+    "a huge key": pickle.dumps({10**5000: 1}),
+    "lists": pickle.dumps({"batches_trained": [[["x" * 10] * 10] * 10] * 10}),
+    "a far memo": b"\x80\x02}X\x01\0\0\0aN" + b"r\xff\xff\xff\x7f" + b"s.",
+    "nested keys": b"\x80\x02}" + nested() + b"Ns.",
+    "a nested set": b"\x80\x04\x8f(" + nested() + b"\x90.",
+    "a large file": pickle.dumps({"batches_trained": 1, "more": "x" * 100_000}),
+}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        pickle.dumps({"batches_trained": 10**5000}),
-        pickle.dumps({10**5000: 1}),
-        pickle.dumps({"batches_trained": [[["x" * 10] * 10] * 10] * 10}),
-        b"\x80\x02}X\x01\0\0\0aN" + b"r\xff\xff\xff\x7f" + b"s.",
-        b"\x80\x02}" + nested() + b"Ns.",
-        b"\x80\x04\x8f(" + nested() + b"\x90.",
-        pickle.dumps({"batches_trained": 1, "more": "x" * 100_000}),
-    ],
-    ids=["a huge count", "a huge key", "lists", "a far memo", "nested keys", "a nested set", "a large file"],
-)
-def test_made_up_trial_state(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "trial_state.pkl").write_bytes(content)
+@pytest.mark.parametrize("name", TRIAL_STATES)
+def test_made_up_trial_state(name: str, tmp_path: Path) -> None:
+    (tmp_path / "trial_state.pkl").write_bytes(TRIAL_STATES[name])
     with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl") as raised:
         read_trial_state(tmp_path)
     assert len(str(raised.value)) < 1000
@@ -264,8 +225,7 @@ def test_made_up_trial_state(content: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a/" * 3000 + "a", "a\0b", "\ud800", "x" * 300])
 def test_manifest_with_an_impossible_name(name: str, tmp_path: Path) -> None:
-    entry: dict[str, Any] = {"bytes": 1, "crc32c": "0"}
-    (tmp_path / "metadata.json").write_text(json.dumps({"files": {name: entry}}))
+    (tmp_path / "metadata.json").write_text(json.dumps({"files": {name: {"bytes": 1, "crc32c": "0"}}}))
     (damage,) = find_damage(tmp_path)
     assert damage.endswith(("is missing", "cannot be read: File name too long"))
 

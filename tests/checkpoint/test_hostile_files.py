@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import struct
 import subprocess
@@ -11,9 +12,8 @@ import pytest
 import torch
 
 from det_lightning.checkpoint.safe_load import read_state
-from tests.checkpoint.test_fuzz import TENSOR_ARGS, rebuild
 from tests.soak import mutations
-from tests.soak.mutations import name_of, number, text, tuple_of
+from tests.soak.mutations import name_of, number, storage_ref, tensor, text, tuple_of
 from tests.warm_python import WarmPython
 
 SCRIPT = """
@@ -44,21 +44,11 @@ def read_alone(python: WarmPython, *paths: Path) -> list[str]:
 
 def test_view_of_moving_memory(tmp_path: Path, warm_python: WarmPython) -> None:
     count = 2**18
-
-    def storage(view: bytes) -> bytes:
-        parts = [text("storage"), name_of("torch", "FloatStorage"), text("0"), text("cpu"), number(count), view]
-        return tuple_of(*parts) + b"Q"
-
-    def tensor(storage: bytes, size: int) -> bytes:
-        shape = (tuple_of(number(size)), tuple_of(number(1)))
-        return rebuild("tensor_v2", storage, number(0), *shape, *TENSOR_ARGS)
-
-    view = tuple_of(number(7), number(0), number(count))
-    grown = tensor(storage(b"N"), count * 64)
+    whole = storage_ref(numel=count, old=True)
+    view = whole.replace(b"NtQ", tuple_of(number(7), number(0), number(count)) + b"tQ")
     # The first reference makes the view; the second tensor makes its memory move.
-    state = (
-        b"\x80\x02}(" + text("a") + storage(view) + text("b") + grown + text("c") + tensor(storage(view), count) + b"u."
-    )
+    values = {"a": view, "b": tensor(whole, shape=(count * 64,)), "c": tensor(view, shape=(count,))}
+    state = b"\x80\x02}(" + b"".join(text(name) + value for name, value in values.items()) + b"u."
     keys = b"\x80\x02}(" + number(7) + text("0") + b"u."
     path = tmp_path / "state.pth"
     head = mutations.made_up_old_file(b"").partition(pickle.dumps([], 2))[0]
@@ -100,19 +90,13 @@ def test_unlimited_nesting_is_refused(tmp_path: Path, warm_python: WarmPython) -
 @pytest.mark.slow
 def test_chained_default_factories(tmp_path: Path, warm_python: WarmPython) -> None:
     """The outer ones come first, so that the file nests nothing when it makes them."""
-    count = 1_000_000
-    prepare = name_of("collections", "defaultdict") + b"q\1"
-    make = b"h\1)R"
-
-    def put(index: int) -> bytes:
-        return b"r" + struct.pack("<I", 2 + index)
-
-    def get(index: int) -> bytes:
-        return b"j" + struct.pack("<I", 2 + index)
-
+    prepare, make = name_of("collections", "defaultdict") + b"q\1", b"h\1)R"
+    put, get = b"r%b", b"j%b"
     begin = b"N}q\0" + text("default_factory")
-    links = b"".join(make + put(index + 1) + get(index) + begin + get(index + 1) + b"s\x86b" for index in range(count))
-    pickled = b"\x80\x02}(" + text("f") + prepare + text("a") + b"](" + make + put(0) + links + b"eu."
+    link = make + put + get + begin + get + b"s\x86b"
+    places = [struct.pack("<I", 2 + index) for index in range(1_000_001)]
+    links = b"".join(link % (inner, outer, inner) for outer, inner in itertools.pairwise(places))
+    pickled = b"\x80\x02}(" + text("f") + prepare + text("a") + b"](" + make + put % places[0] + links + b"eu."
     path = tmp_path / "state.pth"
     path.write_bytes(mutations.made_up_archive(pickled))
     (said,) = read_alone(warm_python, path)

@@ -25,19 +25,18 @@ from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.storage.background import BackgroundTask, CheckpointQueue, defer_all_signals
 from tests.checkpoint import trainings
 from tests.checkpoint.storage.backends import FlakyFileSystem, files_of
+from tests.launching import environment
 from tests.trials import SmallTrial
+from tests.warm_python import start_warm_python
 
-pytestmark = [
-    pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork"),
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork"), pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[1] / "soak" / "interrupt_training.py"
 
 
 def test_random_interrupts_lose_nothing(tmp_path: Path) -> None:
     arguments = ["--moments", "12", "--seed", "1", "--json", "outcome.json"]
-    subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, check=False)
+    subprocess.run([start_warm_python().executable, SCRIPT, *arguments], cwd=tmp_path, env=environment(), check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["findings"] == []
     assert outcome["moments"] == 12
@@ -149,12 +148,9 @@ class CheckpointHook(pytorch.PyTorchCallback):
         checkpoint["item"] = self.item
 
 
-def train(storage: CheckpointStorage | Path, item: Any = None, workers: int = 0, async_write: bool = False) -> None:
-    class Trial(SmallTrial):
-        num_workers = workers
-
-    period = pytorch.Batch(4)
-    trainings.train(storage, 6, callback=CheckpointHook(item), trial=Trial, period=period, async_write=async_write)
+def train(storage: CheckpointStorage | Path, item: Any = None, async_write: bool = False, **trial: Any) -> None:
+    hook, period = CheckpointHook(item), pytorch.Batch(4)
+    trainings.train(storage, 6, callback=hook, period=period, async_write=async_write, **trial)
 
 
 class WorkerKiller:
@@ -167,10 +163,14 @@ class WorkerKiller:
         return dict, ()
 
 
+class OneWorkerTrial(SmallTrial):
+    num_workers = 1
+
+
 @pytest.mark.parametrize("async_write", [False, True])
 def test_dead_loader_worker_is_reported(async_write: bool, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="DataLoader worker") as raised:
-        train(tmp_path / "storage", WorkerKiller(), workers=1, async_write=async_write)
+        train(tmp_path / "storage", WorkerKiller(), async_write, trial=OneWorkerTrial)
     assert not isinstance(raised.value, errors.CheckpointError)
     assert len(CheckpointStorage(tmp_path / "storage").list_ids()) == 1
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ import pytest
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, Retention, TrialState
 from tests.checkpoint.trainings import train
+from tests.launching import environment
+from tests.warm_python import start_warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,7 @@ SCRIPT = Path(__file__).parents[1] / "soak" / "kill_training.py"
 
 def test_killed_training_ends_bit_equal(tmp_path: Path) -> None:
     arguments = ["--kills", "12", "--seed", "1", "--json", "outcome.json"]
-    subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=tmp_path, check=False)
+    subprocess.run([start_warm_python().executable, SCRIPT, *arguments], cwd=tmp_path, env=environment(), check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["findings"] == []
     assert outcome["kills"] == 12

@@ -20,15 +20,12 @@ from det_lightning.checkpoint.retention.pruning import plan_pruning
 from det_lightning.pytorch import load_trial_from_checkpoint_path
 from tests.checkpoint import layouts
 from tests.checkpoint.layouts import HPARAMS, LAYOUTS, Layout
-from tests.trials import seed_everything
+from tests.trials import fit_trial, seed_everything
 
 BATCHES, EPOCH_LEN = 8, 6
 
 
-@pytest.fixture(params=LAYOUTS, ids=str)
-def layout(request: pytest.FixtureRequest) -> Layout:
-    found: Layout = request.param
-    return found
+EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 
 
 def expected_weights() -> dict[str, torch.Tensor]:
@@ -42,7 +39,7 @@ def assert_weights(found: dict[str, torch.Tensor]) -> None:
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def go_on(trial_class: Any, directory: Path, storage: Path, batches: int = BATCHES + 7) -> tuple[Any, list[Any]]:
+def go_on(trial_class: Any, directory: Path, storage: Path) -> tuple[Any, list[Any]]:
     """Train on from a checkpoint; return the context and what its last batches saw."""
     seen: list[Any] = []
 
@@ -54,17 +51,11 @@ def go_on(trial_class: Any, directory: Path, storage: Path, batches: int = BATCH
             return metrics
 
     seed_everything()
-    with pytorch.init(hparams=HPARAMS, enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(Recorded(context), context, enable_progress_bar=False)
-        trainer.fit(
-            max_length=pytorch.Batch(batches),
-            latest_checkpoint=directory,
-            checkpoint_storage=storage,
-            checkpoint_policy="none",
-        )
-    return context, seen
+    arguments = {"max_length": pytorch.Batch(BATCHES + 7), "checkpoint_storage": storage}
+    return fit_trial(Recorded, hparams=HPARAMS, latest_checkpoint=directory, **arguments).context, seen
 
 
+@EVERY_LAYOUT
 def test_trial_from_stored_code(layout: Layout, tmp_path: Path) -> None:
     before = sys.modules.get("model_def")
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
@@ -94,6 +85,7 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, list[Any
         return trial_class, *go_on(trial_class, directory, folder / "storage")
 
 
+@EVERY_LAYOUT
 def test_old_layout_resumes(layout: Layout, newest: tuple[Any, Any, list[Any]], tmp_path: Path) -> None:
     trial_class, reference, expected = newest
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
@@ -122,14 +114,10 @@ def test_load_before_0_12_13(tmp_path: Path, single_keys: bool) -> None:
 def test_resume_before_0_12_13(tmp_path: Path) -> None:
     layout = Layout("0.12", "state_dict.pth", True, None, described_by="metadata.json")
     directory = layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE)
-    seed_everything()
-    with pytorch.init(hparams=HPARAMS, enable_tensorboard_logging=False) as context:
-        trial = layouts.import_trial(directory)(context)
-        pytorch.Trainer(trial, context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(1), latest_checkpoint=directory, checkpoint_storage=tmp_path / "storage"
-        )
+    trial_class = layouts.import_trial(directory)
+    trial = fit_trial(trial_class, hparams=HPARAMS, max_length=pytorch.Batch(1), latest_checkpoint=directory)
     # After the ninth batch the rate has been halved for the third time.
-    assert context.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 / 8)
+    assert trial.context.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 / 8)
 
 
 def test_complete_without_metadata(tmp_path: Path) -> None:
@@ -167,29 +155,24 @@ def test_prefix_of_distributed_training(tmp_path: Path, prefix: str) -> None:
 
 def test_one_cycle_schedule_of_torch_1(tmp_path: Path) -> None:
     """It kept its function, which torch's format of that time looks up by getattr."""
-    torch.save(
-        {"lr_schedulers_state_dict": [{"anneal_func": torch.optim.lr_scheduler.OneCycleLR._annealing_cos}]},
-        tmp_path / "checkpoint.pt",
-    )
+    function = torch.optim.lr_scheduler.OneCycleLR._annealing_cos
+    torch.save({"lr_schedulers_state_dict": [{"anneal_func": function}]}, tmp_path / "checkpoint.pt")
     (schedule,) = load_checkpoint(tmp_path).state["lr_schedulers_state_dict"]
-    assert schedule["anneal_func"] is torch.optim.lr_scheduler.OneCycleLR._annealing_cos
+    assert schedule["anneal_func"] is function
 
 
+KERAS_FILES = {
+    "load_data.json": {"trial_type": "TFKerasTrial"},
+    "determined-keras-model-weights.index": 0,
+    "checkpoint": 0,
+}
 SAVED_MODEL = {"framework": "tensorflow-1.15.5", "format": "saved_model"}
 
 
 @pytest.mark.parametrize(
     ("metadata", "files", "kind"),
     [
-        (
-            {"framework": "tensorflow-2.11.1", "format": "saved_weights"},
-            {
-                "load_data.json": {"trial_type": "TFKerasTrial"},
-                "determined-keras-model-weights.index": 0,
-                "checkpoint": 0,
-            },
-            "of a TFKerasTrial",
-        ),
+        ({"framework": "tensorflow-2.11.1", "format": "saved_weights"}, KERAS_FILES, "of a TFKerasTrial"),
         ({"framework": "torch-1.12.0"}, {"load_data.json": {"trial_type": "DeepSpeedTrial"}}, "of a DeepSpeedTrial"),
         ({"framework": "tensorflow-1.15.5", "format": "h5"}, {"determined-keras-model.h5": 0}, "of a TFKerasTrial"),
         ({"tensorflow_version": "2.4.1"}, {"determined-keras-model": 0}, "of a TFKerasTrial"),

@@ -45,28 +45,18 @@ def sharded(folder: Path, shape: tuple[int, ...], part: list[Any]) -> Path:
     return checkpoint
 
 
-def sound(folder: Path) -> Path:
-    """Return a checkpoint with a tensor of ones in one part."""
-    torch.save(torch.ones(2, 3), folder / "part")
-    size = (folder / "part").stat().st_size
-    checkpoint = sharded(folder / "storage", (2, 3), [0, 0, 2, "__0_0.distcp", 0, size])
-    (folder / "part").rename(checkpoint / "shards" / "__0_0.distcp")
-    return checkpoint
-
-
-def test_what_the_index_says_is_read(tmp_path: Path) -> None:
-    """Without this the tests below could pass for another reason."""
-    checkpoint = sound(tmp_path)
-    assert torch.equal(load_checkpoint(checkpoint).state["models_state_dict"][0]["weight"], torch.ones(2, 3))
-
-
 def test_merge_during_a_cleanup(tmp_path: Path) -> None:
     class Busy(CheckpointStorage):
         def begin(self, *arguments: Any, **named: Any) -> StagingDirectory:
             remove_dead_stagings()  # as another run does when it begins
             return super().begin(*arguments, **named)
 
-    checkpoint = sound(tmp_path)
+    torch.save(torch.ones(2, 3), tmp_path / "part")
+    size = (tmp_path / "part").stat().st_size
+    checkpoint = sharded(tmp_path / "storage", (2, 3), [0, 0, 2, "__0_0.distcp", 0, size])
+    (tmp_path / "part").rename(checkpoint / "shards" / "__0_0.distcp")
+    # Without this the tests below could pass for another reason.
+    assert torch.equal(load_checkpoint(checkpoint).state["models_state_dict"][0]["weight"], torch.ones(2, 3))
     (checkpoint / "code" / STAGING_MARK).write_text("")
     merged = merge_checkpoint(checkpoint, Busy(tmp_path / "merged"))
     assert {path.name for path in (tmp_path / "merged" / merged / "code").iterdir()} >= {"model_def.py", "package"}
@@ -90,23 +80,13 @@ def test_tensor_in_a_sparse_file(tmp_path: Path) -> None:
         load_checkpoint(checkpoint)
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        [0, 0, 2, "../state.pth", 0, 10],
-        [0, 0, 2, "__0_0.distcp\n", 0, 10],
-        [0, -1, 3, "__0_0.distcp", 0, 10],
-        [9, 0, 2, "__0_0.distcp", 0, 10],
-        [0, 0, 2, "__0_0.distcp", 2**80, 10],
-        [0, 0, 2, "__0_0.distcp", 0, 2**80],
-        [0, 0, True, "__0_0.distcp", 0, 10],
-        [0, 1, 1, "__0_0.distcp", 0, 10],
-        [0, 0, 2.0, "__0_0.distcp", 0, 10],
-        {"dim": 0},
-        None,
-    ],
-    ids=str,
-)
+WRONG_NUMBERS: list[list[Any]] = [[0, -1, 3, 0, 10], [9, 0, 2, 0, 10], [0, 0, 2, 2**80, 10], [0, 0, 2, 0, 2**80]]
+WRONG_NUMBERS += [[0, 0, True, 0, 10], [0, 1, 1, 0, 10], [0, 0, 2.0, 0, 10]]
+WRONG_PARTS: list[Any] = [[*numbers[:3], "__0_0.distcp", *numbers[3:]] for numbers in WRONG_NUMBERS]
+WRONG_PARTS += [[0, 0, 2, "../state.pth", 0, 10], [0, 0, 2, "__0_0.distcp\n", 0, 10], {"dim": 0}, None]
+
+
+@pytest.mark.parametrize("part", WRONG_PARTS, ids=str)
 def test_part_that_cannot_be_is_refused(part: Any, tmp_path: Path) -> None:
     checkpoint = sharded(tmp_path, (2, 3), part)
     (checkpoint / "shards" / "__0_0.distcp").write_bytes(b"x" * 100)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +31,13 @@ def by_steps(storage: Path) -> dict[int, Path]:
     return {json.loads(path.read_text())["steps_completed"]: path.parent for path in found}
 
 
-def set_clock_back(monkeypatch: pytest.MonkeyPatch, storage: Path, by_s: float = 1e6) -> Callable[[], None]:
-    """Make this process's time an earlier one; return what gives new files of a storage the times they would have."""
-    import time
-
-    now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() - by_s)
-    before = {*storage.rglob("*")}
-
-    def age() -> None:
-        for path in {*storage.rglob("*")} - before:
-            os.utime(path, (path.stat().st_atime - by_s, path.stat().st_mtime - by_s))
-
-    return age
-
-
 def test_clock_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tmp_path, 4)
-    age = set_clock_back(monkeypatch, tmp_path)
+    before, now = {*tmp_path.rglob("*")}, time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 1e6)
     assert train(tmp_path, 8, "last") == 4
-    age()
+    for path in {*tmp_path.rglob("*")} - before:  # whose times such a clock would have written too
+        os.utime(path, (path.stat().st_atime - 1e6, path.stat().st_mtime - 1e6))
     assert train(tmp_path, 10, "last") == 8
 
 
@@ -65,20 +54,19 @@ def test_run_from_an_earlier_checkpoint(tmp_path: Path) -> None:
     assert train(tmp_path, 8, "last") == 6
 
 
-@pytest.mark.parametrize("time", [1e300, float("inf"), float("nan"), -5, "now", True, 10**400, None, [1]], ids=repr)
-def test_impossible_time_is_ignored(tmp_path: Path, time: Any) -> None:
+@pytest.mark.parametrize("when", [1e300, float("inf"), float("nan"), -5, "now", True, 10**400, None, [1]], ids=repr)
+def test_impossible_time_is_ignored(tmp_path: Path, when: Any) -> None:
     storage = CheckpointStorage(tmp_path)
-    early = write(storage, 9, {"time": time})
-    late = write(storage, 1)
-    assert [*storage.newest_first()] == [str(tmp_path / late), str(tmp_path / early)]
+    ids = [write(storage, 9, {"time": when}), write(storage, 1)]
+    assert [*storage.newest_first()] == [str(tmp_path / name) for name in reversed(ids)]
 
 
 def test_equal_file_times(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
-    ids = {time: write(storage, 10 - time, {"time": 1000.0 + time}) for time in (2, 0, 1)}
+    ids = {after: write(storage, 10 - after, {"time": 1000.0 + after}) for after in (2, 0, 1)}
     for name in ids.values():
         os.utime(tmp_path / name / "metadata.json", (5000, 5000))
-    assert [*storage.newest_first()] == [str(tmp_path / ids[time]) for time in (2, 1, 0)]
+    assert [*storage.newest_first()] == [str(tmp_path / ids[after]) for after in (2, 1, 0)]
 
 
 def test_no_run_id_most_batches(tmp_path: Path) -> None:
@@ -87,37 +75,20 @@ def test_no_run_id_most_batches(tmp_path: Path) -> None:
     assert storage.newest() == str(tmp_path / ids[0])
 
 
+A = Ancestry("a", "A", 5, 900.0)
+B = Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=5)
 RUNS = {
-    "a chain": (
-        [Ancestry("a", "A", 5, 900.0), Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=5)],
-        "ba",
-    ),
-    "what was gone on from is deleted": (
-        [Ancestry("a", "A", 4, 900.0), Ancestry("b", "B", 7, 10.0, parent="x", parent_run="A", parent_steps=5)],
-        "ba",
-    ),
+    "a chain": ([A, B], "ba"),
+    "what was gone on from is deleted": ([replace(A, steps_completed=4), replace(B, parent="x")], "ba"),
     "fewer batches of more processes": (
-        [Ancestry("a", "A", 8, 900.0), Ancestry("b", "B", 5, 10.0, parent="a", parent_run="A", parent_steps=8)],
+        [replace(A, steps_completed=8), replace(B, steps_completed=5, parent_steps=8)],
         "ba",
     ),
-    "a stranger between the parts of a chain": (
-        [
-            Ancestry("a", "A", 5, 900.0),
-            Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=5),
-            Ancestry("c", "C", 9, 800.0),
-        ],
-        "bac",
-    ),
-    "a circle": (
-        [
-            Ancestry("a", "A", 5, 900.0, parent="b", parent_run="B", parent_steps=9),
-            Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=9),
-        ],
-        "ab",
-    ),
-    "itself": ([Ancestry("a", "A", 5, 900.0, parent="a", parent_run="A", parent_steps=5)], "a"),
+    "a stranger between the parts of a chain": ([A, B, Ancestry("c", "C", 9, 800.0)], "bac"),
+    "a circle": ([replace(A, parent="b", parent_run="B", parent_steps=9), replace(B, parent_steps=9)], "ab"),
+    "itself": ([replace(A, parent="a", parent_run="A", parent_steps=5)], "a"),
     "a parent of an older release": (
-        [Ancestry("a", ("trial", "t", "t"), 5, 900.0), Ancestry("b", "B", 6, 10.0, parent="a", parent_steps=5)],
+        [replace(A, run=("trial", "t", "t")), replace(B, steps_completed=6, parent_run=None)],
         "ba",
     ),
 }

@@ -13,8 +13,7 @@ import pytest
 from det_lightning import errors
 from det_lightning.checkpoint.safe_load import read_pickle, read_state
 from tests.checkpoint.made_checkpoints import assert_equal
-from tests.soak import mutations
-from tests.soak.mutations import call, name_of, number, storage_ref, text, tuple_of
+from tests.soak.mutations import NO_HOOKS, call, made_up_state, name_of, number, rebuild, storage_ref, text, tuple_of
 
 FLAGS = {"integers": (number(0), number(1)), "booleans": (b"\x89", b"\x88")}
 
@@ -38,9 +37,7 @@ def pickled_array(array: np.ndarray[Any, Any], flags: tuple[bytes, bytes], core:
 
 
 def read_made_up(value: bytes, zipped: bool, folder: Path) -> Any:
-    pickled = b"\x80\x02}" + text("w") + value + b"s."
-    made = mutations.made_up_archive(pickled) if zipped else mutations.made_up_old_file(pickled)
-    (folder / "state.pth").write_bytes(made)
+    (folder / "state.pth").write_bytes(made_up_state(value, old=not zipped))
     return read_state(folder / "state.pth")["w"]
 
 
@@ -61,13 +58,11 @@ def test_array_and_a_scalar_are_read(dtype: str, flags: str, core: str, zipped: 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
 def test_tensors_of_torch_1_are_read(zipped: bool, tmp_path: Path) -> None:
     """Its first releases rebuilt tensors without hooks, and referred to storages with a view or without."""
-    where = (storage_ref(old=not zipped), number(0), tuple_of(number(2), number(2)), tuple_of(number(2), number(1)))
-    for kind, more in (("", ()), ("_v2", (b"\x89", call(name_of("collections", "OrderedDict"))))):
-        found = read_made_up(call(name_of("torch._utils", f"_rebuild_tensor{kind}"), *where, *more), zipped, tmp_path)
-        assert found.shape == (2, 2)
-    tensor = call(name_of("torch._utils", "_rebuild_tensor"), *where)
-    parameter = (tensor, b"\x88", call(name_of("collections", "OrderedDict")))
-    assert read_made_up(call(name_of("torch._utils", "_rebuild_parameter"), *parameter), zipped, tmp_path).requires_grad
+    where = (storage_ref(), number(0), tuple_of(number(2), number(2)), tuple_of(number(2), number(1)))
+    for tensor in (rebuild("tensor", *where), rebuild("tensor_v2", *where, b"\x89", NO_HOOKS)):
+        assert read_made_up(tensor, zipped, tmp_path).shape == (2, 2)
+        parameter = rebuild("parameter", tensor, b"\x88", NO_HOOKS)
+        assert read_made_up(parameter, zipped, tmp_path).requires_grad
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
@@ -87,16 +82,12 @@ RANDOM: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_random_states_of_any_protocol(protocol: int, tmp_path: Path) -> None:
+def test_pickles_of_any_protocol(protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "rng_state.pkl"
     path.write_bytes(pickle.dumps(RANDOM, protocol))
     assert_equal(read_pickle(path, with_arrays=True), RANDOM)
     with pytest.raises(errors.CheckpointError):
         read_pickle(path)
-
-
-@pytest.mark.parametrize("protocol", range(2, 6))
-def test_counts_of_any_protocol(protocol: int, tmp_path: Path) -> None:
     counts = {"trial_id": 526, "last_ckpt": 1, "latest_batch": 1, "step_id": 1, "last_val": 0}
-    (tmp_path / "trial_state.pkl").write_bytes(pickle.dumps(counts, protocol))
-    assert read_pickle(tmp_path / "trial_state.pkl") == counts
+    path.write_bytes(pickle.dumps(counts, protocol))
+    assert read_pickle(path) == counts

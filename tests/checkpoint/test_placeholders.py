@@ -69,27 +69,11 @@ class Runs:
         return self.call[0], tuple(self.call[1:])
 
 
-OBJECTS: list[Any] = [
-    Meter(),
-    Mode.fast,
-    Slotted(),
-    OwnDict(a=1, b=Meter()),
-    OwnDict(a=1),
-    OwnList([1, 2]),
-    OwnList([1]),
-    Pair(1, Meter()),
-    collections.UserDict(a=1),
-    collections.ChainMap({"a": 1}),
-    functools.partial(print, 1, end=""),
-    decimal.Context(),
-    Meter,
-    print,
-    {Mode.fast: [1, {"a": Meter()}]},
-    {Mode.fast, 2},
-    collections.OrderedDict(a=Meter()),
-    Runs(print, "code was run"),
-    Runs(os.system, "touch code-was-run"),
-]
+OBJECTS: list[Any] = [Meter(), Meter, Mode.fast, Slotted(), OwnDict(a=1, b=Meter()), OwnDict(a=1), OwnList([1, 2])]
+OBJECTS += [OwnList([1]), Pair(1, Meter()), collections.UserDict(a=1), collections.ChainMap({"a": 1})]
+OBJECTS += [functools.partial(print, 1, end=""), decimal.Context(), print, {Mode.fast: [1, {"a": Meter()}]}]
+OBJECTS += [{Mode.fast, 2}, collections.OrderedDict(a=Meter())]
+OBJECTS += [Runs(print, "code was run"), Runs(os.system, "touch code-was-run")]
 
 
 def save(folder: Path, value: Any) -> Path:
@@ -225,23 +209,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[SmallTrial, str, Pa
     return trial, path, folder / "it.ckpt"
 
 
-WAYS: dict[str, Callable[[str, Path], Any]] = {
-    "load_trial_from_checkpoint_path": lambda path, _: pytorch.load_trial_from_checkpoint_path(
-        path, trial_class=WeightsTrial
-    ),
-    "load_from_checkpoint, a directory": lambda path, _: (
-        TrialModule.load_from_checkpoint(path, trial=WeightsTrial).trial
-    ),
-    "load_from_checkpoint, a file": lambda _, file: TrialModule.load_from_checkpoint(file, trial=WeightsTrial).trial,
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_trial_gets_its_weights(way: str, saved: tuple[SmallTrial, str, Path]) -> None:
+def test_trial_gets_its_weights(saved: tuple[SmallTrial, str, Path]) -> None:
     trial, path, file = saved
-    loaded = WAYS[way](path, file)
-    assert torch.equal(weights_of(loaded), weights_of(trial))
-    assert loaded.context.get_hparams() == HPARAMS
+    loaded = [TrialModule.load_from_checkpoint(one, trial=WeightsTrial).trial for one in (path, file)]
+    for one in [*loaded, pytorch.load_trial_from_checkpoint_path(path, trial_class=WeightsTrial)]:
+        assert torch.equal(weights_of(one), weights_of(trial))
+        assert one.context.get_hparams() == HPARAMS
 
 
 def test_objects_among_hyperparameters(saved: tuple[SmallTrial, str, Path], tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ from det_lightning.checkpoint.retention.pruning import plan_pruning
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
 from det_lightning.cli.app import app
 from det_lightning.pytorch import load_trial_from_checkpoint_path
+from tests.trials import fit_trial
 
 OLD = Path(__file__).parent / "data/ancient-checkpoints"
 KERAS = OLD / "0.17.6-keras"
 BATCHES = {"0.13.13-pytorch-flex": 0, "0.17.6-pytorch": 1}
+KINDS = ("weights", "safetensors", "lightning")
 PYTORCH = pytest.mark.parametrize("name", BATCHES)
 
 
@@ -66,10 +68,8 @@ def test_pytorch_trial(name: str, tmp_path: Path) -> None:
     assert (kind, str(key.dtype), key.shape) == ("MT19937", "uint32", (624,))
     trial = load_trial_from_checkpoint_path(OLD / name, trial_class=OneVariable)
     assert torch.equal(trial.model.weight, weight)
-    with pytorch.init(hparams={"global_batch_size": 32}, enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(OneVariable(context), context, enable_progress_bar=False)
-        length = pytorch.Batch(BATCHES[name] + 1)
-        trainer.fit(max_length=length, latest_checkpoint=OLD / name, checkpoint_storage=tmp_path)
+    arguments = {"max_length": pytorch.Batch(BATCHES[name] + 1), "latest_checkpoint": OLD / name}
+    fit_trial(OneVariable, hparams={"global_batch_size": 32}, checkpoint_storage=tmp_path, **arguments)
     (new,) = CheckpointStorage(tmp_path).list_ids()
     moved = load_checkpoint(tmp_path / new).state["models_state_dict"][0]["weight"]
     (group,) = content.state["optimizers_state_dict"][0]["param_groups"]
@@ -77,13 +77,11 @@ def test_pytorch_trial(name: str, tmp_path: Path) -> None:
 
 
 @PYTORCH
-@pytest.mark.parametrize("kind", ["weights", "safetensors", "lightning"])
-def test_one_of_a_pytorch_trial_is_exported(name: str, kind: str, tmp_path: Path) -> None:
-    run("export", OLD / name, "--to", kind, "-o", tmp_path / "file")
-    if kind != "safetensors":
-        exported = torch.load(tmp_path / "file", weights_only=True)
-        found = exported if kind == "weights" else exported["state_dict"]
-        (weight,) = found.values()
+def test_one_of_a_pytorch_trial_is_exported(name: str, tmp_path: Path) -> None:
+    for kind in KINDS:
+        run("export", OLD / name, "--to", kind, "-o", tmp_path / kind)
+    weights, ckpt = (torch.load(tmp_path / kind, weights_only=True) for kind in ("weights", "lightning"))
+    for (weight,) in (weights.values(), ckpt["state_dict"].values()):
         assert torch.equal(weight, load_checkpoint(OLD / name).state["models_state_dict"][0]["weight"])
 
 
@@ -91,7 +89,7 @@ def test_keras_trial_is_refused(tmp_path: Path) -> None:
     for read in (load_checkpoint, load_trial_from_checkpoint_path):
         with pytest.raises(errors.InvalidCheckpointException, match="is a checkpoint of a TFKerasTrial"):
             read(KERAS)
-    for kind in ("weights", "safetensors", "lightning"):
+    for kind in KINDS:
         run("export", KERAS, "--to", kind, "-o", tmp_path / "file", ends_with=1)
         assert not (tmp_path / "file").exists()
     assert "damaged" not in run("show", KERAS, ends_with=1).output + run("verify", KERAS, ends_with=1).output
@@ -121,7 +119,7 @@ def test_no_export_without_tensors(tmp_path: Path) -> None:
     (estimator / "metadata.json").write_text(json.dumps({"framework": "tensorflow-2.4.4", "format": "saved_model"}))
     (estimator / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-5"\n')
     assert verify_checkpoint(estimator).problems == []
-    for kind in ("weights", "safetensors", "lightning"):
+    for kind in KINDS:
         run("export", estimator, "--to", kind, "-o", tmp_path / "file", ends_with=1)
         assert not (tmp_path / "file").exists()
     with pytest.raises(errors.InvalidCheckpointException, match="is a checkpoint of an EstimatorTrial"):

@@ -24,25 +24,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state.pth"
 
 
-@pytest.fixture
-def no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no place for a copy."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-
-
 def test_recorded_file_is_read(path: Path) -> None:
     assert isinstance(read_known_state(path, recorded=[digest_file(path)])["meter"], Meter)
 
 
-@pytest.mark.usefixtures("no_room")
-def test_other_file_is_not_copied(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_that_cannot_be_copied(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(errors.UnsafeCheckpointError, match=r"Meter.* could run code"):
         read_known_state(path, recorded=["0" * 64])
-    assert not caplog.records
-
-
-@pytest.mark.usefixtures("no_room")
-def test_file_that_cannot_be_copied(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert not caplog.records, "another file need not be copied"
     with caplog.at_level(logging.WARNING), pytest.raises(errors.UnsafeCheckpointError, match="could run code"):
         read_known_state(path, recorded=[digest_file(path)])
     (record,) = caplog.records

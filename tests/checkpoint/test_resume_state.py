@@ -29,24 +29,20 @@ def as_first_version(values: dict[str, Any]) -> dict[str, Any]:
 def train(epochs: int, file: Path | None = None) -> pl.Trainer:
     """Train a ``TrialModule`` with Lightning, from a file if one is given."""
     seed_everything()
-    flags: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=epochs, enable_model_summary=False, **flags)
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=epochs, logger=False, enable_checkpointing=False)
     trainer.fit(TrialModule(SmallTrial, hparams={"lr": 0.1}), ckpt_path=file)
     return trainer
 
 
-def test_file_has_a_version(trained: Path) -> None:
+def test_file_without_version_resumes(trained: Path) -> None:
+    straight_on = fit(trained.parent, 5, latest_checkpoint=trained.name)
     values = torch.load(trained / "resume.pth", weights_only=False)
     assert values["version"] == RESUME_VERSION == 2
     assert values["settings"] == {"hparams": {"lr": 0.1}, "experiment_config": None}
-
-
-def test_file_without_version_resumes(trained: Path, tmp_path: Path) -> None:
-    straight_on = fit(trained.parent, 5, latest_checkpoint=trained.name)
-    torch.save(as_first_version(read_state(trained / "resume.pth")), trained / "resume.pth")
+    torch.save(as_first_version(values), trained / "resume.pth")
     content = read_checkpoint(trained)
     assert content.resume is not None
-    assert content.resume.settings == {"hparams": {"lr": 0.1}, "experiment_config": None}
+    assert content.resume.settings == values["settings"]
     assert torch.equal(fit(trained.parent, 5, latest_checkpoint=trained.name), straight_on)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import sqlite3
@@ -67,17 +66,12 @@ def records(draw: st.DrawFn) -> list[CheckpointRecord]:
 
 @pytest.mark.slow
 @settings(max_examples=200)
-@given(
-    records=records(),
-    numbers=st.tuples(*[st.integers(0, 4)] * 3),
-    smaller_is_better=st.booleans(),
-)
+@given(records=records(), numbers=st.tuples(*[st.integers(0, 4)] * 3), smaller_is_better=st.booleans())
 def test_rule_is_that_of_determined(
     records: list[CheckpointRecord], numbers: tuple[int, int, int], smaller_is_better: bool
 ) -> None:
-    retention = Retention(*numbers)
-    chosen = retention.choose_to_delete(records, smaller_is_better)
-    assert chosen == delete_by_sql(records, retention, smaller_is_better)
+    chosen = Retention(*numbers).choose_to_delete(records, smaller_is_better)
+    assert chosen == delete_by_sql(records, Retention(*numbers), smaller_is_better)
 
 
 def test_default_keeps_best_and_latest() -> None:
@@ -91,18 +85,11 @@ def test_default_keeps_best_and_latest() -> None:
     assert kept == {"a1", "a3", "b0", "b3"}
 
 
-@pytest.mark.parametrize(
-    ("section", "expected"),
-    [
-        ({}, None),
-        ({"type": "s3", "save_trial_best": None}, None),
-        ({"save_trial_best": 0}, Retention(0, 0, 1)),
-        ({"save_experiment_best": 2, "save_trial_latest": 3}, Retention(2, 1, 3)),
-    ],
-    ids=str,
-)
-def test_section_without_numbers_keeps_all(section: dict[str, Any], expected: Retention | None) -> None:
-    assert Retention.from_config(section) == expected
+def test_numbers_of_a_section() -> None:
+    assert Retention.from_config({}) is None
+    assert Retention.from_config({"type": "s3", "save_trial_best": None}) is None
+    assert Retention.from_config({"save_trial_best": 0}) == Retention(0, 0, 1)
+    assert Retention.from_config({"save_experiment_best": 2, "save_trial_latest": 3}) == Retention(2, 1, 3)
 
 
 def test_all_wrong_numbers_are_named() -> None:
@@ -114,14 +101,17 @@ def test_all_wrong_numbers_are_named() -> None:
 # Retention during a run
 
 
+TRIAL: dict[str, Any] = {"experiment": "experiment", "trial": "trial"}
+
+
 def files_of(steps: int, notes: dict[str, Any] | None = None) -> CheckpointContent:
     return CheckpointContent({}, TrialState(batches_trained=steps), {}, None, notes=notes or {})
 
 
-def checkpoints_of(storage: CheckpointStorage, trial: str, retention: Retention) -> TrialCheckpoints:
+def checkpoints_of(storage: CheckpointStorage, retention: Retention) -> TrialCheckpoints:
     """Return what a new run knows of the trial."""
     policy = CheckpointPolicy("none", metric="loss", retention=retention)
-    checkpoints = TrialCheckpoints(storage, policy, trial, "run")
+    checkpoints = TrialCheckpoints(storage, policy, "trial", "run")
     checkpoints.learn("experiment")
     return checkpoints
 
@@ -129,7 +119,7 @@ def checkpoints_of(storage: CheckpointStorage, trial: str, retention: Retention)
 def write(storage: CheckpointStorage, checkpoints: TrialCheckpoints, steps: int, metric: float | None = None) -> str:
     """Write a checkpoint of the trial called ``trial``, and note it."""
     order = checkpoints.next_order()
-    notes = {"experiment": "experiment", "trial": "trial", "time": order}
+    notes = {**TRIAL, "time": order}
     if metric is not None:
         notes["metric"] = checkpoints.describe_metric(metric)
     name = storage.write(files_of(steps, notes))
@@ -148,16 +138,10 @@ def test_trial_follows_the_rule(
     tmp_path_factory: pytest.TempPathFactory, writes: list[float | None], numbers: tuple[int, int, int]
 ) -> None:
     storage, retention = CheckpointStorage(tmp_path_factory.mktemp("storage")), Retention(*numbers)
-    # While a trial runs, it keeps as many of its own best as the whole experiment.
-    rule = Retention(0, max(numbers[:2]), numbers[2])
-    there: list[CheckpointRecord] = []
     for steps, metric in enumerate(writes):
         # Known anew each time, as after a restart.
-        name = write(storage, checkpoints_of(storage, "trial", retention), steps, metric)
-        there.append(CheckpointRecord(name, "trial", steps, steps, metric))
-        deleted = delete_by_sql(there, rule, smaller_is_better=True)
-        there = [record for record in there if record.id not in deleted]
-        assert storage.list_ids() == sorted(record.id for record in there)
+        write(storage, checkpoints_of(storage, retention), steps, metric)
+        assert steps_of(storage) == expected(dict(enumerate(writes[: steps + 1])), retention)
 
 
 def test_clock_set_back_keeps_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,13 +149,13 @@ def test_clock_set_back_keeps_the_order(tmp_path: Path, monkeypatch: pytest.Monk
     for steps, now in enumerate((1000.0, 500.0, 500.0)):
         with monkeypatch.context() as patch:
             patch.setattr("time.time", lambda now=now: now)
-            name = write(storage, checkpoints_of(storage, "trial", Retention(0, 0, 1)), steps)
+            name = write(storage, checkpoints_of(storage, Retention(0, 0, 1)), steps)
         assert storage.list_ids() == [name]
 
 
 def test_removed_by_hand_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(tmp_path)
-    checkpoints = checkpoints_of(storage, "trial", Retention(0, 0, 1))
+    checkpoints = checkpoints_of(storage, Retention(0, 0, 1))
     for steps in range(3):
         name = write(storage, checkpoints, steps)
         storage.delete(name)
@@ -181,7 +165,7 @@ def test_removed_by_hand_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_metric_counts_for_the_latest(tmp_path: Path) -> None:
     """A trial that went back to an earlier batch has an older checkpoint of the same batch."""
     storage = CheckpointStorage(tmp_path)
-    checkpoints = checkpoints_of(storage, "trial", Retention(0, 1, 9))
+    checkpoints = checkpoints_of(storage, Retention(0, 1, 9))
     ids = [write(storage, checkpoints, steps) for steps in (5, 9, 5)]
     checkpoints.note_metric(9, 1.0)
     checkpoints.note_metric(5, math.nan)
@@ -194,10 +178,10 @@ def test_another_metric_does_not_count(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     accuracy = {"name": "accuracy", "value": 0.1}
     for steps, metric in ((1, accuracy), (2, {"name": "loss", "value": 0.5}), (3, accuracy)):
-        storage.write(files_of(steps, {"experiment": "experiment", "trial": "trial", "metric": metric}))
-    checkpoints_of(storage, "trial", Retention(0, 2, 0)).finish()
+        storage.write(files_of(steps, {**TRIAL, "metric": metric}))
+    checkpoints_of(storage, Retention(0, 2, 0)).finish()
     assert steps_of(storage) == [2]
-    storage.write(files_of(4, {"experiment": "experiment", "trial": "other", "metric": accuracy}))
+    storage.write(files_of(4, {**TRIAL, "trial": "other", "metric": accuracy}))
     with pytest.raises(ValueError, match=r"by different metrics .*: 'accuracy', smaller"):
         plan_pruning(storage, Retention())
 
@@ -205,54 +189,39 @@ def test_another_metric_does_not_count(tmp_path: Path) -> None:
 # Indexes of earlier releases
 
 
-def write_index(storage: CheckpointStorage, trial: str, metrics: dict[str, float | None], **changes: Any) -> Path:
+def write_index(storage: CheckpointStorage, metrics: dict[str, float | None]) -> Path:
     """Write the index that releases kept before metrics of later validations were in the metadata."""
-    entries = [
-        {"id": name, "trial": trial, "steps_completed": 1, "order": 1.0, "metric": metric}
-        for name, metric in metrics.items()
-    ]
-    index = {"experiment": "experiment", "trial": trial, "metric": "loss", "smaller_is_better": True}
-    file = storage.root.local_path / ".det_lightning/index/experiment" / f"{trial}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**index, "checkpoints": entries, **changes}))
+    entry = {"trial": "trial", "steps_completed": 1, "order": 1.0}
+    entries = [{"id": name, "metric": metric, **entry} for name, metric in metrics.items()]
+    file = storage.root.local_path / ".det_lightning/index/experiment/trial.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({**TRIAL, "metric": "loss", "smaller_is_better": True, "checkpoints": entries}))
     return file
 
 
 def test_old_index_moves_to_metadata(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
-    notes = {"experiment": "experiment", "trial": "trial"}
-    ids = [storage.write(files_of(steps, notes)) for steps in (1, 2, 3)]
-    file = write_index(storage, "trial", dict(zip([*ids, "gone"], [3.0, 1.0, None, 0.5], strict=True)))
+    ids = [storage.write(files_of(steps, TRIAL)) for steps in (1, 2, 3)]
+    file = write_index(storage, dict(zip([*ids, "gone"], [3.0, 1.0, None, 0.5], strict=True)))
     assert plan_pruning(storage, Retention(0, 1, 0)).to_delete == [ids[0], ids[2]]
     assert file.exists()
-    checkpoints_of(storage, "trial", Retention(0, 1, 1)).finish()
+    checkpoints_of(storage, Retention(0, 1, 1)).finish()
     assert not (tmp_path / ".det_lightning").exists()
     assert steps_of(storage) == [2, 3]
     assert storage.read_metadata(ids[1])["metric"] == {"name": "loss", "value": 1.0, "smaller_is_better": True}
     assert verify_checkpoint(tmp_path / ids[1]).problems == []
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"\xff",
-        b"[" * 100_000,
-        b'{"checkpoints": [1]}',
-        b'{"checkpoints": null}',
-        b'{"checkpoints": [{"metric": 1}]}',
-        b" " * (MAX_SMALL_FILE_BYTES + 5),
-    ],
-    ids=lambda content: content[:60].decode(errors="replace").strip() or f"{len(content)} blanks",
-)
+DAMAGED = [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (MAX_SMALL_FILE_BYTES + 5)]
+DAMAGED += [b'{"checkpoints": [1]}', b'{"checkpoints": null}', b'{"checkpoints": [{"metric": 1}]}']
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: f"{len(content)} bytes")
 def test_damaged_old_index_is_not_used(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(tmp_path)
-    metric = {"name": "loss", "value": 1.0}
-    notes = {"experiment": "experiment", "trial": "trial"}
-    ids = [storage.write(files_of(steps, {**notes, "metric": {**metric, "value": 4.0 - steps}})) for steps in (1, 2)]
-    file = write_index(storage, "trial", {})
+    metrics = {steps: {"name": "loss", "value": 4.0 - steps} for steps in (1, 2)}
+    ids = [storage.write(files_of(steps, {**TRIAL, "metric": metric})) for steps, metric in metrics.items()]
+    file = write_index(storage, {})
     file.write_bytes(content)
     assert plan_pruning(storage, Retention(0, 1, 0)).to_delete == ids[:1]
     assert f"The old index {file} is damaged" in caplog.text
@@ -261,40 +230,32 @@ def test_damaged_old_index_is_not_used(tmp_path: Path, content: bytes, caplog: p
 # Whole runs
 
 
-@dataclasses.dataclass
-class Run:
-    """A run whose validations return the values of a list, one after another."""
+METRICS_OF_RUN: dict[int, float | None] = {2: 5.0, 4: 3.0, 6: 4.0, 8: 3.0, 10: 7.0, 12: 6.0}
 
-    storage: Path
-    metrics: dict[int, float | None]
 
-    def fit(self, max_length: int, latest: str | None = None, **rules: Any) -> None:
-        metrics = self.metrics
+def run(storage: Path, length: int = 12, latest: str | None = None, last: float = 6.0, **rules: Any) -> list[int]:
+    """Train with validations that return the values of a list; return the numbers of batches of what is kept."""
 
-        class Trial(SmallTrial):
-            def evaluate_batch(self, batch: Any) -> dict[str, Any]:
-                return {"loss": metrics[self.context.current_train_batch() + 1]}
+    class Trial(SmallTrial):
+        def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+            return {"loss": {**METRICS_OF_RUN, 12: last}[self.context.current_train_batch() + 1]}
 
-        rules = {"policy": "all", "period": None, "metric": "loss", **rules}
-        train(self.storage, max_length, latest, trial=Trial, **rules)
-
-    def kept(self) -> list[int]:
-        return steps_of(CheckpointStorage(self.storage))
+    train(storage, length, latest, trial=Trial, **{"policy": "all", "period": None, "metric": "loss", **rules})
+    return steps_of(CheckpointStorage(storage))
 
 
 def expected(metrics: dict[int, float | None], retention: Retention, smaller_is_better: bool = True) -> list[int]:
     """Return what is left when the rule is applied after each checkpoint."""
-    best = max(retention.experiment_best, retention.trial_best)
-    retention = Retention(0, best, retention.trial_latest)
+    # While a trial runs, it keeps as many of its own best as the whole experiment.
+    rule = Retention(0, max(retention.experiment_best, retention.trial_best), retention.trial_latest)
     there: list[CheckpointRecord] = []
     for steps, metric in metrics.items():
         there.append(CheckpointRecord(str(steps), "trial", steps, steps, metric))
-        deleted = delete_by_sql(there, retention, smaller_is_better)
+        deleted = delete_by_sql(there, rule, smaller_is_better)
         there = [record for record in there if record.id not in deleted]
     return [record.steps_completed for record in there]
 
 
-METRICS_OF_RUN: dict[int, float | None] = {2: 5.0, 4: 3.0, 6: 4.0, 8: 3.0, 10: 7.0, 12: 6.0}
 RETENTIONS = [Retention(), Retention(0, 0, 1), Retention(0, 2, 0), Retention(3, 1, 2), Retention(0, 0, 0)]
 
 
@@ -302,32 +263,27 @@ RETENTIONS = [Retention(), Retention(0, 0, 1), Retention(0, 2, 0), Retention(3, 
 @pytest.mark.parametrize(("smaller_is_better", "async_write"), [(True, False), (False, True)])
 @pytest.mark.parametrize("retention", RETENTIONS, ids=str)
 def test_run_applies_the_rule(tmp_path: Path, retention: Retention, smaller_is_better: bool, async_write: bool) -> None:
-    run = Run(tmp_path, METRICS_OF_RUN)
-    run.fit(12, retention=retention, smaller_is_better=smaller_is_better, async_write=async_write)
-    assert run.kept() == expected(METRICS_OF_RUN, retention, smaller_is_better)
+    kept = run(tmp_path, retention=retention, smaller_is_better=smaller_is_better, async_write=async_write)
+    assert kept == expected(METRICS_OF_RUN, retention, smaller_is_better)
 
 
 def test_resumed_run_knows_its_trial(tmp_path: Path) -> None:
-    run, retention = Run(tmp_path, METRICS_OF_RUN), Retention(0, 2, 1)
     for stop, kept in ((4, [2, 4]), (8, [4, 8]), (12, [4, 8, 12])):
-        run.fit(stop, latest="last", retention=retention)
-        assert run.kept() == expected({s: m for s, m in METRICS_OF_RUN.items() if s <= stop}, retention) == kept
+        so_far = {steps: metric for steps, metric in METRICS_OF_RUN.items() if steps <= stop}
+        assert run(tmp_path, stop, "last", retention=Retention(0, 2, 1)) == expected(so_far, Retention(0, 2, 1)) == kept
 
 
 def test_resume_from_a_link(tmp_path: Path) -> None:
-    run, retention = Run(tmp_path, METRICS_OF_RUN), Retention(0, 2, 1)
-    run.fit(4, retention=Retention(0, 1, 1))
+    run(tmp_path, 4, retention=Retention(0, 1, 1))
     (first,) = CheckpointStorage(tmp_path).list_ids()
     (tmp_path / "latest").symlink_to(first)
-    run.fit(12, latest="latest", retention=retention)
-    assert run.kept() == [4, 8, 12]
+    assert run(tmp_path, latest="latest", retention=Retention(0, 2, 1)) == [4, 8, 12]
     assert (tmp_path / "latest").readlink() == Path(first)
 
 
 def test_no_deletion_before_a_save(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
-    notes = {"experiment": "experiment", "trial": "trial"}
-    ids = [storage.write(files_of(steps, notes)) for steps in (1, 2, 3)]
+    ids = [storage.write(files_of(steps, TRIAL)) for steps in (1, 2, 3)]
     checkpoints = TrialCheckpoints(storage, CheckpointPolicy("none", retention=Retention(0, 0, 1)), "trial", "run")
     checkpoints.learn("experiment", resumed_from=ids[2])
     checkpoints.note_metric(3, 1.0)
@@ -338,7 +294,7 @@ def test_no_deletion_before_a_save(tmp_path: Path) -> None:
 
 def test_metric_of_a_gone_checkpoint(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
-    checkpoints = checkpoints_of(storage, "trial", Retention(0, 0, 9))
+    checkpoints = checkpoints_of(storage, Retention(0, 0, 9))
     gone, damaged = write(storage, checkpoints, 1), write(storage, checkpoints, 2)
     metadata = tmp_path / damaged / "metadata.json"
     metadata.write_text(metadata.read_text().replace("torch-", "other-"))
@@ -355,42 +311,29 @@ def test_metric_of_a_gone_checkpoint(tmp_path: Path) -> None:
 
 def test_prune_after_a_changed_metric(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
-    notes = {"experiment": "experiment", "trial": "trial"}
     metrics = {1: ("accuracy", 0.1), 2: ("loss", 0.5), 3: ("loss", 0.2), 4: ("loss", 0.4)}
     for steps, (name, value) in metrics.items():
-        metric = {"name": name, "value": value}
-        storage.write(files_of(steps, {**notes, "time": float(steps), "metric": metric}))
+        storage.write(files_of(steps, {**TRIAL, "time": float(steps), "metric": {"name": name, "value": value}}))
     carry_out(plan_pruning(storage, Retention(0, 1, 1)), storage)
     assert steps_of(storage) == [3, 4]
 
 
-@pytest.mark.slow
-def test_other_runs_lose_nothing(tmp_path: Path) -> None:
-    run = Run(tmp_path, METRICS_OF_RUN)
-    run.fit(6)
-    run.fit(12, retention=Retention(0, 0, 1))
-    assert run.kept() == [2, 4, 6, 12]
-
-
 def test_no_rule_keeps_all(tmp_path: Path) -> None:
-    run = Run(tmp_path, METRICS_OF_RUN)
-    run.fit(12)
-    assert run.kept() == [2, 4, 6, 8, 10, 12]
+    assert run(tmp_path, 6) == [2, 4, 6]
     assert not (tmp_path / ".det_lightning").exists()
+    assert run(tmp_path, 10, retention=Retention(0, 0, 1)) == [2, 4, 6, 10], "another run lost some"
 
 
 @pytest.mark.parametrize(("last", "async_write"), [(1.0, False), (9.0, True)])
 def test_metric_after_the_checkpoint(tmp_path: Path, last: float, async_write: bool) -> None:
-    metrics = {**METRICS_OF_RUN, 12: last}
-    run, retention = Run(tmp_path, metrics), Retention(0, 1, 1)
-    run.fit(12, period=pytorch.Batch(2), policy="none", retention=retention, async_write=async_write)
-    assert run.kept() == ([12] if last == 1.0 else [4, 12])
+    rules: dict[str, Any] = {"period": pytorch.Batch(2), "policy": "none", "retention": Retention(0, 1, 1)}
+    run(tmp_path, last=last, async_write=async_write, **rules)
     noted = [info.metadata for info in CheckpointStorage(tmp_path).survey()]
-    assert {one["steps_completed"]: one["metric"]["value"] for one in noted} == {s: metrics[s] for s in run.kept()}
+    found = {metadata["steps_completed"]: metadata["metric"]["value"] for metadata in noted}
+    assert found == ({12: 1.0} if last == 1.0 else {4: 3.0, 12: 9.0})
 
 
 def test_no_metric_is_kept_while_latest(tmp_path: Path) -> None:
-    run = Run(tmp_path, METRICS_OF_RUN)
-    run.fit(12, period=pytorch.Batch(3), retention=Retention(0, 1, 2))
+    kept = run(tmp_path, period=pytorch.Batch(3), retention=Retention(0, 1, 2))
     by_step: dict[int, float | None] = {steps: METRICS_OF_RUN.get(steps) for steps in (2, 3, 4, 6, 8, 9, 10, 12)}
-    assert run.kept() == expected(by_step, Retention(0, 1, 2)) == [4, 10, 12]
+    assert kept == expected(by_step, Retention(0, 1, 2)) == [4, 10, 12]

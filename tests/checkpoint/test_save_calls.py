@@ -6,8 +6,6 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-import pytest
-
 from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
@@ -59,42 +57,20 @@ def train(directory: Path, batches: int, latest: str | None = None) -> SaveRecor
         trainer = pytorch.Trainer(PlainTrial(context, recorder), context, enable_progress_bar=False)
         length, period = pytorch.Batch(batches), pytorch.Batch(4)
         checkpoints = DeterminedCheckpoint(directory / "checkpoints", policy="none", period=period, code_dir=code)
-        profiled(
-            recorder,
-            lambda: trainer.fit(max_length=length, checkpoints=checkpoints, latest_checkpoint=latest),
-        )
+        profiled(recorder, lambda: trainer.fit(max_length=length, checkpoints=checkpoints, latest_checkpoint=latest))
     return recorder
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("run")
-
-
-@pytest.fixture(scope="module")
-def saves(directory: Path) -> list[list[CodeType]]:
-    recorder = train(directory, 8)
-    assert len(recorder.saves) == 2
-    return recorder.saves
-
-
-def test_save_makes_few_calls(saves: list[list[CodeType]]) -> None:
-    calls = saves[-1]
+def test_save_and_resume_execute_little(tmp_path: Path) -> None:
+    _, calls = train(tmp_path, 8).saves
     names = [(Path(code.co_filename).name, code.co_name) for code in calls]
     assert len(calls) <= MOST_CALLS, names
     assert len({code.co_filename for code in calls}) <= MOST_FILES, names
-
-
-def test_save_makes_few_calls_inside(saves: list[list[CodeType]]) -> None:
-    inside = [code for code in saves[-1] if "/det_lightning/checkpoint/" in code.co_filename]
+    inside = [code for code in calls if "/det_lightning/checkpoint/" in code.co_filename]
     assert len(inside) <= MOST_CALLS_INSIDE
-
-
-def test_resume_executes_few_files(directory: Path, saves: list[list[CodeType]]) -> None:
-    newest = CheckpointStorage(directory / "checkpoints").newest()
+    newest = CheckpointStorage(tmp_path / "checkpoints").newest()
     assert newest is not None
     load_checkpoint(newest)  # imports what only reading needs, which would execute files too
-    recorder = train(directory, 12, newest)
-    files = recorder.files_before_training
+    files = train(tmp_path, 12, newest).files_before_training
     assert len([file for file in files if "/det_lightning/checkpoint/" in file]) <= MOST_FILES_INSIDE
     assert len(files) <= MOST_FILES_OF_A_RESUME, sorted(files)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
-from det_lightning.checkpoint.retention.run_claims import (
-    RunClaims,
-    delete_unless_used,
-    own_trial,
-    remove_dead_claims,
-)
+from det_lightning.checkpoint.retention.run_claims import RunClaims, delete_unless_used, own_trial, remove_dead_claims
 from det_lightning.checkpoint.storage.claims import Claim
 from tests.checkpoint.storage.backends import write
 from tests.checkpoint.trainings import train
+from tests.launching import environment
+from tests.warm_python import start_warm_python
 
 ROOT = Path(__file__).parents[2]
 LATEST = Retention(0, 0, 1)
@@ -43,16 +40,11 @@ def trials_in(storage: Path) -> dict[int, str]:
 # Names
 
 
-def test_restarted_run_keeps_its_name(tmp_path: Path) -> None:
-    train(tmp_path, 4, retention=LATEST)
-    name = trials_in(tmp_path)[4]
-    train(tmp_path, 8, "last", retention=LATEST)
-    assert trials_in(tmp_path) == {8: name}
-
-
-def test_resume_of_a_live_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    train(tmp_path, 4, retention=LATEST)
-    name = trials_in(tmp_path)[4]
+def test_name_of_a_resumed_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path, 2, retention=LATEST)
+    name = trials_in(tmp_path)[2]
+    train(tmp_path, 4, "last", retention=LATEST)
+    assert trials_in(tmp_path) == {4: name}
     other = RunClaims(CheckpointStorage(tmp_path))
     assert other.claim_trial(None, None, name) == name
     train(tmp_path, 8, "last", retention=LATEST)
@@ -83,9 +75,9 @@ def test_run_leaves_no_claim_behind(tmp_path: Path) -> None:
         def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
             raise ZeroDivisionError
 
-    train(tmp_path, 4)
+    train(tmp_path, 2)
     with pytest.raises(ZeroDivisionError):
-        train(tmp_path, 8, "last", Fails())
+        train(tmp_path, 4, "last", Fails())
     assert not (tmp_path / ".det_lightning").exists()
 
 
@@ -98,12 +90,10 @@ def test_run_waits_for_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_foreign_claim_stops_no_cleaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = CheckpointStorage(tmp_path)
-    folder = tmp_path / ".det_lightning/runs"
+    folder, take = tmp_path / ".det_lightning/runs", Claim.take
     folder.mkdir(parents=True)
     for name in ("a.json", "b.json"):
         (folder / name).write_text("{}")
-    take = Claim.take
 
     def refuse_first(file: Any) -> Claim | None:
         if file.name == "a.json":
@@ -111,7 +101,7 @@ def test_foreign_claim_stops_no_cleaning(tmp_path: Path, monkeypatch: pytest.Mon
         return take(file)
 
     monkeypatch.setattr(Claim, "take", refuse_first)
-    remove_dead_claims(storage.root)
+    remove_dead_claims(CheckpointStorage(tmp_path).root)
     assert [path.name for path in folder.iterdir()] == ["a.json"]
 
 
@@ -119,16 +109,15 @@ def test_foreign_claim_stops_no_cleaning(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_resumed_checkpoint_is_kept(tmp_path: Path) -> None:
-    train(tmp_path, 4, retention=LATEST)
     storage = CheckpointStorage(tmp_path)
-    (used,) = storage.list_ids()
+    train(storage, 2, retention=LATEST)
     other = RunClaims(storage)
-    assert other.use(storage.find(used))
-    train(tmp_path, 8, "last", retention=LATEST)
-    assert [*sorted(trials_in(tmp_path))] == [4, 8]
+    assert other.use(str(storage.newest()))
+    train(storage, 4, "last", retention=LATEST)
+    assert sorted(trials_in(tmp_path)) == [2, 4]
     other.release()
-    train(tmp_path, 10, "last", retention=LATEST)
-    assert [*trials_in(tmp_path)] == [10]
+    train(storage, 6, "last", retention=LATEST)
+    assert [*trials_in(tmp_path)] == [6]
 
 
 def test_resume_by_url_with_password() -> None:
@@ -148,13 +137,12 @@ def test_no_resume_during_a_deletion(tmp_path: Path) -> None:
     mark = storage.root / ".det_lightning/in_use" / f"{checkpoint_id}.deleting.json"
     deleting = Claim.take(mark)
     assert deleting is not None
-    claims = RunClaims(storage)
-    assert not claims.use(storage.find(checkpoint_id))
+    claims, path = RunClaims(storage), storage.find(checkpoint_id)
+    assert not claims.use(path)
     assert not delete_unless_used(storage, checkpoint_id)
     deleting.release()
-    assert claims.use(storage.find(checkpoint_id))
+    assert claims.use(path)
     assert not delete_unless_used(storage, checkpoint_id)
-    path = storage.find(checkpoint_id)
     claims.release()
     assert delete_unless_used(storage, checkpoint_id)
     assert not claims.use(path)
@@ -172,9 +160,9 @@ def test_newest_was_just_deleted(tmp_path: Path) -> None:
             return iter(found)
 
     train(tmp_path, 6)
-    assert [*sorted(trials_in(tmp_path))] == [2, 4, 6]
+    assert sorted(trials_in(tmp_path)) == [2, 4, 6]
     train(SharedStorage(tmp_path), 3, "last")
-    assert [*sorted(trials_in(tmp_path))] == [2, 3]
+    assert sorted(trials_in(tmp_path)) == [2, 3]
 
 
 @pytest.mark.parametrize("other", [b"[]", b'"text"', b"null", b"", b"{", b'{"token": "of another process"}', None])
@@ -261,41 +249,37 @@ def in_memory() -> CheckpointStorage:
     return CheckpointStorage(f"memory://shared-{time.time_ns()}")
 
 
-def change_claim(storage: CheckpointStorage, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+DEAD = object()  # the id of a process that has ended
+
+
+def change_claim(storage: CheckpointStorage, **changes: Any) -> None:
     """Make the claim of a trial's name that of another process."""
-    folder = storage.root / ".det_lightning/runs"
-    (name,) = folder.list_names()
-    (folder / name).write(json.dumps(change(json.loads((folder / name).read()))).encode())
-
-
-def dead_pid() -> int:
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
+    if changes.get("pid") is DEAD:
+        with subprocess.Popen(["true"]) as process:
+            changes["pid"] = process.pid
+    (name,) = storage.root.find_files()
+    (storage.root / name).write(json.dumps({**json.loads((storage.root / name).read()), **changes}).encode())
 
 
 @pytest.mark.parametrize(
-    ("change", "is_free"),
+    ("changes", "is_free"),
     [
-        (lambda claim: {**claim, "machine": "elsewhere"}, False),
-        (lambda claim: {**claim, "machine": "elsewhere", "renewed": 1e300}, False),
-        (lambda claim: {**claim, "pid": dead_pid()}, True),
-        (lambda claim: {**claim, "token": "of an earlier process with this id"}, True),
+        ({"machine": "elsewhere"}, False),
+        ({"machine": "elsewhere", "renewed": 1e300}, False),
+        ({"pid": DEAD}, True),
+        ({"token": "of an earlier process with this id"}, True),
     ],
-    ids=["on another machine", "an odd time", "ended here", "ended here long ago"],
 )
-def test_remote_claim_of_a_live_process(
-    in_memory: CheckpointStorage, change: Callable[[dict[str, Any]], dict[str, Any]], is_free: bool
-) -> None:
+def test_remote_claim_of_a_live_process(in_memory: CheckpointStorage, changes: dict[str, Any], is_free: bool) -> None:
     RunClaims(in_memory).claim_trial(None, "trial", None)
-    change_claim(in_memory, change)
+    change_claim(in_memory, **changes)
     remove_dead_claims(in_memory.root)
     assert (RunClaims(in_memory).claim_trial(None, None, "trial") == "trial") == is_free
 
 
 def test_remote_claim_expires(in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     RunClaims(in_memory).claim_trial(None, "trial", None)
-    change_claim(in_memory, lambda claim: {**claim, "machine": "elsewhere"})
+    change_claim(in_memory, machine="elsewhere")
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 3 * 3600)
     assert RunClaims(in_memory).claim_trial(None, None, "trial") == "trial"
@@ -305,7 +289,7 @@ def test_remote_claim_expires(in_memory: CheckpointStorage, monkeypatch: pytest.
 def test_suspended_run(in_memory: CheckpointStorage, monkeypatch: pytest.MonkeyPatch, is_taken: bool) -> None:
     suspended = RunClaims(in_memory)
     suspended.claim_trial(None, "trial", None)
-    change_claim(in_memory, lambda claim: {**claim, "machine": "elsewhere"})
+    change_claim(in_memory, machine="elsewhere")
     now = time.time
     with monkeypatch.context() as later:
         later.setattr(time, "time", lambda: now() + 3 * 3600)
@@ -326,17 +310,16 @@ def test_too_large_claim_is_not_read(in_memory: CheckpointStorage, monkeypatch: 
     (file,) = in_memory.root.find_files()
     (in_memory.root / file).write(b" " * 2_000_000)
     read = MemoryFileSystem.cat_file
-    sizes: list[int] = []
+    contents: list[bytes] = []
 
-    def note_size(*arguments: Any, **options: Any) -> bytes:
-        content: bytes = read(*arguments, **options)
-        sizes.append(len(content))
-        return content
+    def note(*arguments: Any, **options: Any) -> bytes:
+        contents.append(read(*arguments, **options))
+        return contents[-1]
 
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", note_size)
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", note)
     with pytest.raises(errors.StorageError, match=rf"{file} has 2,000,000 bytes; at most 65,536 .*: remove the file"):
         RunClaims(in_memory).claim_trial(None, "trial", None)
-    assert sizes == [65_537]
+    assert [len(content) for content in contents] == [65_537]
     with pytest.raises(errors.StorageError, match="65,536"):
         remove_dead_claims(in_memory.root)
 
@@ -388,9 +371,9 @@ def test_vanished_are_reported_at_once(tmp_path: Path, caplog: pytest.LogCapture
 
 @pytest.mark.slow
 def test_two_processes_share_a_storage(tmp_path: Path) -> None:
-    script = ROOT / "tests" / "soak" / "share_storage.py"
+    command = [start_warm_python().executable, str(ROOT / "tests/soak/share_storage.py")]
     arguments = ["--rounds", "2", "--runs", "3", "--json", "outcome.json"]
-    subprocess.run([sys.executable, str(script), *arguments], cwd=tmp_path, check=False)
+    subprocess.run([*command, *arguments], cwd=tmp_path, env=environment(), check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["findings"] == []
     assert outcome["rounds"] == 2

@@ -63,10 +63,7 @@ def test_value_comes_back_as_itself(name: str, tmp_path: pathlib.Path) -> None:
     assert_same(read_state(tmp_path / "state.pth")["value"], VALUES[name])
     # As Determined reads it.
     assert_same(torch.load(tmp_path / "state.pth", weights_only=False)["value"], VALUES[name])
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_ckpt_entry_is_plain(name: str, tmp_path: pathlib.Path) -> None:
+    # Of a .ckpt file the entry is plain.
     state = {"callbacks": {"c": VALUES[name]}}
     torch.save(to_entry(CheckpointContent(state, TrialState())), tmp_path / "entry")
     read = from_entry(torch.load(tmp_path / "entry", weights_only=True))

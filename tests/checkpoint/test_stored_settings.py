@@ -19,30 +19,23 @@ from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 from det_lightning.checkpoint.format.layout import read_json
 from det_lightning.checkpoint.format.resume_state import read_settings
-from tests.trials import SmallTrial
+from tests.trials import SmallTrial, fit_trial
 
 
 class Options(collections.UserDict[str, Any]):
     """A dict of a configuration library."""
 
 
+PLAIN = {"global_batch_size": 8, "clip": float("inf")}
 HPARAMS = {
-    "global_batch_size": 8,
+    **PLAIN,
     "flag": np.bool_(False),
     "layers": np.int64(3),
     "sizes": collections.UserList([1, Options(width=np.array([2, 3]))]),
-    "clip": float("inf"),
     "groups": [{"activation": torch.nn.ReLU(), "lr": torch.tensor(0.5)}],
     "names": {"a", "b"},
 }
-STORED = {
-    "global_batch_size": 8,
-    "flag": False,
-    "layers": 3,
-    "sizes": [1, {"width": [2, 3]}],
-    "clip": float("inf"),
-    "groups": [{"lr": 0.5}],
-}
+STORED = {**PLAIN, "flag": False, "layers": 3, "sizes": [1, {"width": [2, 3]}], "groups": [{"lr": 0.5}]}
 
 
 def require_gaps(hparams: dict[str, Any]) -> None:
@@ -61,9 +54,8 @@ def refuse(constant: str) -> None:
 def test_settings_come_back_from_a_directory(
     tmp_path: Path, exp_conf: dict[str, Any] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytorch.init(hparams=dict(HPARAMS), exp_conf=exp_conf) as context:
-        trainer = pytorch.Trainer(SmallTrial(context), context)
-        trainer.fit(max_length=pytorch.Batch(2), checkpoint_period=pytorch.Batch(1), checkpoint_storage=tmp_path)
+    lengths = {"max_length": pytorch.Batch(2), "checkpoint_period": pytorch.Batch(1)}
+    fit_trial(SmallTrial, None, hparams=dict(HPARAMS), exp_conf=exp_conf, checkpoint_storage=tmp_path, **lengths)
     assert caplog.text.count("hparams['names'] is a set, which JSON cannot hold") == 1
     assert caplog.text.count("hparams['groups'][0]['activation'] is a torch.nn.modules.activation.ReLU") == 1
     path = CheckpointStorage(tmp_path).newest()
@@ -101,16 +93,10 @@ def test_settings_of_a_lightning_file(tmp_path: Path, as_directory: bool, caplog
     assert "is a set" not in caplog.text
 
 
-@pytest.fixture
-def code_dir(tmp_path: Path) -> Path:
-    (tmp_path / "code").mkdir()
-    return tmp_path / "code"
-
-
-def test_rules_of_a_script(tmp_path: Path, code_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rules_of_a_script(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = {"hparams": HPARAMS, "experiment_config": {"gap": float("-inf")}, "home": tmp_path}
     content = CheckpointContent({}, TrialState(1), given, notes={"note": np.float32("nan")})
-    path = tmp_path / CheckpointStorage(tmp_path).write(content, code=code_dir)
+    path = tmp_path / CheckpointStorage(tmp_path).write(content)
     assert "hparams['names'] is a set" in caplog.text
     assert "home is a " in caplog.text
     require_gaps(read_settings(None, read_json(path / "load_data.json"))["hparams"])
@@ -118,10 +104,10 @@ def test_rules_of_a_script(tmp_path: Path, code_dir: Path, caplog: pytest.LogCap
     assert read_json(path / "metadata.json")["note"] == "NaN"
 
 
-def test_plain_settings_need_no_warning(tmp_path: Path, code_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_plain_settings_need_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     content = CheckpointContent({}, TrialState(1), {"hparams": {"lr": 0.1}, "experiment_config": {}})
-    path = tmp_path / CheckpointStorage(tmp_path).write(content, code=code_dir)
+    path = tmp_path / CheckpointStorage(tmp_path).write(content)
     assert caplog.text == ""
     assert read_json(path / "load_data.json").keys() == {
         *("trial_type", "experiment_config", "hparams", "trial_cls_spec", "is_trainer")

@@ -17,7 +17,7 @@ from det_lightning import pytorch
 from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint.unreadable import UnreadableValues
-from tests.trials import SmallTrial
+from tests.trials import SmallTrial, fit_trial
 
 HPARAMS = {"global_batch_size": 8}
 NEEDS_TRUST = ": a resume needs trusted=True"
@@ -57,11 +57,8 @@ class Keeper(pytorch.PyTorchCallback):
     """A callback with state of many types."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "h": Meter(),
-            "plain": [1, (2.5, "a", None, np.arange(3), torch.ones(2))],
-            "deep": [{"mode": Mode.fast}],
-        }
+        plain = [1, (2.5, "a", None, np.arange(3), torch.ones(2))]
+        return {"h": Meter(), "plain": plain, "deep": [{"mode": Mode.fast}]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         pass
@@ -93,34 +90,25 @@ class LightningKeeper(pl.Callback):
 
 
 def fit(trial: type[SmallTrial], folder: Path) -> None:
-    with pytorch.init(hparams=HPARAMS) as context:
-        pytorch.Trainer(trial(context), context).fit(
-            max_length=pytorch.Batch(2), checkpoint_period=pytorch.Batch(1), checkpoint_storage=folder
-        )
+    arguments = {"max_length": pytorch.Batch(2), "checkpoint_period": pytorch.Batch(1), "checkpoint_storage": folder}
+    fit_trial(trial, hparams=HPARAMS, **arguments)
 
 
-def fit_with_lightning(trial: type[SmallTrial], *callbacks: pl.Callback, plugins: Any = ()) -> None:
-    callback = LightningKeeper()
-    trainer = pl.Trainer(
-        max_epochs=1,
-        limit_train_batches=2,
-        logger=False,
-        enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in callbacks),
-        callbacks=[callback, *callbacks],
-        plugins=list(plugins),
-    )
+def fit_with_lightning(trial: type[SmallTrial], callback: pl.Callback, **flags: Any) -> None:
+    callbacks = [LightningKeeper(), callback]
+    trainer = pl.Trainer(max_epochs=1, limit_train_batches=2, logger=False, callbacks=callbacks, **flags)
     trainer.fit(TrialModule(trial, hparams=HPARAMS))
 
 
 def fit_with_files(trial: type[SmallTrial], folder: Path, plugins: Any = ()) -> None:
     saver = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    fit_with_lightning(trial, saver, plugins=plugins)
+    fit_with_lightning(trial, saver, plugins=list(plugins))
 
 
 WAYS: dict[str, Callable[[type[SmallTrial], Path], None]] = {
     "Trainer.fit": fit,
     "DeterminedCheckpoint": lambda trial, folder: fit_with_lightning(
-        trial, DeterminedCheckpoint(folder, policy="none", period=pytorch.Batch(1))
+        trial, DeterminedCheckpoint(folder, policy="none", period=pytorch.Batch(1)), enable_checkpointing=False
     ),
     "ModelCheckpoint": fit_with_files,
     "DeterminedCheckpointIO": lambda trial, folder: fit_with_files(trial, folder, [DeterminedCheckpointIO()]),
@@ -131,7 +119,6 @@ WAYS: dict[str, Callable[[type[SmallTrial], Path], None]] = {
 def test_each_value_is_named_once(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     WAYS[way](KeepingTrial, tmp_path)
     (said,) = [message for message in caplog.messages if NEEDS_TRUST in message]
-    here = __name__
     places = {
         "callbacks['c']['h']": "Meter",
         "callbacks['c']['deep'][0]['mode']": "Mode",
@@ -141,7 +128,7 @@ def test_each_value_is_named_once(way: str, tmp_path: Path, caplog: pytest.LogCa
     }
     if way.startswith(("Model", "DeterminedCheckpointIO")):
         places["Lightning's callbacks['LightningKeeper']['x']"] = "Meter"
-    assert [place for place, kind in places.items() if f"{place} is a {here}.{kind}" not in said] == []
+    assert [place for place, kind in places.items() if f"{place} is a {__name__}.{kind}" not in said] == []
     assert "['plain']" not in said
 
 

@@ -19,14 +19,11 @@ from det_lightning.checkpoint.safe_load import read_state
 BASE = torch.arange(100.0).reshape(10, 10)
 
 
-def stepped(make: Callable[..., torch.optim.Optimizer]) -> dict[str, Any]:
+def stepped(name: str) -> dict[str, Any]:
     parameter = torch.nn.Parameter(torch.ones(3))
-    optimizer = make([parameter], lr=0.1)
     parameter.grad = torch.ones(3)
-    if make is torch.optim.LBFGS:
-        optimizer.step(lambda: 1.0)
-    else:
-        optimizer.step()
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)([parameter], lr=0.1)
+    optimizer.step(lambda: 1.0)
     return optimizer.state_dict()
 
 
@@ -47,7 +44,7 @@ VALUES: dict[str, Any] = {
     "parameters": [torch.nn.Parameter(BASE), torch.ones(2, requires_grad=True)],
     "model": MODEL.state_dict(),
     "optimizers": [
-        stepped(getattr(torch.optim, name))
+        stepped(name)
         for name in ["Adam", "SGD", "AdamW", "RMSprop", "Adagrad", "LBFGS", "Adadelta", "NAdam", "ASGD", "Rprop"]
     ],
     "schedulers": [
@@ -93,10 +90,8 @@ def test_all_values_of_torch_are_read(tmp_path: Path, name: str, zipped: bool) -
 def test_unreadable_value_is_named(value: Any, named: str, tmp_path: Path) -> None:
     """Such files come from other programs: a run of ours writes what can be read, or warns."""
     torch.save({"value": value}, tmp_path / "state.pth")
-    with pytest.raises(errors.UnsafeCheckpointError) as raised:
+    with pytest.raises(errors.UnsafeCheckpointError, match=f"{named}.*pass trusted=True"):
         read_state(tmp_path / "state.pth")
-    assert named in str(raised.value)
-    assert "pass trusted=True" in str(raised.value)
     assert read_state(tmp_path / "state.pth", trusted=True) == {"value": value}
 
 

@@ -37,40 +37,30 @@ def change(file: Path, path: str, value: Any) -> None:
 
 
 DELETED = object()
+DEEP = {"deep": json.loads("[" * 120 + "]" * 120)}
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("trial_state", [1]),
-        ("trial_state.batches_trained", 10**15),
-        ("trial_state.epochs_trained", "two"),
-        ("rng_states", {}),
-        ("rng_states", []),
-        ("rng_states", [3]),
-        ("journals", None),
-        ("journals.0.0.first_batch", -1),
-        ("journals.0.0.first_batch", 10**400),
-        ("positions", 3),
-        ("positions", [{}, {}]),
-        ("positions.0.training.drawn", -1),
-        ("positions.0.training.samplers", [1]),
-        ("positions.0.validation", {}),
-        ("optimizer_steps", "5"),
-        ("optimizer_steps", float("nan")),
-        ("gradients", 5),
-        ("gradients", [{"weight": "ones"}]),
-        ("precision", [1]),
-        ("world_size", 0),
-        ("world_size", 10**9),
-        ("world_size", 2),
-        ("settings", '{"hparams": {}}'),
-        ("settings", {"hparams": [1]}),
-        ("settings", {"hparams": {"lr": torch.ones(2)}}),
-        ("settings", {"experiment_config": {"deep": json.loads("[" * 120 + "]" * 120)}}),
-        ("version", "two"),
-    ],
-)
+WRONG_RESUME_VALUES: dict[str, list[Any]] = {
+    "trial_state": [[1]],
+    "trial_state.batches_trained": [10**15],
+    "trial_state.epochs_trained": ["two"],
+    "rng_states": [{}, [], [3]],
+    "journals": [None],
+    "journals.0.0.first_batch": [-1, 10**400],
+    "positions": [3, [{}, {}]],
+    "positions.0.training.drawn": [-1],
+    "positions.0.training.samplers": [[1]],
+    "positions.0.validation": [{}],
+    "optimizer_steps": ["5", float("nan")],
+    "gradients": [5, [{"weight": "ones"}]],
+    "precision": [[1]],
+    "world_size": [0, 10**9, 2],
+    "settings": ['{"hparams": {}}', {"hparams": [1]}, {"hparams": {"lr": torch.ones(2)}}, {"experiment_config": DEEP}],
+    "version": ["two"],
+}
+
+
+@pytest.mark.parametrize(("path", "value"), [(path, one) for path, them in WRONG_RESUME_VALUES.items() for one in them])
 def test_wrong_resume_value_is_named(path: str, value: Any, trained: Path) -> None:
     file = trained / "resume.pth"
     change(file, path, value)
@@ -84,9 +74,8 @@ def test_wrong_resume_value_is_named(path: str, value: Any, trained: Path) -> No
         fit(trained.parent, 5, latest_checkpoint=trained.name)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
+UNRESUMABLE = {
+    "resume.pth": [
         ("rng_states.0.cpu_rng_state", torch.zeros(7, dtype=torch.uint8), "'cpu_rng_state'"),
         ("rng_states.0.cpu_rng_state", torch.ones(5056), "'cpu_rng_state'"),
         ("rng_states.0.np_rng_state", ("MT19937", [1, 2], 3), "'np_rng_state'"),
@@ -100,9 +89,26 @@ def test_wrong_resume_value_is_named(path: str, value: Any, trained: Path) -> No
         ("gradients", [{"no such weight": torch.ones(3)}], "gradients"),
         ("gradients", [], "gradients"),
     ],
+    "state_dict.pth": [
+        ("optimizers_state_dict.0.param_groups.0.lr", float("nan"), "optimizer 0 .*'lr' of group 0 .* got nan"),
+        ("optimizers_state_dict.0.param_groups.0.lr", "fast", "'lr' of group 0 .* got 'fast'"),
+        ("optimizers_state_dict.0.param_groups.0.lr", 10**400, "'lr' of group 0"),
+        ("optimizers_state_dict.0.param_groups.0.momentum", [1], "'momentum' of group 0"),
+        ("optimizers_state_dict.0.state", [1], "state must be a dict"),
+        ("optimizers_state_dict.0.state", {0: [1]}, "optimizer 0 .*the state of parameter 0 must be a dict"),
+        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": torch.ones(7)}}, "must be a tensor of the shape"),
+        ("optimizers_state_dict", [3], "'optimizers_state_dict' must be a list of dicts; got int"),
+        ("models_state_dict", ["weights"], "'models_state_dict' must be a list of dicts; got str"),
+        ("models_state_dict.0", {1: torch.ones(2)}, "model 0"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "message"), [(name, *row) for name, rows in UNRESUMABLE.items() for row in rows]
 )
-def test_unresumable_checkpoint_is_named(path: str, value: Any, message: str, trained: Path) -> None:
-    change(trained / "resume.pth", path, value)
+def test_unresumable_value_is_named(name: str, path: str, value: Any, message: str, trained: Path) -> None:
+    change(trained / name, path, value)
     with pytest.raises(errors.CheckpointError, match=message):
         fit(trained.parent, 5, latest_checkpoint=trained.name)
 
@@ -116,27 +122,6 @@ def test_position_beyond_numpys_generator(trained: Path) -> None:
         fit(trained.parent, 5, latest_checkpoint=trained.name)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("optimizers_state_dict.0.param_groups.0.lr", float("nan"), "optimizer 0 .*'lr' of group 0 .* got nan"),
-        ("optimizers_state_dict.0.param_groups.0.lr", "fast", "'lr' of group 0 .* got 'fast'"),
-        ("optimizers_state_dict.0.param_groups.0.lr", 10**400, "'lr' of group 0"),
-        ("optimizers_state_dict.0.param_groups.0.momentum", [1], "'momentum' of group 0"),
-        ("optimizers_state_dict.0.state", [1], "state must be a dict"),
-        ("optimizers_state_dict.0.state", {0: [1]}, "optimizer 0 .*the state of parameter 0 must be a dict"),
-        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": torch.ones(7)}}, "must be a tensor of the shape"),
-        ("optimizers_state_dict", [3], "'optimizers_state_dict' must be a list of dicts; got int"),
-        ("models_state_dict", ["weights"], "'models_state_dict' must be a list of dicts; got str"),
-        ("models_state_dict.0", {1: torch.ones(2)}, "model 0"),
-    ],
-)
-def test_wrong_state_value_is_named(path: str, value: Any, message: str, trained: Path) -> None:
-    change(trained / "state_dict.pth", path, value)
-    with pytest.raises(errors.CheckpointError, match=message):
-        fit(trained.parent, 5, latest_checkpoint=trained.name)
-
-
 @pytest.mark.parametrize("part", [{"optimizer_state_dict": {"param_groups": 5}}, {"lr_scheduler": {"_last_lr": 5}}])
 def test_wrong_part_of_an_old_state_is_named(part: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, state={"model_state_dict": {}, **part}, by_determined=True)
@@ -144,24 +129,17 @@ def test_wrong_part_of_an_old_state_is_named(part: dict[str, Any], tmp_path: Pat
     assert re.search("'(param_groups|_last_lr)' in '.*' must be a list", problem)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "kind"),
-    [
-        ("milestones", None, "a dict"),
-        ("milestones", "x", "a dict"),
-        ("gamma", [0.5], "a number"),
-        ("base_lrs", {"a": 1}, "a list of numbers"),
-        ("base_lrs", [], "a list of numbers"),
-        ("_last_lr", [["0.1"]], "a list of numbers"),
-    ],
-)
-def test_wrong_scheduler_value_is_named(name: str, value: Any, kind: str) -> None:
+def test_wrong_scheduler_value_is_named() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
     state = scheduler.state_dict()
     require_fitting_scheduler(scheduler, state)
-    with pytest.raises(ValueError, match=f"'{name}' must be {kind}; got"):
-        require_fitting_scheduler(scheduler, {**state, name: value})
+    wrong: list[tuple[str, Any, str]] = [("milestones", None, "a dict"), ("milestones", "x", "a dict")]
+    wrong += [("base_lrs", {"a": 1}, "a list of numbers"), ("base_lrs", [], "a list of numbers")]
+    wrong += [("_last_lr", [["0.1"]], "a list of numbers"), ("gamma", [0.5], "a number")]
+    for name, value, kind in wrong:
+        with pytest.raises(ValueError, match=f"'{name}' must be {kind}; got"):
+            require_fitting_scheduler(scheduler, {**state, name: value})
 
 
 class OwnAdam(torch.optim.Adam):
@@ -211,22 +189,13 @@ def test_wrong_moment_is_named() -> None:
             require_fitting_optimizer(optimizer, state)
 
 
-@pytest.mark.parametrize(
-    "counts",
-    [
-        {"batches_trained": "", "epochs_trained": 0},
-        {"batches_trained": 3.0},
-        {"batches_trained": float("nan")},
-        {"batches_trained": 10**12},
-        {"batches_trained": 3, "last_ckpt": []},
-        {"batches_trained": True},
-        {"steps_completed": "3"},
-    ],
-)
-def test_wrong_counts_are_named(counts: dict[str, Any], trained: Path) -> None:
-    (trained / "trial_state.pkl").write_bytes(pickle.dumps(counts))
-    with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl must hold counts"):
-        read_checkpoint(trained)
+def test_wrong_counts_are_named(trained: Path) -> None:
+    wrong: list[dict[str, Any]] = [{"batches_trained": value} for value in (3.0, float("nan"), 10**12, True)]
+    wrong += [{"batches_trained": "", "epochs_trained": 0}, {"batches_trained": 3, "last_ckpt": []}]
+    for counts in [*wrong, {"steps_completed": "3"}]:
+        (trained / "trial_state.pkl").write_bytes(pickle.dumps(counts))
+        with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl must hold counts"):
+            read_checkpoint(trained)
 
 
 @pytest.mark.parametrize(
@@ -252,13 +221,13 @@ def test_wrong_load_data_is_named(changes: dict[str, Any], message: str, tmp_pat
         assert len(str(raised.value)) < 1000
 
 
-@pytest.mark.parametrize("settings", ["{", "[1]", '{"hparams": [1]}', '{"experiment_config": "x"}', "[" * 100_000])
-def test_old_settings_must_be_json(settings: str, trained: Path) -> None:
+def test_old_settings_must_be_json(trained: Path) -> None:
     file = trained / "resume.pth"
     change(file, "version", DELETED)
-    change(file, "settings", settings)
-    (problem,) = inspect_checkpoint(trained)["problems"]
-    assert f"{file} is damaged, or another kind of file: 'settings' must be JSON" in problem
+    for settings in ("{", "[1]", '{"hparams": [1]}', '{"experiment_config": "x"}', "[" * 100_000):
+        change(file, "settings", settings)
+        (problem,) = inspect_checkpoint(trained)["problems"]
+        assert f"{file} is damaged, or another kind of file: 'settings' must be JSON" in problem
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1.0])

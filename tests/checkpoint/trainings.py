@@ -6,7 +6,7 @@ from typing import Any
 
 from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
-from tests.trials import SmallTrial, seed_everything
+from tests.trials import SmallTrial, fit_trial, seed_everything
 
 
 def train(
@@ -25,12 +25,12 @@ def train(
             return {**super().build_callbacks(), **({} if callback is None else {"callback": callback})}
 
     seed_everything(seed)
-    with pytorch.init(hparams={}, enable_tensorboard_logging=False) as context:
-        trained = Trial(context)
-        pytorch.Trainer(trained, context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(length),
-            validation_period=pytorch.Batch(2) if "metric" in writing else None,
-            checkpoints=DeterminedCheckpoint(storage, **{"policy": "none", "period": pytorch.Batch(2), **writing}),
-            latest_checkpoint=latest,
-        )
+    trained: SmallTrial = fit_trial(
+        Trial,
+        hparams={},
+        max_length=pytorch.Batch(length),
+        validation_period=pytorch.Batch(2) if "metric" in writing else None,
+        checkpoints=DeterminedCheckpoint(storage, **{"policy": "none", "period": pytorch.Batch(2), **writing}),
+        latest_checkpoint=latest,
+    )
     return trained

@@ -7,11 +7,9 @@ python tests/soak/fuzz_checkpoints.py --inputs 20000 --seed 0
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import importlib
-import json
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -20,7 +18,6 @@ import resource
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
 import warnings
@@ -39,28 +36,21 @@ from det_lightning.checkpoint import load_checkpoint, read_checkpoint
 from det_lightning.checkpoint.retention.trial_checkpoints import with_metrics
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
 from det_lightning.checkpoint.storage.location import Location
+from tests.soak.kill_training import run_soak
 from tests.soak.mutations import SENTINEL, Files, make_corpus, make_input, write_files
+from tests.trials import SmallTrial
 
 MEMORY_BYTES = 6 << 30
 LIMIT_S = 20.0
 CHUNK = 500
 
 
-class PlainTrial(pytorch.PyTorchTrial):
+class PlainTrial(SmallTrial):
     """A trial that any checkpoint can be loaded into, as far as its class and hyperparameters go."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
         self.model = context.wrap_model(torch.nn.Linear(2, 3))
-
-    def build_training_data_loader(self) -> Any:
-        raise NotImplementedError
-
-    def build_validation_data_loader(self) -> Any:
-        raise NotImplementedError
-
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        raise NotImplementedError
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -75,21 +65,13 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 @dataclasses.dataclass
 class Outcome:
-    """What a soak found.
-
-    Attributes:
-        inputs: number of inputs that were read.
-        seconds: how long it took.
-        kinds: number of inputs of each kind.
-        answers: how often each reader answered in which way.
-        findings: what must not happen: number of the input, its kind, what happened.
-    """
+    """What a soak found."""
 
     inputs: int = 0
     seconds: float = 0.0
-    kinds: Counter[str] = dataclasses.field(default_factory=Counter)
-    answers: Counter[str] = dataclasses.field(default_factory=Counter)
-    findings: list[tuple[int, str, str]] = dataclasses.field(default_factory=list)
+    kinds: Counter[str] = dataclasses.field(default_factory=Counter)  # of inputs
+    answers: Counter[str] = dataclasses.field(default_factory=Counter)  # of readers
+    findings: list[str] = dataclasses.field(default_factory=list)
 
 
 class Watch:
@@ -112,9 +94,8 @@ class Watch:
     def _is_forbidden(self, event: str, args: tuple[Any, ...]) -> bool:
         if event == "open":
             path, mode, flags = args
-            writes = (isinstance(mode, str) and set(mode) & set("wax+")) or flags & (
-                os.O_WRONLY | os.O_RDWR | os.O_CREAT
-            )
+            writes = isinstance(mode, str) and set(mode) & set("wax+")
+            writes = writes or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
             return bool(writes) and not str(path).startswith(self._folder)
         if event in ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree"):
             return not str(args[0]).startswith(self._folder)
@@ -126,11 +107,6 @@ class Watch:
             *("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.putenv", "os.spawn", "pty.spawn"),
             *("os.kill", "os.chmod", "os.link", "os.symlink", "code.__new__"),
         )
-
-
-def _choose_readers(number: int) -> list[str]:
-    names = list(READERS)
-    return [names[0], names[1 + number % (len(names) - 1)], "old_indexes"]
 
 
 def read_one(directory: Path, watch: Watch, answers: Counter[str], names: Iterable[str] = READERS) -> list[str]:
@@ -161,12 +137,6 @@ def read_one(directory: Path, watch: Watch, answers: Counter[str], names: Iterab
     return findings
 
 
-def _limit_memory() -> None:
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, now + MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def work(corpus: dict[str, Files], seed: int, numbers: range, folder: Path, results: Any) -> None:
     """Read the inputs of these numbers, in a process of its own."""
     torch.set_num_threads(1)
@@ -180,14 +150,18 @@ def work(corpus: dict[str, Files], seed: int, numbers: range, folder: Path, resu
     for files in corpus.values():  # what is imported on first use is imported now
         write_files(directory, files)
         read_one(directory, watch, Counter())
-    _limit_memory()
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, now + MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in numbers:
         results.send(("begin", number))
         kind, files = make_input(corpus, seed, number)
         write_files(directory, files)
         answers: Counter[str] = Counter()
         # All readers share most of their code: one that reads all is enough for many.
-        findings = read_one(directory, watch, answers, _choose_readers(number))
+        others = [*READERS][1:]
+        readers = ["read_checkpoint", others[number % len(others)], "old_indexes"]
+        findings = read_one(directory, watch, answers, readers)
         results.send(("end", number, kind, answers, findings))
         if number % 50 == 0:
             gc.collect()
@@ -195,16 +169,7 @@ def work(corpus: dict[str, Files], seed: int, numbers: range, folder: Path, resu
 
 
 def soak(inputs: int, seed: int, folder: Path, workers: int = 2, keep: Path | None = None, first: int = 0) -> Outcome:
-    """Read ``inputs`` checkpoints in processes that may crash.
-
-    Args:
-        inputs: how many.
-        seed: another one makes other inputs.
-        folder: to work in.
-        workers: number of processes.
-        keep: a directory that gets the inputs which something was found with.
-        first: number of the first input.
-    """
+    """Read ``inputs`` checkpoints in processes that may crash; ``keep`` those that something was found with."""
     outcome, began = Outcome(), time.monotonic()
     corpus = make_corpus(folder / "corpus")
     context = multiprocessing.get_context("fork")
@@ -212,7 +177,7 @@ def soak(inputs: int, seed: int, folder: Path, workers: int = 2, keep: Path | No
     running: dict[Any, tuple[Any, range, int, float]] = {}
 
     def note(number: int, kind: str, what: str) -> None:
-        outcome.findings.append((number, kind, what))
+        outcome.findings.append(f"input {number} ({kind}): {what}")
         if keep is not None:
             write_files(keep / str(number) / "checkpoint", make_input(corpus, seed, number)[1])
 
@@ -268,28 +233,15 @@ def soak(inputs: int, seed: int, folder: Path, workers: int = 2, keep: Path | No
     return outcome
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="number of the first input, to see one again")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--keep", type=Path, help="directory for the inputs that something was found with")
-    parser.add_argument("--json", type=Path, help="file for the outcome")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        keep = args.keep.resolve() if args.keep else None
-        outcome = soak(args.inputs, args.seed, Path(folder).resolve(), args.workers, keep, args.first)
-    if args.json:
-        args.json.write_text(json.dumps(vars(outcome)))
-    for number, kind, what in outcome.findings:
-        print(f"--- input {number} ({kind}): {what}")
-    for name, count in [*sorted(outcome.kinds.items()), *sorted(outcome.answers.items())]:
-        print(f"{count:8,} {name}")
-    print(f"{outcome.inputs:,} inputs in {outcome.seconds:.0f} s, {len(outcome.findings)} findings")
-    sys.exit(bool(outcome.findings))
-
-
 if __name__ == "__main__":
-    main()
+    run_soak(
+        "inputs",
+        20_000,
+        lambda args, folder: soak(args.inputs, args.seed, folder, args.workers, args.keep, args.first),
+        first={"type": int, "default": 0, "help": "number of the first input, to see one again"},
+        workers={"type": int, "default": os.cpu_count() or 1},
+        keep={
+            "type": lambda name: Path(name).resolve(),
+            "help": "directory for the inputs that something was found with",
+        },
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import logging
 import multiprocessing
 import os
 import random
@@ -17,7 +16,6 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +30,8 @@ from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from tests.soak import kill_training
 from tests.soak.kill_training import RecordedTrial, Variant, compare, holds_any, look_at, read_record, run_soak
 
-# A training that was interrupted has so long to end; what it writes here takes some milliseconds.
-LIMIT_S = 10.0
-# A training that nobody interrupts, on a machine that has other things to do.
-WHOLE_LIMIT_S = 300.0
+LIMIT_S = 10.0  # for a training that was interrupted; what it writes here takes some milliseconds
+WHOLE_LIMIT_S = 300.0  # for one that nobody interrupts, on a machine that has other things to do
 PHASES = ("start-up", "first batches", "training", "checkpoint write", "validation", "shut-down")
 VARIANTS = [
     (Variant(async_write=True), 0),
@@ -49,24 +45,14 @@ fork = multiprocessing.get_context("fork")
 
 @dataclasses.dataclass
 class Outcome:
-    """What a soak found.
+    """What a soak found."""
 
-    Attributes:
-        moments: number of trainings that were interrupted.
-        resumed: number of trainings that went on from the newest checkpoint to a bit-equal end.
-        slowest_s: the longest that a training took to end after its first signal, in seconds.
-        seconds: how long the soak took.
-        counts: how often each signal came in each phase.
-        statuses: how often each exit status ended a training.
-        findings: what must not be.
-    """
-
-    moments: int = 0
-    resumed: int = 0
-    slowest_s: float = 0.0
+    moments: int = 0  # trainings that were interrupted
+    resumed: int = 0  # trainings that went on from the newest checkpoint to a bit-equal end
+    slowest_s: float = 0.0  # the longest from the first signal to the end
     seconds: float = 0.0
-    counts: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
-    statuses: dict[str, int] = dataclasses.field(default_factory=collections.Counter)
+    counts: dict[str, int] = dataclasses.field(default_factory=collections.Counter)  # of signals in phases
+    statuses: dict[str, int] = dataclasses.field(default_factory=collections.Counter)  # of processes that ended
     findings: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -102,12 +88,7 @@ class PhasedTrial(RecordedTrial):
 def run(folder: Path, variant: Variant, workers: int, seed: int) -> None:
     """Train in this process, which ends as any interpreter does; write down an error that no signal explains."""
     os.setpgid(0, 0)
-    with (folder / "errors").open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.chdir(folder / "code")
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
+    kill_training.settle_in(folder)
     PhasedTrial.num_workers = workers
     try:
         kill_training.train(folder, variant, seed, PhasedTrial)
@@ -152,12 +133,7 @@ def members(group: int) -> list[int]:
 
 
 class Soak:
-    """Interrupts trainings.
-
-    Args:
-        folder: to work in; must be empty.
-        seed: another one interrupts at other moments.
-    """
+    """Interrupts trainings, at other moments for another seed."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.outcome = Outcome()
@@ -201,8 +177,12 @@ class Soak:
         # The last one first would leave nothing to interrupt.
         for begun, phase in enumerate(sorted(phases, key=PHASES.index)):
             process = start(folder, variant, workers, seed=100 + begun)
-            if self._is_interrupted(process, folder, phase):
-                self._look_at(folder)
+            is_interrupted = self._is_interrupted(process, folder, phase)
+            if is_interrupted and (folder / "failure").exists():
+                self._found(folder, (folder / "failure").read_text())
+            if is_interrupted and (folder / "storage").exists():
+                for finding in look_at(CheckpointStorage(folder / "storage"))[0]:
+                    self._found(folder, finding)
             if self.outcome.findings:
                 return
         process = start(folder, variant, workers, seed=200)
@@ -251,15 +231,6 @@ class Soak:
         self.outcome.counts[what] += 1
         self.outcome.statuses[str(process.exitcode)] += 1
         return True
-
-    def _look_at(self, folder: Path) -> None:
-        """Look at what a training that was interrupted has left behind."""
-        if (folder / "failure").exists():
-            self._found(folder, (folder / "failure").read_text())
-        storage = CheckpointStorage(folder / "storage")
-        if storage.root.exists():
-            for finding in look_at(storage)[0]:
-                self._found(folder, finding)
 
     def _found(self, folder: Path, finding: str) -> None:
         said = (folder / "errors").read_text()[-3000:] if (folder / "errors").exists() else ""

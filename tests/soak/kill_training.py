@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import os
@@ -43,21 +44,11 @@ LIMIT_S = 120.0
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """How the training writes its checkpoints.
-
-    Attributes:
-        period: number of batches from one to the next.
-        async_write: while the training goes on.
-        retention: keep the best and the latest one only.
-    """
+    """How the training writes its checkpoints."""
 
     period: int = 1
     async_write: bool = False
-    retention: bool = False
-
-    def __str__(self) -> str:
-        parts = [f"every {self.period}", "in the background" if self.async_write else "in line"]
-        return ", ".join([*parts, "with retention"] if self.retention else parts)
+    retention: bool = False  # of the best and the latest one
 
 
 VARIANTS = [
@@ -70,19 +61,11 @@ VARIANTS = [
 
 @dataclasses.dataclass
 class Outcome:
-    """What a soak found.
-
-    Attributes:
-        kills: number of trainings that were killed.
-        ends: number of trainings that came to their end.
-        torn: number of kills that left an incomplete checkpoint, or the mark of one.
-        seconds: how long it took.
-        findings: what must not be.
-    """
+    """What a soak found."""
 
     kills: int = 0
-    ends: int = 0
-    torn: int = 0
+    ends: int = 0  # trainings that came to their end
+    torn: int = 0  # kills that left an incomplete checkpoint, or the mark of one
     seconds: float = 0.0
     findings: list[str] = dataclasses.field(default_factory=list)
 
@@ -122,33 +105,30 @@ class RecordedTrial(SmallTrial):
 
 def train(folder: Path, variant: Variant, seed: int, trial_class: type[RecordedTrial] = RecordedTrial) -> None:
     """Train to the end, from the newest checkpoint on, and write down how it ended."""
-    storage = CheckpointStorage(folder / "storage")
-    storage.root.local_path.mkdir(parents=True, exist_ok=True)
+    (folder / "storage").mkdir(parents=True, exist_ok=True)
     # A checkpoint brings its random state with it; only the beginning needs the seed.
-    seed_everything(3 if storage.newest() is None else seed)
+    seed_everything(3 if CheckpointStorage(folder / "storage").newest() is None else seed)
     trial_class.record = folder / "record"
-    checkpoints = DeterminedCheckpoint(
-        storage,
-        policy="none",
-        period=pytorch.Batch(variant.period),
-        metric="validation_loss",
-        code_dir=folder / "code",
-        async_write=variant.async_write,
-        retention=Retention(0, 1, 1) if variant.retention else None,
-    )
+    retention = Retention(0, 1, 1) if variant.retention else None
+    writing = {"period": pytorch.Batch(variant.period), "async_write": variant.async_write, "retention": retention}
+    context = fit(trial_class, folder, LENGTH, "last", metric="validation_loss", **writing).context
+    parts: list[Any] = [*context.models, *context.optimizers]
+    (folder / "end.new").write_bytes(repr(_exact([part.state_dict() for part in parts])).encode())
+    (folder / "end.new").rename(folder / "end")
+
+
+def fit(trial_class: type[SmallTrial], folder: Path, length: int, latest: str | None, **writing: Any) -> SmallTrial:
+    checkpoints = DeterminedCheckpoint(folder / "storage", policy="none", code_dir=folder / "code", **writing)
     with init(enable_tensorboard_logging=False) as context:
         trial = trial_class(context)
         Trainer(trial, context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(LENGTH),
+            max_length=pytorch.Batch(length),
             validation_period=pytorch.Batch(5),
             reporting_period=pytorch.Batch(1),
-            latest_checkpoint="last",
+            latest_checkpoint=latest,
             checkpoints=checkpoints,
         )
-    parts: list[Any] = [*context.models, *context.optimizers]
-    states = [part.state_dict() for part in parts]
-    (folder / "end.new").write_bytes(repr(_exact(states)).encode())
-    (folder / "end.new").rename(folder / "end")
+    return trial
 
 
 def _exact(value: Any) -> Any:
@@ -168,13 +148,7 @@ def start(folder: Path, work: Callable[[], None], name: str = "") -> int:
         return pid
     code = 1
     try:
-        with (folder / "errors").open("a") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        os.chdir(folder / "code")
-        logging.disable(logging.CRITICAL)
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
+        settle_in(folder)
         work()
         code = 0
     except BaseException:
@@ -183,16 +157,23 @@ def start(folder: Path, work: Callable[[], None], name: str = "") -> int:
         os._exit(code)
 
 
+def settle_in(folder: Path) -> None:
+    """Make this process one that trains in a folder and says all it says in a file."""
+    with (folder / "errors").open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(folder / "code")
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+
+
 def has_ended(pid: int) -> bool:
     return os.waitpid(pid, os.WNOHANG)[0] == pid
 
 
 def wait(pid: int) -> None:
-    """Wait for a training's end.
-
-    Raises:
-        TimeoutError: it does not come.
-    """
+    """Wait for a training's end, for some time."""
     until = time.monotonic() + LIMIT_S
     while not has_ended(pid):
         if time.monotonic() > until:
@@ -239,34 +220,34 @@ def read_record(folder: Path) -> dict[str, set[str]]:
     return found
 
 
-def look_at(storage: CheckpointStorage) -> tuple[list[str], bool]:
-    """Return what is wrong with a storage after a kill, and whether the kill tore a checkpoint."""
+def find_unreadable(storage: CheckpointStorage) -> list[str]:
     findings = []
-    complete = storage.list_ids()
-    newest = storage.newest()
-    if (newest is None) != (not complete):
-        findings.append(f"the newest of {len(complete)} checkpoints is {newest}")
-    for name in complete:
+    for name in storage.list_ids():
         try:
             read_checkpoint(storage.root.local_path / name)
         except Exception as e:  # any is wrong here
             findings.append(f"{name} is complete and cannot be read: {e!r}")
-    root = storage.root.local_path
+    return findings
+
+
+def look_at(storage: CheckpointStorage) -> tuple[list[str], bool]:
+    """Return what is wrong with a storage after a kill, and whether the kill tore a checkpoint."""
+    root, complete, findings = storage.root.local_path, storage.list_ids(), find_unreadable(storage)
+    newest = storage.newest()
+    if (newest is None) != (not complete):
+        findings.append(f"the newest of {len(complete)} checkpoints is {newest}")
     incomplete = [path for path in root.iterdir() if path.name not in (*complete, BOOKKEEPING_DIR)]
     if len(incomplete) > 1:
         findings.append(f"{len(incomplete)} incomplete checkpoints are there; the next run removes those of the last")
-    partial = root / BOOKKEEPING_DIR / "partial"
-    marks = list(partial.iterdir()) if partial.exists() else []
+    marks = [path.name for path in (root / BOOKKEEPING_DIR / "partial").glob("*")]
     if len(marks) > 1:
-        findings.append(f"{len(marks)} marks are there: {[mark.name for mark in marks]}")
+        findings.append(f"{len(marks)} marks are there: {marks}")
     return findings, bool(incomplete or marks)
 
 
 def look_at_the_end(storage: CheckpointStorage, variant: Variant) -> list[str]:
     """Return what is wrong with a storage after a training came to its end."""
-    findings, _ = look_at(storage)
-    root = storage.root.local_path
-    complete = storage.list_ids()
+    root, complete, findings = storage.root.local_path, storage.list_ids(), look_at(storage)[0]
     below = [path for path in (root / BOOKKEEPING_DIR).rglob("*") if path.is_file()]
     rubbish = [str(path.relative_to(root)) for path in root.iterdir() if path.name not in (*complete, BOOKKEEPING_DIR)]
     if variant.retention:
@@ -280,14 +261,7 @@ def look_at_the_end(storage: CheckpointStorage, variant: Variant) -> list[str]:
 
 
 def soak(kills: int, seed: int, folder: Path, variants: list[Variant] = VARIANTS) -> Outcome:
-    """Kill trainings until so many were killed and the last one came to its end.
-
-    Args:
-        kills: how many.
-        seed: another one kills at other moments.
-        folder: to work in; must be empty.
-        variants: are taken in turn.
-    """
+    """Kill trainings of the variants in turn, until so many were killed and the last one came to its end."""
     outcome, began, rng = Outcome(), time.monotonic(), random.Random(seed)
     straight = folder / "straight"
     usual_s = 0.0
@@ -301,17 +275,14 @@ def soak(kills: int, seed: int, folder: Path, variants: list[Variant] = VARIANTS
         return outcome
     expected = read_record(straight)
     often = max(1, min(25, kills // len(variants)))  # each variant has its turn
-    turn = 0
-    while outcome.kills < kills and not outcome.findings:
-        variant = variants[turn % len(variants)]
-        outcome.findings += _run_and_kill(
-            folder / f"run{turn}", variant, rng, usual_s, min(often, kills - outcome.kills), outcome
-        )
+    for turn, variant in enumerate(itertools.cycle(variants)):
+        run = folder / f"run{turn}"
+        outcome.findings += _run_and_kill(run, variant, rng, usual_s, min(often, kills - outcome.kills), outcome)
         if not outcome.findings:
-            findings = compare(folder / f"run{turn}", straight, expected)
-            outcome.findings += [f"run {turn} ({variant}): {finding}" for finding in findings]
-            shutil.rmtree(folder / f"run{turn}")
-        turn += 1
+            outcome.findings += [f"run {turn} ({variant}): {found}" for found in compare(run, straight, expected)]
+            shutil.rmtree(run)
+        if outcome.kills >= kills or outcome.findings:
+            break
     outcome.seconds = time.monotonic() - began
     return outcome
 
@@ -321,23 +292,19 @@ def _run_and_kill(
 ) -> list[str]:
     """Kill one training up to ``kills`` times, then let it come to its end."""
     storage = CheckpointStorage(folder / "storage")
-    begun = 0
-    while True:
+    for begun in range(kills):
         pid = start(folder, functools.partial(train, folder, variant, 100 + begun))
-        begun += 1
-        if begun > kills:
-            wait(pid)
-            break
         if not kill_at_random(pid, folder, rng, usual_s):
             break
         outcome.kills += 1
-        if storage.root.exists():
-            findings, torn = look_at(storage)
-            outcome.torn += torn
-            if findings:
-                return [f"{variant}, after kill {outcome.kills}: {finding}" for finding in findings]
+        findings, torn = look_at(storage) if storage.root.exists() else ([], False)
+        outcome.torn += torn
+        if findings:
+            return [f"{variant}, after kill {outcome.kills}: {finding}" for finding in findings]
+    else:
+        wait(start(folder, functools.partial(train, folder, variant, 100 + kills)))
     if (folder / "failure").exists():
-        return [f"{variant}, start {begun}: {(folder / 'failure').read_text()}"]
+        return [f"{variant}: {(folder / 'failure').read_text()}"]
     outcome.ends += 1
     return [f"{variant}, at the end: {finding}" for finding in look_at_the_end(storage, variant)]
 
@@ -359,11 +326,7 @@ def compare(folder: Path, straight: Path, expected: dict[str, set[str]]) -> list
 def run_soak(count: str, default: int, soak: Callable[[argparse.Namespace, Path], Any], **more: dict[str, Any]) -> None:
     """Run a soak with the arguments of the command line; print what it found, and exit with 1 if that is anything.
 
-    Args:
-        count: the option that says how much to do.
-        default: how much, by default.
-        soak: called with the arguments and an empty folder; returns an outcome.
-        more: further options.
+    The option ``count`` says how much to do; the soak is called with all arguments and an empty folder.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument(f"--{count}", type=int, default=default)
@@ -379,7 +342,10 @@ def run_soak(count: str, default: int, soak: Callable[[argparse.Namespace, Path]
         args.json.write_text(json.dumps(vars(outcome)))
     for finding in outcome.findings:
         print(f"--- {finding}")
-    print(*(f"{name}: {value}" for name, value in vars(outcome).items() if name != "findings"), sep="; ", end="; ")
+    values = {name: value for name, value in vars(outcome).items() if name != "findings"}
+    for counts in [value for value in values.values() if isinstance(value, dict)]:
+        print(*(f"{count:8,} {name}" for name, count in sorted(counts.items())), sep="\n")
+    print(*(f"{name}: {value}" for name, value in values.items() if not isinstance(value, dict)), sep="; ", end="; ")
     print(f"{len(outcome.findings)} findings")
     sys.exit(bool(outcome.findings))
 

@@ -7,6 +7,7 @@ import json
 import pickle
 import pickletools
 import random
+import re
 import shutil
 import struct
 import zipfile
@@ -22,7 +23,7 @@ from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, Trial
 from tests.checkpoint import layouts
 from tests.checkpoint.made_checkpoints import make_resume
 
-_DTYPES = (torch.float64, torch.float16, torch.int8, torch.complex64)
+DTYPES = (torch.float64, torch.float16, torch.int8, torch.complex64, torch.uint16)
 
 #: Path in the checkpoint -> content.
 Files = dict[str, bytes]
@@ -79,27 +80,21 @@ def make_state(old: bool = False) -> dict[str, Any]:
     parameter.mine = 3  # type: ignore[attr-defined]
     model: OrderedDict[str, Any] = OrderedDict(weight=torch.ones(3, 2), bias=torch.zeros(3))
     model._metadata = OrderedDict({"": {"version": 1}})  # type: ignore[attr-defined]
+    groups = {"lr": 0.1, "params": [0]}
     return {
         "models_state_dict": [model],
-        "optimizers_state_dict": [
-            {"state": {0: {"step": torch.tensor(2.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
-        ],
+        "optimizers_state_dict": [{"state": {0: {"step": torch.tensor(2.0)}}, "param_groups": [groups]}],
         "lr_schedulers_state_dict": [{"last_epoch": 3, "_last_lr": [0.1], "flag": True}],
         "callbacks": {
             "tensors": [base, base.bfloat16(), base[2:5], base[::2], base.reshape(3, 4).t(), torch.tensor(True)],
             "empty": torch.ones(0, 3),
-            "kinds": [base.to(kind) for kind in (*_DTYPES, *([] if old else [torch.uint16]))],
+            "kinds": [base.to(kind) for kind in DTYPES[: 4 if old else 5]],
             "sparse": [torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()],
             "quantized": torch.quantize_per_tensor(base, 0.1, 2, torch.qint8),
             "parameter": parameter,
             "meta": torch.ones(2, device="meta"),
-            "arrays": [
-                np.arange(4),
-                np.ones((2, 3), order="F"),
-                np.array(["a", "bc"]),
-                np.float32(1.5),
-                np.dtype("f8"),
-            ],
+            "arrays": [np.arange(4), np.ones((2, 3), order="F"), np.array(["a", "bc"])],
+            "of numpy": [np.float32(1.5), np.dtype("f8")],
             "plain": [None, True, 1.5, 2**40, 2**70, "text", b"bytes", (1, (2, 3)), {1, 2}, 1j, bytearray(b"x")],
             "counts": Counter("abca"),
             "keys": {(0, "a"): 1, 2.5: 2, None: 3},
@@ -114,14 +109,11 @@ def make_state(old: bool = False) -> dict[str, Any]:
 
 def make_corpus(folder: Path) -> dict[str, Files]:
     """Write checkpoints of all kinds below ``folder``, and return them by name."""
-    state = make_state()
     trial_state = TrialState(batches_trained=7, epochs_trained=2, last_val=5)
     load_data = {"trial_cls_spec": "m:T", "hparams": {"lr": 0.1}, "experiment_config": {"a": [1]}, "is_trainer": True}
-    resume = make_resume()
     (folder / "code").mkdir(parents=True)
-    storage = CheckpointStorage(folder / "storage")
-    name = storage.write(CheckpointContent(state, trial_state, load_data, resume), code=folder / "code")
-    ours = _read(folder / "storage" / name)
+    content = CheckpointContent(make_state(), trial_state, load_data, make_resume())
+    ours = _read(folder / "storage" / CheckpointStorage(folder / "storage").write(content, code=folder / "code"))
     record = {"id": "checkpoint", "trial": "trial", "steps_completed": 7, "order": 1.5, "metric": 0.5}
     ours[INDEX_FILE] = json.dumps({"metric": "m", "smaller_is_better": True, "checkpoints": [record]}).encode()
     metadata = json.loads(ours["metadata.json"])
@@ -132,8 +124,8 @@ def make_corpus(folder: Path) -> dict[str, Files]:
     corpus = {"with a manifest": ours, "zip": plain, "old format": {**plain, "state_dict.pth": old.getvalue()}}
     del corpus["old format"]["resume.pth"]
     for protocol in range(6):
-        content = pickle.dumps(dict(vars(trial_state)), protocol)
-        corpus[f"pickle protocol {protocol}"] = {**plain, "trial_state.pkl": content}
+        pickled = pickle.dumps(dict(vars(trial_state)), protocol)
+        corpus[f"pickle protocol {protocol}"] = {**plain, "trial_state.pkl": pickled}
     for layout in layouts.LAYOUTS:
         corpus[layout.name] = _read(layouts.write(folder / layout.name, layout))
     shutil.rmtree(folder)
@@ -203,31 +195,37 @@ def call(function: bytes, *args: bytes) -> bytes:
     return function + tuple_of(*args) + b"R"
 
 
+def rebuild(kind: str, *args: bytes) -> bytes:
+    return call(name_of("torch._utils", f"_rebuild_{kind}"), *args)
+
+
 def storage_ref(kind: str = "FloatStorage", key: str = "0", numel: int = 4, old: bool = False) -> bytes:
     view = [b"N"] if old else []
     parts = [text("storage"), name_of("torch", kind), text(key), text("cpu"), number(numel)]
     return tuple_of(*parts, *view) + b"Q"
 
 
-class PickleMaker:
-    """Makes pickles that have the right form and a wrong meaning.
+NO_HOOKS = call(name_of("collections", "OrderedDict"))
 
-    Args:
-        rng: decides.
-        old: references to storages have the form of the format before 1.6.
-        modern: use the operations of newer protocols too.
-    """
+
+def tensor(storage: bytes, offset: int = 0, shape: tuple[int, ...] = (4,), strides: tuple[int, ...] = (1,)) -> bytes:
+    place = (number(offset), tuple_of(*map(number, shape)), tuple_of(*map(number, strides)))
+    return rebuild("tensor_v2", storage, *place, b"\x89", NO_HOOKS)
+
+
+class PickleMaker:
+    """Makes pickles that have the right form and a wrong meaning, with operations of newer protocols if ``modern``."""
 
     def __init__(self, rng: random.Random, old: bool = False, modern: bool = False) -> None:
-        self.rng, self.old, self.modern = rng, old, modern
+        self.rng, self.modern = rng, modern
+        self.old = old  # references to storages have the form of the format before 1.6
 
     def integer(self) -> bytes:
         return number(self.rng.choice(EDGES)) if self.rng.random() < 0.4 else number(self.rng.randrange(6))
 
     def name(self) -> bytes:
-        rng = self.rng
-        module, name = rng.choice(_names(ALLOWED if rng.random() < 0.75 else DANGEROUS))
-        if self.modern and rng.random() < 0.5:
+        module, name = self.rng.choice(_names(ALLOWED if self.rng.random() < 0.75 else DANGEROUS))
+        if self.modern and self.rng.random() < 0.5:
             return _short(module) + _short(name) + b"\x93"
         return name_of(module, name)
 
@@ -243,53 +241,44 @@ class PickleMaker:
         return tuple_of(*(self.integer() for _ in range(count)))
 
     def hooks(self) -> bytes:
-        return call(name_of("collections", "OrderedDict")) if self.rng.random() < 0.9 else self.value(3)
+        return NO_HOOKS if self.rng.random() < 0.9 else self.value(3)
 
     def tensor(self) -> bytes:
         count = self.rng.randrange(3)
         args = [self.storage(), self.integer(), self.numbers(count), self.numbers(count), b"\x89", self.hooks()]
         version = self.rng.choice(["", "_v2", "_v2", "_v3"])
         args = args[:4] if not version else [*args, name_of("torch", "float32")] if version == "_v3" else args
-        return call(name_of("torch._utils", f"_rebuild_tensor{version}"), *args)
-
-    def good_tensor(self, kind: str = "FloatStorage", key: str = "0", numel: int = 4, *shape: int) -> bytes:
-        shape = shape or (numel,)
-        strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
-        args = [storage_ref(kind, key, numel, self.old), number(0), tuple_of(*map(number, shape))]
-        args += [tuple_of(*map(number, strides)), b"\x89", call(name_of("collections", "OrderedDict"))]
-        return call(name_of("torch._utils", "_rebuild_tensor_v2"), *args)
+        return rebuild(f"tensor{version}", *args)
 
     def special_tensor(self) -> bytes:
         rng = self.rng
         layout = call(name_of("torch.serialization", "_get_layout"), text(f"torch.sparse_{rng.choice(['coo', 'csr'])}"))
-        indices, values = self.good_tensor("LongStorage", "1", 2, 1, 2), self.good_tensor(numel=4)
+        values, two = tensor(storage_ref(old=self.old)), storage_ref("LongStorage", "1", 2, self.old)
         size = call(name_of("torch", "Size"), self.numbers(rng.randrange(1, 3)))
         way = rng.randrange(6)
         if way == 0:
-            data = [indices, values, size, b"\x88"]
-            return call(name_of("torch._utils", "_rebuild_sparse_tensor"), layout, tuple_of(*data[: rng.randint(2, 4)]))
+            data = [tensor(two, 0, (1, 2), (2, 1)), values, size, b"\x88"]
+            return rebuild("sparse_tensor", layout, tuple_of(*data[: rng.randint(2, 4)]))
         if way == 1:
-            flat = self.good_tensor("LongStorage", "1", 2)
-            data = [flat, flat, self.good_tensor(numel=4), size]
-            return call(name_of("torch._utils", "_rebuild_sparse_tensor"), layout, tuple_of(*data))
+            flat = tensor(two, 0, (2,))
+            return rebuild("sparse_tensor", layout, tuple_of(flat, flat, values, size))
         if way == 2:
             quantizer = tuple_of(name_of("torch", "per_channel_affine"), values, values, self.integer())
             if rng.random() < 0.5:
                 quantizer = tuple_of(name_of("torch", "per_tensor_affine"), self.atom(), self.integer())
             args = [storage_ref("QInt8Storage", "2", 16, self.old), self.integer(), self.numbers(1), self.numbers(1)]
-            return call(name_of("torch._utils", "_rebuild_qtensor"), *args, quantizer, b"\x89", self.hooks())
+            return rebuild("qtensor", *args, quantizer, b"\x89", self.hooks())
         if way == 3:
-            args = [name_of("torch", "float32"), self.numbers(2), self.numbers(2), b"\x89"]
-            return call(name_of("torch._utils", "_rebuild_meta_tensor_no_storage"), *args)
+            dtype = name_of("torch", "float32")
+            return rebuild("meta_tensor_no_storage", dtype, self.numbers(2), self.numbers(2), b"\x89")
         if way == 4:
-            rebuild = name_of("torch._utils", "_rebuild_tensor_v2")
+            function = name_of("torch._utils", "_rebuild_tensor_v2")
             args = [self.storage(), number(0), self.numbers(1), self.numbers(1), b"\x89", self.hooks()]
             state = tuple_of(b"N", b"}(" + self.atom() + self.value(2) + b"u")
             kind = name_of("torch.nn.parameter", "Parameter") if rng.random() < 0.7 else self.name()
-            return call(name_of("torch._tensor", "_rebuild_from_type_v2"), rebuild, kind, tuple_of(*args), state)
+            return call(name_of("torch._tensor", "_rebuild_from_type_v2"), function, kind, tuple_of(*args), state)
         state = b"}(" + self.atom() + self.value(2) + b"u"
-        args = [values, b"\x88", self.hooks(), state]
-        return call(name_of("torch._utils", "_rebuild_parameter_with_state"), *args)
+        return rebuild("parameter_with_state", values, b"\x88", self.hooks(), state)
 
     def array(self) -> bytes:
         rng = self.rng
@@ -302,8 +291,8 @@ class PickleMaker:
             dtype += tuple_of(number(3), order, *extra, self.integer(), self.integer(), flags) + b"b"
         if rng.random() < 0.3:
             return call(name_of("numpy._core.multiarray", "scalar"), dtype, self.raw())
-        kind = (name_of("numpy", "ndarray"), b"K\0\x85", self.raw())
-        begin = call(name_of("numpy._core.multiarray", "_reconstruct"), *kind)
+        reconstruct = name_of("numpy._core.multiarray", "_reconstruct")
+        begin = call(reconstruct, name_of("numpy", "ndarray"), b"K\0\x85", self.raw())
         content = self.raw() if rng.random() < 0.6 else b"](" + self.value(2) + self.value(2) + b"e"
         return begin + tuple_of(number(1), self.numbers(1), dtype, b"\x89", content) + b"b"
 
@@ -358,6 +347,11 @@ def _short(value: str) -> bytes:
     return b"\x8c" + bytes([len(value)]) + value.encode()
 
 
+def made_up_pickle(rng: random.Random) -> bytes:
+    maker = PickleMaker(rng, modern=True)
+    return b"\x80\x04}(" + b"".join(text(name) + maker.value() for name in rng.sample(TEXTS, 2)) + b"u."
+
+
 def change_pickle(rng: random.Random, content: bytes, old: bool = False, modern: bool = False) -> bytes:
     """Put something in between the operations of a pickle, or change the argument of one."""
     operations = _operations(content)
@@ -378,16 +372,13 @@ def change_pickle(rng: random.Random, content: bytes, old: bool = False, modern:
         elif way == 3 and isinstance(argument, int) and not isinstance(argument, bool):
             replaced = _with_argument(operation, rng)
             content = content[: operations[at][2]] + replaced + content[operations[at][2] :] if replaced else content
-        elif way == 4:
-            names = [one for one in operations if one[0] == "GLOBAL"]
-            if names:
-                _, _, begin, end = rng.choice(names)
-                content = content[:begin] + name_of(*rng.choice(_names(ALLOWED + "\n" + DANGEROUS))) + content[end:]
         else:
-            numbers = [one for one in operations if one[0] in ("BININT1", "BININT2", "BININT", "LONG1", "INT", "LONG")]
-            if numbers:
-                _, _, begin, end = rng.choice(numbers)
-                content = content[:begin] + number(rng.choice(EDGES)) + content[end:]
+            kinds = ("GLOBAL",) if way == 4 else ("BININT1", "BININT2", "BININT", "LONG1", "INT", "LONG")
+            if found := [one for one in operations if one[0] in kinds]:
+                _, _, begin, end = rng.choice(found)
+                names = _names(ALLOWED + "\n" + DANGEROUS)
+                other = name_of(*rng.choice(names)) if way == 4 else number(rng.choice(EDGES))
+                content = content[:begin] + other + content[end:]
         operations = _operations(content) or operations
     return content
 
@@ -417,21 +408,28 @@ def change_state_file(rng: random.Random, content: bytes) -> bytes:
     """Change the pickle in a file that ``torch.save`` wrote, and leave all around it as it should be."""
     if content[:4] != b"PK\x03\x04":
         return _change_old_format(rng, content)
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        entries = [(name, archive.read(name)) for name in archive.namelist()]
-    if rng.random() < 0.5:
-        return zip_of(
-            [(name, change_pickle(rng, data) if name.endswith("data.pkl") else data) for name, data in entries]
-        )
-    return made_up_archive(PickleMaker(rng).state())
+    if rng.random() >= 0.5:
+        return made_up_archive(PickleMaker(rng).state())
+    entries = entries_of(content)
+    return zip_of([(name, change_pickle(rng, data) if name.endswith("data.pkl") else data) for name, data in entries])
+
+
+def made_up_state(value: bytes, old: bool = False) -> bytes:
+    """Return a file with this value as ``w``; in the format before 1.6 references to storages have another form."""
+    pickled = b"\x80\x02}" + text("w") + (value.replace(b"tQ", b"NtQ") if old else value) + b"s."
+    return made_up_old_file(pickled) if old else made_up_archive(pickled)
 
 
 def made_up_archive(pickled: bytes) -> bytes:
     """Return an archive with this pickle and three storages: ``0`` and ``1`` and ``2``, of 16 bytes each."""
     storages = [(f"archive/data/{key}", (b"\xff" if key else b"\x01\0") * (8 if key == 0 else 16)) for key in range(3)]
-    return zip_of(
-        [("archive/data.pkl", pickled), ("archive/byteorder", b"little"), *storages, ("archive/version", b"3\n")]
-    )
+    head = [("archive/data.pkl", pickled), ("archive/byteorder", b"little")]
+    return zip_of([*head, *storages, ("archive/version", b"3\n")])
+
+
+def entries_of(content: bytes) -> list[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return [(name, archive.read(name)) for name in archive.namelist()]
 
 
 def zip_of(entries: list[tuple[str, bytes]]) -> bytes:
@@ -500,8 +498,7 @@ def made_up_old_file(pickled: bytes, head: list[bytes] | None = None) -> bytes:
 
 def change_archive(rng: random.Random, content: bytes) -> bytes:
     """Change what an archive says of its entries."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        entries = [(name, archive.read(name)) for name in archive.namelist()]
+    entries = entries_of(content)
     way = rng.randrange(10)
     at = rng.randrange(len(entries))
     name, data = entries[at]
@@ -525,11 +522,8 @@ def change_archive(rng: random.Random, content: bytes) -> bytes:
         other = [(name, PickleMaker(rng).state() if name.endswith("data.pkl") else data) for name, data in entries]
         listed, hidden = rng.sample([entries, other], 2)
         return archive_with_two_lists(listed, hidden, small=rng.random() < 0.5)
-    if way == 9:  # all entries of a list lie in the same place
-        patched = bytearray(packed)
-        for place in _find_all(packed, b"PK\x01\x02"):
-            patched[place + 42 : place + 46] = bytes(4)
-        return bytes(patched)
+    if way == 9:
+        return in_one_place(packed)
     if way == 6:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -546,12 +540,16 @@ def change_archive(rng: random.Random, content: bytes) -> bytes:
     return packed
 
 
+def in_one_place(packed: bytes) -> bytes:
+    """Return an archive whose list says that all entries lie in the same place."""
+    patched = bytearray(packed)
+    for place in _find_all(packed, b"PK\x01\x02"):
+        patched[place + 42 : place + 46] = bytes(4)
+    return bytes(patched)
+
+
 def _find_all(content: bytes, part: bytes) -> list[int]:
-    found, at = [], content.find(part)
-    while at >= 0:
-        found.append(at)
-        at = content.find(part, at + 1)
-    return found
+    return [match.start() for match in re.finditer(re.escape(part), content)]
 
 
 # JSON
@@ -608,21 +606,16 @@ def make_input(corpus: dict[str, Files], seed: int, index: int) -> tuple[str, Fi
     else:
         ways += ["state file"] * 9 + (["archive"] * 3 if content[:4] == b"PK\x03\x04" else [])
     way = rng.choice(ways)
-    if way == "bytes":
-        files[name] = change_bytes(rng, content, [data for data in files.values() if data])
-    elif way == "swap":
-        files[name] = rng.choice([data for one in corpus.values() for data in one.values()])
-    elif way == "json":
-        files[name] = change_json(rng, content)
-    elif way == "pickle":
-        files[name] = change_pickle(rng, content, modern=True)
-    elif way == "made-up pickle":
-        maker = PickleMaker(rng, modern=True)
-        files[name] = b"\x80\x04}(" + b"".join(text(n) + maker.value() for n in rng.sample(TEXTS, 2)) + b"u."
-    elif way == "state file":
-        files[name] = change_state_file(rng, content)
-    else:
-        files[name] = change_archive(rng, content)
+    changes: dict[str, Callable[[], bytes]] = {
+        "bytes": lambda: change_bytes(rng, content, [data for data in files.values() if data]),
+        "swap": lambda: rng.choice([data for one in corpus.values() for data in one.values()]),
+        "json": lambda: change_json(rng, content),
+        "pickle": lambda: change_pickle(rng, content, modern=True),
+        "made-up pickle": lambda: made_up_pickle(rng),
+        "state file": lambda: change_state_file(rng, content),
+        "archive": lambda: change_archive(rng, content),
+    }
+    files[name] = changes[way]()
     if is_state and source == "with a manifest" and rng.random() < 0.5:
         del files["metadata.json"]
     return f"{way} of {Path(name).name}", files

@@ -22,15 +22,11 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from det_lightning import pytorch
-from det_lightning.callbacks import DeterminedCheckpoint
-from det_lightning.checkpoint import CheckpointStorage, Retention, read_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
-from det_lightning.pytorch._trainer import Trainer, init
-
-# Imported here, and not by each of the processes that begin.
 from tests.soak import kill_training
-from tests.soak.kill_training import run_soak, wait
+from tests.soak.kill_training import find_unreadable, run_soak, wait
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 FIRST_PART, LENGTH = 3, 14
@@ -39,21 +35,12 @@ KEEP_ONE = Retention(0, 0, 1)
 
 @dataclasses.dataclass
 class Outcome:
-    """What a soak found.
+    """What a soak found."""
 
-    Attributes:
-        rounds: number of storages that were shared.
-        ends: number of runs that came to their end.
-        kills: number of runs that were killed.
-        trials: number of trials that the runs were.
-        seconds: how long it took.
-        findings: what must not be.
-    """
-
-    rounds: int = 0
-    ends: int = 0
+    rounds: int = 0  # storages that were shared
+    ends: int = 0  # runs that came to their end
     kills: int = 0
-    trials: int = 0
+    trials: int = 0  # that the runs were
     seconds: float = 0.0
     findings: list[str] = dataclasses.field(default_factory=list)
 
@@ -61,22 +48,8 @@ class Outcome:
 def train(folder: Path, name: str, length: int, latest: str | None, async_write: bool) -> None:
     """Train, and write down the weights at the end."""
     seed_everything(3 if latest is None else 99)
-    checkpoints = DeterminedCheckpoint(
-        folder / "storage",
-        policy="none",
-        period=pytorch.Batch(1),
-        code_dir=folder / "code",
-        async_write=async_write,
-        retention=KEEP_ONE,
-    )
-    with init(enable_tensorboard_logging=False) as context:
-        trial = SmallTrial(context)
-        Trainer(trial, context, enable_progress_bar=False).fit(
-            max_length=pytorch.Batch(length),
-            validation_period=pytorch.Batch(5),
-            latest_checkpoint=latest,
-            checkpoints=checkpoints,
-        )
+    writing = {"period": pytorch.Batch(1), "async_write": async_write, "retention": KEEP_ONE}
+    trial = kill_training.fit(SmallTrial, folder, length, latest, **writing)
     (folder / f"end-{name}").write_text(repr(weights_of(trial).tolist()))
 
 
@@ -94,14 +67,12 @@ def share(folder: Path, runs: int, rng: random.Random, outcome: Outcome) -> None
     if common is None:
         outcome.findings.append((folder / "failure-first").read_text())
         return
-    killed = False
     started = [start(folder, str(number), LENGTH, common, rng.random() < 0.5) for number in range(runs)]
     if rng.random() < 0.7:
         time.sleep(rng.uniform(0.0, 0.5))
         os.kill(started[0], signal.SIGKILL)
-        killed = os.waitpid(started[0], 0)[1] != 0
-        outcome.kills += killed
-        if killed:
+        if os.waitpid(started[0], 0)[1] != 0:
+            outcome.kills += 1
             # What it went on from may be gone with it, and a newer one of any of the runs does as well.
             started[0] = start(folder, "0", LENGTH, "last")
         else:
@@ -115,14 +86,8 @@ def share(folder: Path, runs: int, rng: random.Random, outcome: Outcome) -> None
 
 def look_at(folder: Path, storage: CheckpointStorage, names: list[str]) -> list[str]:
     """Return what is wrong after all runs have ended."""
-    findings = [path.read_text() for path in folder.glob("failure-*")]
-    complete = storage.list_ids()
-    for checkpoint_id in complete:
-        try:
-            read_checkpoint(storage.root.local_path / checkpoint_id)
-        except Exception as e:  # any is wrong here
-            findings.append(f"{checkpoint_id} is complete and cannot be read: {e!r}")
-    steps = {name: storage.read_metadata(name) for name in complete}
+    findings = [*(path.read_text() for path in folder.glob("failure-*")), *find_unreadable(storage)]
+    steps = {name: storage.read_metadata(name) for name in storage.list_ids()}
     pruned = plan_pruning(storage, KEEP_ONE)
     if pruned.unknown:
         findings.append(f"no trial has {pruned.unknown}")
@@ -130,11 +95,9 @@ def look_at(folder: Path, storage: CheckpointStorage, names: list[str]) -> list[
     trials_left = sorted(metadata["trial"] for name, metadata in steps.items() if name not in deleted)
     if trials_left != sorted({metadata["trial"] for metadata in steps.values()}):
         findings.append(f"after pruning there are checkpoints of {trials_left}")
-    written_by_runs = {metadata["run"] for metadata in steps.values() if metadata["steps_completed"] == LENGTH}
-    if not written_by_runs:
+    if LENGTH not in [metadata["steps_completed"] for metadata in steps.values()]:
         findings.append("none of the checkpoints is that of an end")
-    left = [*(storage.root.local_path / BOOKKEEPING_DIR).glob("*")]
-    if left:
+    if left := [*(storage.root.local_path / BOOKKEEPING_DIR).glob("*")]:
         findings.append(f"left behind: {left}")
     if missing := [name for name in names if not (folder / f"end-{name}").exists()]:
         findings.append(f"runs {missing} did not come to their end")
@@ -142,14 +105,7 @@ def look_at(folder: Path, storage: CheckpointStorage, names: list[str]) -> list[
 
 
 def soak(rounds: int, seed: int, folder: Path, runs: int = 2) -> Outcome:
-    """Let runs share storages; all must end with the weights of a run that was alone.
-
-    Args:
-        rounds: number of storages.
-        seed: another one lets other things happen at other moments.
-        folder: to work in; must be empty.
-        runs: number of runs in each storage.
-    """
+    """Let runs share storages; all must end with the weights of a run that was alone."""
     outcome, began, rng = Outcome(), time.monotonic(), random.Random(seed)
     wait(start(folder / "alone", "alone", LENGTH, None))
     expected = (folder / "alone" / "end-alone").read_text()

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,13 +20,7 @@ import numpy as np
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from det_lightning.checkpoint import (
-    CheckpointContent,
-    CheckpointStorage,
-    ResumeState,
-    RetryPolicy,
-    TrialState,
-)
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, ResumeState, RetryPolicy, TrialState
 from det_lightning.ranks.topology import free_port
 from tests.checkpoint.made_checkpoints import make_resume
 
@@ -70,12 +64,8 @@ def equal(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return (one.dtype, one.shape, one.stride(), one.requires_grad) == (
-            other.dtype,
-            other.shape,
-            other.stride(),
-            other.requires_grad,
-        ) and torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
+        kinds = [(it.dtype, it.shape, it.stride(), it.requires_grad) for it in (one, other)]
+        return kinds[0] == kinds[1] and torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
     if isinstance(one, ResumeState):
@@ -175,14 +165,9 @@ def azure_server() -> Iterator[dict[str, Any]]:
             with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
                 break
             time.sleep(0.1)
-        settings = {
-            "DefaultEndpointsProtocol": "http",
-            "AccountName": account,
-            "AccountKey": key,
-            "BlobEndpoint": f"http://127.0.0.1:{port}/{account}",
-        }
+        settings = f"DefaultEndpointsProtocol=http;AccountName={account};AccountKey={key};"
         try:
-            yield {"connection_string": ";".join(f"{name}={value}" for name, value in settings.items())}
+            yield {"connection_string": f"{settings}BlobEndpoint=http://127.0.0.1:{port}/{account}"}
         finally:
             server.terminate()
 
@@ -192,48 +177,36 @@ def sftp_server() -> Iterator[dict[str, Any]]:
     """Run an SFTP server on the files of this machine; give host and options with which fsspec reaches it."""
     import paramiko
 
+    def or_code(action: Callable[..., Any]) -> Callable[..., Any]:
+        """Let a function return the code of its error, or that of success in place of nothing."""
+
+        def act(self: Files, *arguments: Any) -> Any:
+            try:
+                result = action(*arguments)
+            except OSError as e:
+                return paramiko.SFTPServer.convert_errno(e.errno or 0)
+            return paramiko.SFTP_OK if result is None else result
+
+        return act
+
+    def describe(path: str, follow: bool = True) -> paramiko.SFTPAttributes:
+        return paramiko.SFTPAttributes.from_stat(os.stat(path, follow_symlinks=follow), Path(path).name)  # noqa: PTH116
+
+    def open_file(path: str, flags: int, attributes: Any) -> paramiko.SFTPHandle:
+        handle = paramiko.SFTPHandle(flags)
+        file = os.fdopen(os.open(path, flags, 0o644), "wb" if flags & os.O_WRONLY else "rb")
+        handle.readfile = handle.writefile = file
+        return handle
+
     class Files(paramiko.SFTPServerInterface):
-        def list_folder(self, path: str) -> Any:
-            return _or_code(lambda: [self._attributes(one, follow=False) for one in Path(path).iterdir()])
-
-        def stat(self, path: str) -> Any:
-            return _or_code(lambda: self._attributes(Path(path)))
-
-        def lstat(self, path: str) -> Any:
-            return _or_code(lambda: self._attributes(Path(path), follow=False))
-
-        def _attributes(self, path: Path, follow: bool = True) -> paramiko.SFTPAttributes:
-            return paramiko.SFTPAttributes.from_stat(path.stat(follow_symlinks=follow), path.name)
-
-        def open(self, path: str, flags: int, attributes: Any) -> Any:
-            def open_it() -> paramiko.SFTPHandle:
-                handle = paramiko.SFTPHandle(flags)
-                file = os.fdopen(os.open(path, flags, 0o644), "wb" if flags & os.O_WRONLY else "rb")
-                handle.readfile = handle.writefile = file
-                return handle
-
-            return _or_code(open_it)
-
-        def remove(self, path: str) -> Any:
-            return _or_code(Path(path).unlink, paramiko.SFTP_OK)
-
-        def mkdir(self, path: str, attributes: Any) -> Any:
-            return _or_code(Path(path).mkdir, paramiko.SFTP_OK)
-
-        def rmdir(self, path: str) -> Any:
-            return _or_code(Path(path).rmdir, paramiko.SFTP_OK)
-
-        def rename(self, old: str, new: str) -> Any:
-            return _or_code(lambda: Path(old).rename(new), paramiko.SFTP_OK)
-
-        posix_rename = rename
-
-    def _or_code(action: Any, success: Any = None) -> Any:
-        try:
-            result = action()
-        except OSError as e:
-            return paramiko.SFTPServer.convert_errno(e.errno or 0)
-        return result if success is None else success
+        list_folder = or_code(lambda path: [describe(str(one), follow=False) for one in Path(path).iterdir()])
+        stat = or_code(describe)
+        lstat = or_code(lambda path: describe(path, follow=False))
+        open = or_code(open_file)
+        remove = or_code(os.unlink)
+        mkdir = or_code(lambda path, attributes: Path(path).mkdir())
+        rmdir = or_code(os.rmdir)
+        rename = posix_rename = or_code(os.replace)
 
     class Gate(paramiko.ServerInterface):
         def check_auth_password(self, username: str, password: str) -> int:
@@ -263,13 +236,8 @@ def sftp_server() -> Iterator[dict[str, Any]]:
 
     threading.Thread(target=serve, daemon=True).start()
     try:
-        yield {
-            "port": listening.getsockname()[1],
-            "username": "me",
-            "password": "the password",
-            "look_for_keys": False,
-            "allow_agent": False,
-        }
+        login = {"username": "me", "password": "the password", "look_for_keys": False, "allow_agent": False}
+        yield {"port": listening.getsockname()[1], **login}
     finally:
         listening.shutdown(socket.SHUT_RDWR)
         listening.close()

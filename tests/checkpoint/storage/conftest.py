@@ -12,57 +12,48 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tests.checkpoint.storage.backends import (
-    Backend,
-    FlakyFileSystem,
-    azure_server,
-    backend_of,
-    gcs_server,
-    s3_server,
-    sftp_server,
-)
+from tests.checkpoint.storage import backends
+from tests.checkpoint.storage.backends import Backend, FlakyFileSystem
 
 
 @pytest.fixture(autouse=True)
 def no_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    nowhere = tmp_path_factory.getbasetemp() / "no such file"
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(nowhere))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(nowhere))
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path_factory.getbasetemp() / "no such file"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+# Options with which the libraries reach the servers of this session.
 
 
 @pytest.fixture(scope="session")
 def s3_options() -> Iterator[dict[str, Any]]:
-    """Options with which s3fs reaches the S3 server of this session."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server", reason="no S3 server to test with; install moto[server]")
-    with s3_server() as options:
+    with backends.s3_server() as options:
         yield options
 
 
 @pytest.fixture(scope="session")
 def sftp_options() -> Iterator[dict[str, Any]]:
-    """Options with which fsspec reaches the SFTP server of this session."""
     pytest.importorskip("paramiko", reason="no SFTP server to test with; install paramiko")
-    with sftp_server() as options:
+    with backends.sftp_server() as options:
         yield options
 
 
 @pytest.fixture(scope="session")
 def gcs_options() -> Iterator[dict[str, Any]]:
-    """Options with which gcsfs reaches the server of this session."""
     pytest.importorskip("gcsfs")
     pytest.importorskip("gcp_storage_emulator", reason="no GCS server to test with; install gcp-storage-emulator")
-    with gcs_server() as options:
+    with backends.gcs_server() as options:
         yield options
 
 
 @pytest.fixture(scope="session")
 def azure_options() -> Iterator[dict[str, Any]]:
-    """Options with which adlfs reaches the server of this session."""
-    with azure_server() as options:
+    with backends.azure_server() as options:
         yield options
 
 
@@ -91,7 +82,15 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
 
 def _place(request: pytest.FixtureRequest, directory: Path) -> Backend:
     kind = request.param
-    return backend_of(kind, directory, request.getfixturevalue(SERVERS[kind]) if kind in SERVERS else {})
+    return backends.backend_of(kind, directory, request.getfixturevalue(SERVERS[kind]) if kind in SERVERS else {})
+
+
+@pytest.fixture
+def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where copies for a remote storage lie."""
+    (tmp_path / "staging").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "staging"))
+    return tmp_path / "staging"
 
 
 @pytest.fixture

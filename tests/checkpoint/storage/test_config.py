@@ -22,39 +22,50 @@ KEYS = {"access_key": "a", "secret_key": "b", "session_token": "c"}
 
 
 @pytest.mark.parametrize(
+    ("section", "url"),
+    [
+        ({}, "/data"),
+        ({"host_path": "/data/"}, "/data"),
+        ({"storage_path": "a/b"}, "/data/a/b"),
+        ({"storage_path": ""}, "/data"),
+        ({"storage_path": None}, "/data"),
+        ({"storage_path": "/data/a"}, "/data/a"),
+        ({"storage_path": "a/../b"}, "/data/b"),
+        ({"checkpoint_path": "old"}, "/data/old"),
+        ({"checkpoint_path": "x", "tensorboard_path": "t"}, "/data/t"),
+        ({"host_path": "/", "storage_path": "/data"}, "/data"),
+        ({"container_path": "/mnt", "propagation": "rprivate"}, "/data"),
+    ],
+    ids=str,
+)
+def test_path_of_a_shared_directory(section: dict[str, Any], url: str) -> None:
+    assert storage_from_config({"type": "shared_fs", "host_path": "/data", **section}) == (url, {})
+
+
+S3 = {"type": "s3", "bucket": "b"}
+AZURE = {"type": "azure", "container": "c"}
+ACCOUNT = {"account_host": "me.blob.core.windows.net", "account_name": "me"}
+
+
+@pytest.mark.parametrize(
     ("config", "url", "options"),
     [
-        ({"type": "shared_fs", "host_path": "/data"}, "/data", {}),
-        ({"type": "shared_fs", "host_path": "/data/"}, "/data", {}),
-        ({"type": "shared_fs", "host_path": "/data", "storage_path": "a/b"}, "/data/a/b", {}),
-        ({"type": "shared_fs", "host_path": "/data", "storage_path": ""}, "/data", {}),
-        ({"type": "shared_fs", "host_path": "/data", "storage_path": None}, "/data", {}),
-        ({"type": "shared_fs", "host_path": "/data", "storage_path": "/data/a"}, "/data/a", {}),
-        ({"type": "shared_fs", "host_path": "/data", "storage_path": "a/../b"}, "/data/b", {}),
-        ({"type": "shared_fs", "host_path": "/data", "checkpoint_path": "old"}, "/data/old", {}),
-        ({"type": "shared_fs", "host_path": "/data", "checkpoint_path": "x", "tensorboard_path": "t"}, "/data/t", {}),
-        ({"type": "shared_fs", "host_path": "/", "storage_path": "/data"}, "/data", {}),
-        ({"type": "shared_fs", "host_path": "/data", "container_path": "/mnt", "propagation": "rprivate"}, "/data", {}),
         ({"type": "directory", "container_path": "/data/here"}, "/data/here", {}),
         ({"type": "directory", "container_path": "/data", "tensorboard_path": "t"}, "/data", {}),
-        ({"type": "s3", "bucket": "b"}, "s3://b", {}),
-        ({"type": "s3", "bucket": "b", "prefix": "/x//y/./z/"}, "s3://b/x/y/z", {}),
-        ({"type": "s3", "bucket": "b", "prefix": "..x/y.."}, "s3://b/..x/y..", {}),
-        ({"type": "s3", "bucket": "b", "endpoint_url": "http://u"}, "s3://b", {"endpoint_url": "http://u"}),
-        ({"type": "s3", "bucket": "b", **KEYS}, "s3://b", {"key": "a", "secret": "b", "token": "c"}),
-        ({"type": "s3", "bucket": "b", "save_trial_best": 3, "save_trial_latest": 0}, "s3://b", {}),
+        (S3, "s3://b", {}),
+        ({**S3, "prefix": "/x//y/./z/"}, "s3://b/x/y/z", {}),
+        ({**S3, "prefix": "..x/y.."}, "s3://b/..x/y..", {}),
+        ({**S3, "endpoint_url": "http://u"}, "s3://b", {"endpoint_url": "http://u"}),
+        ({**S3, **KEYS}, "s3://b", {"key": "a", "secret": "b", "token": "c"}),
+        ({**S3, "save_trial_best": 3, "save_trial_latest": 0}, "s3://b", {}),
         ({"type": "gcs", "bucket": "b", "prefix": "x"}, "gs://b/x", {}),
-        ({"type": "azure", "container": "c"}, "az://c", {}),
+        (AZURE, "az://c", {}),
         (
-            {"type": "azure", "container": "c", "connection_string": "s", "credential": "k"},
+            {**AZURE, "connection_string": "s", "credential": "k"},
             "az://c",
             {"connection_string": "s", "credential": "k"},
         ),
-        (
-            {"type": "azure", "container": "c", "account_url": "https://me.blob.core.windows.net/"},
-            "az://c",
-            {"account_host": "me.blob.core.windows.net", "account_name": "me"},
-        ),
+        ({**AZURE, "account_url": "https://me.blob.core.windows.net/"}, "az://c", ACCOUNT),
     ],
     ids=str,
 )
@@ -65,6 +76,10 @@ def test_every_type_has_its_url(config: dict[str, Any], url: str, options: dict[
 def test_remote_types_have_an_extra() -> None:
     assert {"s3", "gcs", "azure"} == {*EXTRAS.values()}
     assert {*EXTRAS.values()} <= {*metadata("det-lightning").get_all("Provides-Extra", [])}
+
+
+FOUR_MISTAKES = ["bucket is missing", "buckets is unknown (did you mean bucket?)"]
+FOUR_MISTAKES += ["endpoint_url must be a string; got 1", "prefix must not contain '..'; got 'a/../b'"]
 
 
 @pytest.mark.parametrize(
@@ -79,15 +94,7 @@ def test_remote_types_have_an_extra() -> None:
         ({"type": "gcs", "bucket": 3}, ["bucket must be a string; got 3"]),
         ({"type": "directory", "container_path": "/x", "host_path": "/y"}, ["host_path is unknown"]),
         ({"type": "shared_fs", "host_path": "data"}, ["host_path must be absolute; got 'data'"]),
-        (
-            {"type": "s3", "prefix": "a/../b", "endpoint_url": 1, "buckets": "x"},
-            [
-                "bucket is missing",
-                "buckets is unknown (did you mean bucket?)",
-                "endpoint_url must be a string; got 1",
-                "prefix must not contain '..'; got 'a/../b'",
-            ],
-        ),
+        ({"type": "s3", "prefix": "a/../b", "endpoint_url": 1, "buckets": "x"}, FOUR_MISTAKES),
         (
             {"type": "shared_fs", "host_path": "/data", "storage_path": "/elsewhere", "x": 1},
             ["storage_path must lie under host_path '/data'; got '/elsewhere'", "x is unknown"],
@@ -135,18 +142,12 @@ def test_any_prefix_stays_in_the_bucket(prefix: str) -> None:
 
 @pytest.mark.slow
 def test_section_opens_a_bucket(s3_options: dict[str, Any]) -> None:
-    config = {
-        "type": "s3",
-        "bucket": new_bucket("s3", s3_options),
-        "prefix": "team/run",
-        "endpoint_url": s3_options["endpoint_url"],
-        "access_key": "the key",
-        "secret_key": "the secret",
-        "save_trial_best": 1,
-    }
+    bucket, endpoint = new_bucket("s3", s3_options), {"endpoint_url": s3_options["endpoint_url"]}
+    keys = {"access_key": "the key", "secret_key": "the secret"}
+    config = {"type": "s3", "bucket": bucket, "prefix": "team/run", **endpoint, **keys, "save_trial_best": 1}
     storage = CheckpointStorage(config, retry=QUICK)
     checkpoint_id = write(storage)
-    assert storage.find(checkpoint_id) == f"s3://{config['bucket']}/team/run/{checkpoint_id}"
+    assert storage.find(checkpoint_id) == f"s3://{bucket}/team/run/{checkpoint_id}"
     load_checkpoint(storage.find(checkpoint_id), storage.options)
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, Retention, load_checkpoint
+from det_lightning.checkpoint.format.layout import STAGING_MARK
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.storage.location import is_own_id, new_id
 from det_lightning.files.local_files import write_whole
@@ -25,16 +24,6 @@ from tests.warm_python import start_warm_python
 
 LONG_AGO = json.dumps({"host": "gone", "pid": 1, "started": time.time() - 1e6}).encode()
 
-OWN_ID = "0b7f3c1e-52a9-4d0c-8f6e-9a1d2c3b4e5f"
-
-
-def content(root: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in root.rglob("*")
-        if path.is_file() and ".det_lightning" not in path.parts
-    }
-
 
 # Ids
 
@@ -43,38 +32,23 @@ def content(root: Path) -> dict[str, bytes]:
 def test_name_that_leads_out_is_no_id(backend: Backend, name: str) -> None:
     storage = backend.storage()
     kept = write(storage)
-    for refused in (
-        lambda: storage.root.checkpoint(name),
-        lambda: storage.begin(name),
-        lambda: storage.delete(name),
-        lambda: storage.read_metadata(name),
-        lambda: storage.describe([name]),
-        lambda: storage.replace(name, kept),
-        lambda: storage.replace(kept, name),
-    ):
+    takers: list[Callable[[str], object]] = [storage.root.checkpoint, storage.begin, storage.delete]
+    takers += [storage.read_metadata, lambda name: storage.describe([name])]
+    takers += [lambda name: storage.replace(name, kept), lambda name: storage.replace(kept, name)]
+    for take in takers:
         with pytest.raises(errors.CheckpointNotFound, match="There is no checkpoint"):
-            refused()
+            take(name)
     assert not storage.is_complete(name)
     with pytest.raises(errors.StorageError, match="cannot be the name of a file"):
         storage.root.bookkeeping("partial", name)
     assert storage.list_ids() == [kept]
 
 
-@pytest.mark.parametrize(
-    ("name", "own"),
-    [
-        (OWN_ID, True),
-        (f"epoch=1-step=20-{OWN_ID}", True),
-        ("epoch=1-step=20", False),
-        (f"epoch{OWN_ID}", False),
-        (f"../{OWN_ID}", False),
-        (f"../x-{OWN_ID}", False),
-        (f"{OWN_ID}.new", False),
-        (OWN_ID.upper(), False),
-    ],
-)
-def test_own_ids(name: str, own: bool) -> None:
-    assert is_own_id(name) == own
+def test_own_ids() -> None:
+    own = "0b7f3c1e-52a9-4d0c-8f6e-9a1d2c3b4e5f"
+    others = ["epoch=1-step=20", f"epoch{own}", f"../{own}", f"../x-{own}", f"{own}.new", own.upper()]
+    found = [name for name in (own, f"epoch=1-step=20-{own}", *others) if is_own_id(name)]
+    assert found == [own, f"epoch=1-step=20-{own}"]
 
 
 def test_bucket_keys_that_lead_out(s3_options: dict[str, Any], tmp_path: Path) -> None:
@@ -91,36 +65,18 @@ def test_bucket_keys_that_lead_out(s3_options: dict[str, Any], tmp_path: Path) -
 # Marks
 
 
-@pytest.mark.parametrize("mark", ["...json", "..json", ".json", "datasets.json", "datasets.new", "{own}.json", "..new"])
-def test_mark_for_a_foreign_directory(tmp_path: Path, mark: str) -> None:
+def test_marks_for_foreign_directories(backend: Backend) -> None:
     """The marks look like those of a writer that was killed: no process holds a lock on them."""
-    own = new_id()
-    storage = CheckpointStorage(tmp_path / "storage")
-    write(storage)
+    above, storage, own = backend.storage(), backend.storage("/storage"), new_id()
+    kept = write(storage)
     for path in ("precious", "storage/precious", "storage/datasets/precious", f"storage/{own}/precious"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text("precious")
-    marks = tmp_path / "storage/.det_lightning/partial"
-    marks.mkdir(parents=True)
-    (marks / mark.format(own=own)).write_bytes(LONG_AGO)
-    before = content(tmp_path)
+        (above.root / path).write(b"precious")
+    for mark in ("...json", "..json", ".json", "datasets.json", "datasets.new", f"{own}.json", "..new"):
+        (storage.root / ".det_lightning/partial" / mark).write(LONG_AGO)
+    before = {path: (above.root / path).read() for path in all_paths(above) if "partial" not in path}
     assert storage.remove_abandoned() == []
     carry_out(plan_pruning(storage, Retention(), incomplete=True), storage)
-    assert content(tmp_path) == before
-
-
-@pytest.mark.parametrize("mark", ["...json", ".json", "datasets.json", "{own}.json"])
-def test_remote_mark_for_a_foreign_directory(remote: Backend, mark: str) -> None:
-    own = new_id()
-    above, storage = remote.storage(), remote.storage("/storage")
-    kept = write(storage)
-    for path in ("precious", "storage/datasets/precious", f"storage/{own}/precious"):
-        (above.root / path).write(b"precious")
-    marked = storage.root / ".det_lightning/partial" / mark.format(own=own)
-    marked.write(LONG_AGO)
-    before = all_paths(above)
-    assert storage.remove_abandoned() == []
-    assert [path for path in before if "partial" not in path] == [p for p in all_paths(above) if "partial" not in p]
+    assert {path: (above.root / path).read() for path in all_paths(above) if "partial" not in path} == before
     assert storage.list_ids() == [kept]
 
 
@@ -175,10 +131,8 @@ from det_lightning.checkpoint import CheckpointStorage
 sys.addaudithook(lambda event, _: event == "os.remove" and os.kill(os.getpid(), signal.SIGKILL))
 CheckpointStorage(sys.argv[1]).delete(sys.argv[2])
 """
-    assert (
-        subprocess.run([start_warm_python().executable, "-c", code, tmp_path, deleted], env=environment()).returncode
-        == -9
-    )
+    command = [start_warm_python().executable, "-c", code, str(tmp_path), deleted]
+    assert subprocess.run(command, env=environment()).returncode == -9
     assert storage.list_ids(complete=False) == [kept]
     assert not (tmp_path / deleted).exists()
     assert (tmp_path / ".det_lightning/removed").exists()
@@ -214,22 +168,10 @@ CheckpointStorage(sys.argv[1]).write(files_of(), report_written=stop)
 
 def start_writing(storage: str, how: str, **variables: str) -> tuple[subprocess.Popen[str], Path]:
     """Start a process that writes a checkpoint, and is killed or waits in the middle; return the directory too."""
-    process = subprocess.Popen(
-        [start_warm_python().executable, "-c", WRITES, storage, how],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(**variables),
-    )
+    command, pipe = [start_warm_python().executable, "-c", WRITES, storage, how], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment(**variables))
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
-
-
-@pytest.fixture
-def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "staging").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "staging"))
-    yield tmp_path / "staging"
 
 
 @pytest.mark.slow
@@ -270,23 +212,18 @@ def test_kept_copy_is_no_leftover(flaky: Backend, staging: Path) -> None:
     with pytest.raises(errors.StorageError, match="a complete copy is kept in") as raised:
         write(flaky.storage())
     flaky.storage().remove_abandoned()
-    found = re.search(r"a complete copy is kept in (.*)\.$", str(raised.value))
-    assert found is not None
-    load_checkpoint(found[1])
+    load_checkpoint(str(raised.value).partition("a complete copy is kept in ")[2].removesuffix("."))
 
 
 def test_other_temporary_directories_stay(flaky: Backend, staging: Path, tmp_path: Path) -> None:
     (staging / "det_lightning-notes").mkdir()
     (staging / "det_lightning-notes/file").write_text("precious")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/.det_lightning-writer.json").write_bytes(LONG_AGO)
+    for folder in (tmp_path / "elsewhere", staging / "other"):
+        folder.mkdir()
+        (folder / STAGING_MARK).write_bytes(LONG_AGO)
     (staging / "det_lightning-link").symlink_to(tmp_path / "elsewhere")
-    (staging / "other").mkdir()
-    (staging / "other/.det_lightning-writer.json").write_bytes(LONG_AGO)
     (staging / "det_lightning-linked mark").mkdir()
-    (staging / "det_lightning-linked mark/.det_lightning-writer.json").symlink_to(
-        tmp_path / "elsewhere/.det_lightning-writer.json"
-    )
+    (staging / "det_lightning-linked mark" / STAGING_MARK).symlink_to(tmp_path / "elsewhere" / STAGING_MARK)
     before = sorted(os.fspath(path) for path in tmp_path.rglob("*"))
     flaky.storage().remove_abandoned()
     assert sorted(os.fspath(path) for path in tmp_path.rglob("*")) == before

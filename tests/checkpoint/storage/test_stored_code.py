@@ -72,9 +72,8 @@ def test_code_of_a_deleted_checkpoint(storage: CheckpointStorage, counted: Count
     storage.delete(write(storage, code))
     counted.clear()
     second = write(storage, code)
-    assert counted["PUT"] == FILES
-    assert counted["copies"] == 0
-    with open_checkpoint(str(storage.find(second)), storage.options, with_code=True) as directory:
+    assert (counted["PUT"], counted["copies"]) == (FILES, 0)
+    with open_checkpoint(storage.find(second), storage.options, with_code=True) as directory:
         assert verify_checkpoint(directory).problems == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -59,6 +59,11 @@ def train(
     return trainings.train(storage, max_length, latest_checkpoint, recorder, Trial, **more)
 
 
+class Straight(NamedTuple):
+    trial: SmallTrial
+    storage: CheckpointStorage
+
+
 def contents_of(storage: CheckpointStorage) -> dict[int, Any]:
     """Return what is in each checkpoint, by the number of batches."""
     contents = [load_checkpoint(storage.find(name), storage.options) for name in storage.list_ids()]
@@ -70,88 +75,78 @@ def assert_same_checkpoints(one: CheckpointStorage, other: CheckpointStorage) ->
     assert ours.keys() == theirs.keys()
     for steps, content in ours.items():
         assert equal(content.state, theirs[steps].state)
-        assert content.resume is not None
-        assert theirs[steps].resume is not None
         assert equal(content.resume, dataclasses.replace(theirs[steps].resume, trial=content.resume.trial))
         assert content.trial_state == theirs[steps].trial_state
 
 
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """A run into a local storage that nothing disturbs."""
+    storage = CheckpointStorage(tmp_path_factory.mktemp("straight"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("code"))
+        return Straight(train(storage, WriteRecorder()), storage)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("kind", [UploadRecorder, WriteRecorder])
-def test_background_changes_nothing_else(tmp_path: Path, kind: type[UploadRecorder]) -> None:
-    storages, trials, callbacks = [], [], []
-    for in_background in (False, True):
-        storages.append(CheckpointStorage(tmp_path / str(in_background)))
-        callbacks.append(kind())
-        trials.append(train(storages[-1], callbacks[-1], async_write=in_background))
-        assert writing_threads() == []
-    assert torch.equal(weights_of(trials[0]), weights_of(trials[1]))
-    assert_same_checkpoints(*storages)
-    for recorder, storage in zip(callbacks, storages, strict=True):
-        assert sorted(recorder.uploaded) == storage.list_ids()
-        assert recorder.written == (recorder.uploaded if kind is WriteRecorder else [])
-    steps = [
-        [storage.read_metadata(uuid)["steps_completed"] for uuid in recorder.uploaded]
-        for recorder, storage in zip(callbacks, storages, strict=True)
-    ]
-    assert steps[0] == steps[1] == [3, 6, 9, 12]
+def test_background_changes_nothing_else(
+    tmp_path: Path, kind: type[UploadRecorder], in_background: bool, straight: Straight
+) -> None:
+    storage, recorder = CheckpointStorage(tmp_path), kind()
+    trial = train(storage, recorder, async_write=in_background)
+    assert writing_threads() == []
+    assert torch.equal(weights_of(trial), weights_of(straight.trial))
+    assert_same_checkpoints(storage, straight.storage)
+    assert sorted(recorder.uploaded) == storage.list_ids()
+    assert recorder.written == (recorder.uploaded if kind is WriteRecorder else [])
+    assert [storage.read_metadata(name)["steps_completed"] for name in recorder.uploaded] == [3, 6, 9, 12]
 
 
 @pytest.mark.slow
-def test_remote_equals_local(remote: Backend, tmp_path: Path) -> None:
-    local, recorder = CheckpointStorage(tmp_path), WriteRecorder()
-    straight = train(local, WriteRecorder())
+def test_remote_equals_local(remote: Backend, straight: Straight) -> None:
+    recorder = WriteRecorder()
     trial = train(remote.storage(), recorder)
-    assert torch.equal(weights_of(trial), weights_of(straight))
-    assert_same_checkpoints(remote.storage(), local)
+    assert torch.equal(weights_of(trial), weights_of(straight.trial))
+    assert_same_checkpoints(remote.storage(), straight.storage)
     assert sorted(recorder.uploaded) == sorted(recorder.written) == remote.storage().list_ids()
     assert writing_threads() == []
 
 
 @pytest.mark.slow
-def test_remote_resume_is_exact(remote: Backend, tmp_path: Path) -> None:
-    straight = train(tmp_path)
+def test_remote_resume_is_exact(remote: Backend, straight: Straight) -> None:
     storage = remote.storage()
     train(storage, max_length=7, period=LENGTH)
     (checkpoint_id,) = storage.list_ids()
     for latest in (f"{remote.url}/{checkpoint_id}", checkpoint_id, "last"):
         resumed = train(storage, latest_checkpoint=latest, seed=99)
-        assert torch.equal(weights_of(resumed), weights_of(straight))
-        for mine, theirs in zip(resumed.context.optimizers, straight.context.optimizers, strict=True):
+        assert torch.equal(weights_of(resumed), weights_of(straight.trial))
+        for mine, theirs in zip(resumed.context.optimizers, straight.trial.context.optimizers, strict=True):
             assert equal(mine.state_dict(), theirs.state_dict())
         for written in {*storage.list_ids()} - {checkpoint_id}:
             storage.delete(written)
 
 
 @pytest.mark.slow
-def test_section_is_enough_to_train(s3_options: dict[str, Any], tmp_path: Path) -> None:
-    section = {
-        "type": "s3",
-        "bucket": new_bucket("s3", s3_options),
-        "prefix": "team",
-        "endpoint_url": s3_options["endpoint_url"],
-        "access_key": s3_options["key"],
-        "secret_key": s3_options["secret"],
-        "save_trial_best": 0,
-        "save_trial_latest": 2,
-    }
-    straight = train(tmp_path)
+def test_section_is_enough_to_train(s3_options: dict[str, Any], straight: Straight) -> None:
+    keys = {"access_key": s3_options["key"], "secret_key": s3_options["secret"]}
+    where = {"bucket": new_bucket("s3", s3_options), "prefix": "team", "endpoint_url": s3_options["endpoint_url"]}
+    section = {"type": "s3", **where, **keys, "save_trial_best": 0, "save_trial_latest": 2}
     train(section, max_length=8, latest_checkpoint="last")
     resumed = train(section, latest_checkpoint="last", seed=99)
-    assert torch.equal(weights_of(resumed), weights_of(straight))
+    assert torch.equal(weights_of(resumed), weights_of(straight.trial))
     assert sorted(contents_of(CheckpointStorage(section))) == [9, 12]
 
 
 @pytest.mark.slow
-def test_retries_do_not_change_training(flaky: Backend, tmp_path: Path) -> None:
-    straight = train(tmp_path)
-    for in_background in (False, True):
-        storage = flaky.storage(f"/{in_background}")
-        FlakyFileSystem.fail(*[OSError("try later")] * 5, only_named="pth")
-        trial = train(storage, async_write=in_background)
-        assert FlakyFileSystem.failures == []
-        assert torch.equal(weights_of(trial), weights_of(straight))
-        assert_same_checkpoints(storage, CheckpointStorage(tmp_path))
+@pytest.mark.parametrize("in_background", [False, True])
+def test_retries_do_not_change_training(flaky: Backend, in_background: bool, straight: Straight) -> None:
+    FlakyFileSystem.fail(*[OSError("try later")] * 5, only_named="pth")
+    trial = train(flaky.storage(), UploadRecorder(), async_write=in_background)
+    assert FlakyFileSystem.failures == []
+    assert torch.equal(weights_of(trial), weights_of(straight.trial))
+    assert_same_checkpoints(flaky.storage(), straight.storage)
 
 
 def test_retention_retries_every_request(flaky: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +180,6 @@ def test_retention_retries_every_request(flaky: Backend, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("period", [3, LENGTH])
 def test_final_failure_ends_the_run(flaky: Backend, period: int) -> None:
     storage, recorder = flaky.storage(), UploadRecorder()
-
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict")
     with pytest.raises(errors.StorageError, match=r"the storage is down.*a complete copy is kept in"):
         train(storage, recorder, period=period)
