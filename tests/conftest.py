@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,10 +79,12 @@ def own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     Both are apart from ``tmp_path``, so that a test can say exactly what is in there.
     """
+    # Not mktemp() of the factory, which looks at all directories that there are.
+    folders = [tempfile.mkdtemp(dir=tmp_path_factory.getbasetemp()) for _ in range(2)]
     # Not the fixture monkeypatch: what a test does with that has to be undone before the environment is looked at.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data_home")))
-        patch.chdir(tmp_path_factory.mktemp("working_directory"))
+        patch.setenv("XDG_DATA_HOME", folders[0])
+        patch.chdir(folders[1])
         yield
 
 
