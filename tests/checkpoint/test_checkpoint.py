@@ -181,7 +181,7 @@ def test_json_must_be_an_object(tmp_path: Path) -> None:
             read_json(tmp_path / "load_data.json")
 
 
-def test_missing_file_is_incomplete(checkpoint: Path) -> None:
+def test_needed_missing_parts_are_named(checkpoint: Path) -> None:
     forget_checksums(checkpoint)
     (checkpoint / "resume.pth").unlink()
     assert read_checkpoint(checkpoint).resume is None, "Determined writes none"

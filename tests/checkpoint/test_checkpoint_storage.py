@@ -39,7 +39,7 @@ def test_local_storages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_working_directory_is_copied(tmp_path: Path) -> None:
-    touch("model_def.py", "package/module.py")
+    touch("model_def.py", "package/module.py", ".git/HEAD", "package/__pycache__/x", "venv/pyvenv.cfg")
     checkpoint = write(tmp_path)
     assert code_of(checkpoint) == ["model_def.py", "package/", "package/module.py"]
     assert (checkpoint / "code/package/module.py").read_text() == "content"

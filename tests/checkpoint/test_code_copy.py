@@ -130,12 +130,13 @@ def test_files_that_come_and_go(copied: Any) -> None:
                 Path(f"passing {number}.py").unlink()
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        pool.submit(come_and_go)
+        passing = pool.submit(come_and_go)
         try:
             for _ in range(20):
                 assert "kept.py" in copied()
         finally:
             over.set()
+        passing.result()
 
 
 def test_too_deep_directory_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ class Declared:
         self.value = value
 
 
-NUMPYS = [np.ndarray, np.dtype, np._core.multiarray._reconstruct]  # type: ignore[attr-defined]
+NUMPYS: list[Any] = [np.ndarray, np.dtype, np.arange(1).__reduce__()[0]]
 
 
 def test_declared_classes_are_read(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_declared_classes_are_read(tmp_path: Path) -> None:
     torch.save(values, tmp_path / "state")
     with pytest.raises(errors.UnsafeCheckpointError, match=r"Declared.* could run code"):
         read_state(tmp_path / "state")
-    with torch.serialization.safe_globals([Declared, *NUMPYS, np._core.multiarray.scalar]):  # type: ignore[attr-defined]
+    with torch.serialization.safe_globals([Declared, *NUMPYS, np.float64(1).__reduce__()[0]]):
         before = set(torch.serialization.get_safe_globals())
         read = read_state(tmp_path / "state")
         assert set(torch.serialization.get_safe_globals()) == before

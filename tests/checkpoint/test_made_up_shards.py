@@ -45,18 +45,26 @@ def sharded(folder: Path, shape: tuple[int, ...], part: list[Any]) -> Path:
     return checkpoint
 
 
+def sound(folder: Path) -> Path:
+    """Return a checkpoint with a tensor of ones in one part."""
+    torch.save(torch.ones(2, 3), folder / "part")
+    size = (folder / "part").stat().st_size
+    checkpoint = sharded(folder / "storage", (2, 3), [0, 0, 2, "__0_0.distcp", 0, size])
+    return (folder / "part").rename(checkpoint / "shards" / "__0_0.distcp").parents[1]
+
+
+def test_what_the_index_says_is_read(tmp_path: Path) -> None:
+    """Without this the tests below could pass for another reason."""
+    assert torch.equal(load_checkpoint(sound(tmp_path)).state["models_state_dict"][0]["weight"], torch.ones(2, 3))
+
+
 def test_merge_during_a_cleanup(tmp_path: Path) -> None:
     class Busy(CheckpointStorage):
         def begin(self, *arguments: Any, **named: Any) -> StagingDirectory:
             remove_dead_stagings()  # as another run does when it begins
             return super().begin(*arguments, **named)
 
-    torch.save(torch.ones(2, 3), tmp_path / "part")
-    size = (tmp_path / "part").stat().st_size
-    checkpoint = sharded(tmp_path / "storage", (2, 3), [0, 0, 2, "__0_0.distcp", 0, size])
-    (tmp_path / "part").rename(checkpoint / "shards" / "__0_0.distcp")
-    # Without this the tests below could pass for another reason.
-    assert torch.equal(load_checkpoint(checkpoint).state["models_state_dict"][0]["weight"], torch.ones(2, 3))
+    checkpoint = sound(tmp_path)
     (checkpoint / "code" / STAGING_MARK).write_text("")
     merged = merge_checkpoint(checkpoint, Busy(tmp_path / "merged"))
     assert {path.name for path in (tmp_path / "merged" / merged / "code").iterdir()} >= {"model_def.py", "package"}

@@ -216,7 +216,7 @@ DAMAGED = [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (MAX_SMALL_FILE_BYT
 DAMAGED += [b'{"checkpoints": [1]}', b'{"checkpoints": null}', b'{"checkpoints": [{"metric": 1}]}']
 
 
-@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: f"{len(content)} bytes")
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:32]))
 def test_damaged_old_index_is_not_used(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(tmp_path)
     metrics = {steps: {"name": "loss", "value": 4.0 - steps} for steps in (1, 2)}

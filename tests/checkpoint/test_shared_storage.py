@@ -269,6 +269,7 @@ def change_claim(storage: CheckpointStorage, **changes: Any) -> None:
         ({"pid": DEAD}, True),
         ({"token": "of an earlier process with this id"}, True),
     ],
+    ids=["on another machine", "an odd time", "ended here", "ended here long ago"],
 )
 def test_remote_claim_of_a_live_process(in_memory: CheckpointStorage, changes: dict[str, Any], is_free: bool) -> None:
     RunClaims(in_memory).claim_trial(None, "trial", None)

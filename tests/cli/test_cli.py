@@ -510,7 +510,7 @@ def test_at_a_terminal_prune_asks(
         os.write(ours, answer.encode())
         with os.fdopen(ours, "wb"), os.fdopen(theirs) as terminal:
             monkeypatch.setattr(sys, "stdin", terminal)
-            app(["checkpoint", "prune", str(storage)], standalone_mode=False)
+            assert not app(["checkpoint", "prune", str(storage)], standalone_mode=False)
         assert f"Delete 2 checkpoints in {storage}? [y/N]" in capsys.readouterr().err
         assert len(left_in(indexed)) == left
 
@@ -751,6 +751,7 @@ def test_odd_metadata_ends_no_command(by_determined: bool, tmp_path: Path) -> No
         for flags in ([], ["--json"]):
             run("show", checkpoint, *flags, ends_with=damaged)
         run("export", checkpoint, "--to", "weights", "-o", name, ends_with=damaged)
+    run("verify", *(path for name, path in odd.items() if name != "deep values"))
     run("prune", tmp_path, "--trial-best", "0", "--trial-latest", "0", "--yes")
     assert [path for path in fine if path.exists()] == []
 

@@ -43,7 +43,7 @@ def test_help_has_example_and_page(command: str) -> None:
     assert (ROOT / page[1]).is_file()
 
 
-def test_help_fills_its_lines() -> None:
+def test_wide_help_offers_completion() -> None:
     line = "metadata. Checkpoints without both are left alone, and so are checkpoints that"
     assert line in run("checkpoint", "prune", "--help")
     assert "--install-completion" in run("--help")

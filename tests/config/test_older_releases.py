@@ -179,7 +179,7 @@ def test_older_spellings_are_rewritten(text: str, changed: dict[str, Any]) -> No
             "log_policies:\n- pattern: a\n  policy: {type: stop}",
             3,
             "log_policies[0].action",
-            "must be 'cancel_retries' or",
+            "must be 'cancel_retries' or 'exclude_node'; got 'stop'",
         ),
         ("min_validation_period: 3", 1, "min_validation_period", "must be one of {batches: N}"),
         ("min_validation_period: yes", 1, "min_validation_period", "must be one of {batches: N}"),

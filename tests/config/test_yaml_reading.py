@@ -61,7 +61,7 @@ def test_old_booleans_are_noted(scalar: str) -> None:
     assert f"'{scalar}'" in note.message
 
 
-def test_keys_are_text() -> None:
+def test_keys_are_text_no_text_is_none() -> None:
     assert YamlDocument("1: a\nyes: b\n2.5: c\ntrue: d").data == {"1": "a", "yes": "b", "2.5": "c", "true": "d"}
     assert YamlDocument("# nothing").data is None
 

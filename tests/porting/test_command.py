@@ -105,7 +105,7 @@ def test_virtual_environments_are_skipped(sign: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_check_ends_with_1_until_ported(project: Path, tmp_path: Path) -> None:
+def test_work_left_to_port_is_reported(project: Path, tmp_path: Path) -> None:
     assert "to port: " in run(project, "--check", ends_with=1).stdout
     run(project, "--write")
     run(project, "--check", ends_with=1)  # a problem is left

@@ -41,8 +41,12 @@ PARTS: dict[str, dict[str, str | None]] = {
         "# of determined.launch.horovod": "# of determined.launch.horovod",
         "b: >-\n  python -m determined.launch.horovod\n   train.py": None,
         "c: python -m determined.launch.autohorovod t": "c: python -m det_lightning.launch.horovod --autohorovod t",
-        "d: ['-m', 'determined.launch.autohorovod']": "d: ['-m', 'det_lightning.launch.horovod', '--autohorovod']",
-        "e:\n- -m\n- determined.launch.autohorovod #": "e:\n- -m\n- det_lightning.launch.horovod\n- --autohorovod #",
+        "d: ['-m', 'determined.launch.autohorovod', t.py]": (
+            "d: ['-m', 'det_lightning.launch.horovod', '--autohorovod', t.py]"
+        ),
+        "e:\n    - -m\n    - determined.launch.autohorovod #": (
+            "e:\n    - -m\n    - det_lightning.launch.horovod\n    - --autohorovod #"
+        ),
         "f: &a {x: determined.launch, y: determined}\ng: *a": "f: &a {x: determined.launch, y: determined}\ng: *a",
         "h:\n- run: |\n    pip install determined\n    ls": "h:\n- run: |\n    pip install det-lightning\n    ls",
         "i: det e create c.yaml .": "i: det-lightning run c.yaml .",

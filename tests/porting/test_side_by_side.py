@@ -207,7 +207,10 @@ CASES: dict[str, dict[str, str]] = {
         "loss = loss * self.context.distributed.broadcast(2)\n" + STEP
     },
 }
-TODOS = {"the full dataset": "move the batches of the loader to self", "reducers": "these values are of one process"}
+TODOS = {
+    "the full dataset": "move the batches of the loader to self.device here",
+    "reducers": "these values are of one process",
+}
 
 
 @pytest.mark.slow

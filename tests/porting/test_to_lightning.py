@@ -335,7 +335,7 @@ def test_odd_forms_stay_readable() -> None:
         ("class A(PyTorchTrial): ...\n", "A does not define __init__, train_batch, build_training_data_loader"),
         (
             "class A(PyTorchTrial):\n def build_model(self): ...\n def optimizer(self, model): ...",
-            "A has the interface",
+            "A has the interface before Determined 0.12.13",
         ),
     ],
 )

@@ -38,19 +38,23 @@ from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkp
 from det_lightning.checkpoint.storage.location import Location
 from tests.soak.kill_training import run_soak
 from tests.soak.mutations import SENTINEL, Files, make_corpus, make_input, write_files
-from tests.trials import SmallTrial
 
 MEMORY_BYTES = 6 << 30
 LIMIT_S = 20.0
 CHUNK = 500
 
 
-class PlainTrial(SmallTrial):
+class PlainTrial(pytorch.PyTorchTrial):
     """A trial that any checkpoint can be loaded into, as far as its class and hyperparameters go."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
         self.model = context.wrap_model(torch.nn.Linear(2, 3))
+
+    def refuse(self, *arguments: Any, **named: Any) -> Any:
+        raise NotImplementedError("loading a trial must not call this")
+
+    build_training_data_loader = build_validation_data_loader = train_batch = refuse
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

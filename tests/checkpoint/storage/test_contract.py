@@ -67,7 +67,7 @@ def test_file_times_order_checkpoints(backend: Backend) -> None:
     assert storage.newest() == str(storage.root / ids[1])
 
 
-def test_incomplete_checkpoint_is_hidden(backend: Backend) -> None:
+def test_torn_checkpoint_is_told_apart(backend: Backend) -> None:
     storage = backend.storage()
     before = time.time() - 2  # some storages round
     complete, torn = write(storage, 3, {"time": 1.0}), write(storage, 4)

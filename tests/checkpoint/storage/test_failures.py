@@ -199,7 +199,7 @@ for url in {[*EXTRAS, SFTP]}:
         print(e)
 """
     advice = {**{url: f"pip install -e '.[{extra}]' in a clone" for url, extra in EXTRAS.items()}, SFTP: "paramiko"}
-    for printed, (url, advised) in zip(run(code).splitlines(), advice.items(), strict=True):
+    for printed, (url, advised) in zip(run(code, warm=False).splitlines(), advice.items(), strict=True):
         assert printed.startswith(f"{url} needs a library that is not installed: ")
         assert advised in printed
 
@@ -249,10 +249,9 @@ print(json.dumps({"error": error, "left": left, "earlier": earlier}))
 """
 
 
-def run(code: str, *arguments: str, before: tuple[str, ...] = ()) -> str:
+def run(code: str, *arguments: str, before: tuple[str, ...] = (), warm: bool = True) -> str:
     env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
-    # A warm process would not be on the small disk.
-    command = [*before, sys.executable if before else start_warm_python().executable, "-c", code, *arguments]
+    command = [*before, start_warm_python().executable if warm else sys.executable, "-c", code, *arguments]
     process = subprocess.run(command, capture_output=True, text=True, env=env)
     assert process.returncode == 0, process.stderr
     return process.stdout
@@ -260,7 +259,8 @@ def run(code: str, *arguments: str, before: tuple[str, ...] = ()) -> str:
 
 def fill(what: str, limit: int, root: Path, before: tuple[str, ...] = ()) -> tuple[str, str]:
     """Write a checkpoint that is too large into a storage; return the type of the error and its message."""
-    printed = json.loads(run(FILLS, str(root), what, str(limit), before=before))
+    # A warm process would not be on the small disk.
+    printed = json.loads(run(FILLS, str(root), what, str(limit), before=before, warm=not before))
     assert printed["left"] == [printed["earlier"]]
     kind, message = printed["error"]
     return kind, message
