@@ -94,6 +94,7 @@ def rate_pages(pages: Iterable[Path]) -> float:
     return rate(keep_prose(page.read_text(encoding="utf-8")) for page in pages)
 
 
+@pytest.mark.slow
 def test_prose_names_things() -> None:
     assert rate(docstrings()) <= MOST_IN_DOCSTRINGS
     assert rate_pages((ROOT / "docs").rglob("*.md")) <= MOST_IN_DOCS

@@ -134,6 +134,7 @@ def test_imports_have_no_cycle() -> None:
     graphlib.TopologicalSorter(imports).prepare()  # raises a CycleError that names them
 
 
+@pytest.mark.slow
 def test_one_module_imports_lightning() -> None:
     lightning = {"lightning", "lightning_fabric", "pytorch_lightning"}
     importing = {

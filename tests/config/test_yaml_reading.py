@@ -166,6 +166,7 @@ def test_texts_have_a_size_limit(tmp_path: Path) -> None:
         read_config(file)
 
 
+@pytest.mark.slow
 def test_nesting_cannot_end_the_process() -> None:
     (mistake,) = YamlDocument("a: " + "[" * 2_000 + "]" * 2_000).mistakes
     assert "too many levels" in mistake.message

@@ -186,6 +186,7 @@ SFTP = "sftp://host/x"
 EXTRAS = {"s3://b": "s3", "s3a://b": "s3", "gs://b": "gcs", "gcs://b": "gcs", "az://b": "azure", "abfs://b": "azure"}
 
 
+@pytest.mark.slow
 def test_missing_library_names_the_extra() -> None:
     code = f"""
 import sys
