@@ -136,8 +136,8 @@ def test_invalid_hyperparameters_close_a_trial(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("det_lightning.experiments.runner._GIVING_UP_S", 3)
     choices = {"ends_with": [0, 134], "lives_on_for_s": [0, 600]}
     hparams = {name: {"type": "categorical", "vals": values} for name, values in choices.items()}
-    sections = {"hyperparameters": {"invalid": True, **hparams}, "searcher": {"name": "grid", "metric": "loss"}}
-    experiment = run_project(tmp_path, **sections, max_restarts=5)
+    searcher = {"name": "grid", "metric": "loss"}
+    experiment = run_project(tmp_path, hyperparameters={"invalid": True, **hparams}, searcher=searcher, max_restarts=5)
     ended = events_of(experiment, "run_ended")
     assert {(event["closed"], event["reason"]) for event in ended} == {("COMPLETED", "invalid hyperparameters")}
     assert sorted(event["status"] for event in ended) == [0, 134, 137, 137]
