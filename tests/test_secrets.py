@@ -14,10 +14,8 @@ from typing import Any
 
 import hypothesis
 import pytest
-import pytorch_lightning as pl
 import torch
 from hypothesis import strategies as st
-from pytorch_lightning.loggers import CSVLogger
 from typer.testing import CliRunner
 
 from det_lightning import errors, pytorch
@@ -29,6 +27,8 @@ from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.cli.app import app
 from det_lightning.masking import MASK, is_secret_name, leave_out_masked, mark_left_out, mask, mask_text, mask_url
 from tests.checkpoint.made_checkpoints import forget_checksums, write_checkpoint
+from tests.lightning import pl
+from tests.lightning import trainer as make_trainer
 from tests.trials import SmallTrial
 
 SECRET = "hunter2-4711"
@@ -193,9 +193,8 @@ def test_run_reads_secrets_and_writes_none(tmp_path: Path, caplog: pytest.LogCap
 
 def test_lightnings_files_get_no_secrets(tmp_path: Path) -> None:
     module = TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG)
-    trainer = pl.Trainer(
-        max_steps=2, logger=CSVLogger(tmp_path), accelerator="cpu", enable_progress_bar=False, default_root_dir=tmp_path
-    )
+    logger = pl.loggers.CSVLogger(tmp_path)
+    trainer = make_trainer(max_steps=2, logger=logger, enable_checkpointing=True, default_root_dir=tmp_path)
     trainer.fit(module)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     assert module.trial.hparams == HPARAMS
@@ -209,8 +208,7 @@ def test_lightning_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
     url = f"memory://me:{SECRET}@host/lightning"
     train(url)
     path = CheckpointStorage(url).newest()
-    off: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **off)
+    trainer = make_trainer()
     with caplog.at_level(logging.INFO, "pytorch_lightning"):
         trainer.fit(TrialModule(ReadingTrial, HPARAMS, exp_conf=CONFIG), ckpt_path=path)
         with pytest.raises(errors.CheckpointNotFound) as raised:
@@ -283,10 +281,6 @@ def test_copies_stay_masked() -> None:
         with pytest.raises(KeyError, match="masked"):
             again["access_key"]
         assert mask(again) == {**left, "access_key": MASK, "secret_key": MASK}
-
-
-def test_config_error_shows_no_secret() -> None:
-    assert SECRET not in str(errors.InvalidConfigurationException(CONFIG, "wrong"))
 
 
 # Checkpoints of others, which have them in clear
@@ -380,10 +374,11 @@ def test_unusable_url_shows_no_password(url: str) -> None:
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-def test_storage_errors_show_no_password() -> None:
+def test_errors_show_no_password() -> None:
     with pytest.raises(errors.StorageError) as raised:
         CheckpointStorage("sftp://127.0.0.1:1/x", options={"username": "me", "password": SECRET, "timeout": SECRET})
     assert SECRET not in "".join(traceback.format_exception(raised.value))
+    assert SECRET not in str(errors.InvalidConfigurationException(CONFIG, "wrong"))
     with pytest.raises(errors.StorageError, match="Failed while looking") as raised, explain_errors("looking"):
         raise ConnectionError(f"no answer from https://me:{SECRET}@host")
     assert SECRET not in "".join(traceback.format_exception(raised.value))

@@ -12,8 +12,9 @@ import pytorch_lightning as pl
 import torch
 import torchmetrics
 
-from det_lightning import adapters, core, errors, experimental, pytorch
+from det_lightning import adapters, errors, experimental, pytorch
 from det_lightning import callbacks as lightning_callbacks
+from det_lightning import core as core_package
 from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.checkpoint import Retention
 from det_lightning.hyperparameters import explain_texts
@@ -22,7 +23,7 @@ from tests.trials import SmallTrial
 
 # Called with wrong arguments on purpose, so that their types are left out.
 api: Any = pytorch
-core_api: Any = core
+core: Any = core_package
 trial_module: Any = adapters.TrialModule
 callbacks: Any = lightning_callbacks
 checkpoints: Any = callbacks.DeterminedCheckpoint
@@ -32,7 +33,7 @@ one_batch: Any = experimental.test_one_batch
 MODEL = torch.nn.Linear(1, 1)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
 RANK_0 = {"size": 1, "local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
-EVERY_BATCH = pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH
+BY_BATCH = pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH
 
 
 class Largest(pytorch.MetricReducer):
@@ -73,13 +74,10 @@ ON_A_CONTEXT: list[tuple[Call, str]] = [
     (lambda c: c.wrap_optimizer(MODEL), "got an object of type Linear"),
     (lambda c: c.wrap_optimizer([OPTIMIZER]), "Wrap each optimizer by itself"),
     (lambda c: c.wrap_optimizer(OPTIMIZER, "2"), r"backward_passes_per_step=...\) takes a number; got '2' of type"),
-    (
-        lambda c: c.wrap_lr_scheduler(None, EVERY_BATCH),
-        r"wrap_lr_scheduler\(\) takes a learning rate scheduler.*got None",
-    ),
-    (lambda c: c.wrap_lr_scheduler(EVERY_BATCH, object()), "in this order; got an object of type StepMode"),
-    (lambda c: c.wrap_lr_scheduler(OPTIMIZER, EVERY_BATCH), "got an object of type SGD"),
-    (lambda c: c.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR, EVERY_BATCH), "got the class StepLR"),
+    (lambda c: c.wrap_lr_scheduler(None, BY_BATCH), r"wrap_lr_scheduler\(\) takes a learning rate scheduler.*got None"),
+    (lambda c: c.wrap_lr_scheduler(BY_BATCH, object()), "in this order; got an object of type StepMode"),
+    (lambda c: c.wrap_lr_scheduler(OPTIMIZER, BY_BATCH), "got an object of type SGD"),
+    (lambda c: c.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR, BY_BATCH), "got the class StepLR"),
     (lambda c: c.wrap_reducer("loss", max), r"takes a name as a text; got an object of type builtin"),
     (lambda c: c.backward(None), r"context.backward\(\) takes the loss as a tensor with its graph; got None"),
     (lambda c: c.backward(1.5), "got 1.5 of type float"),
@@ -89,18 +87,12 @@ ON_A_CONTEXT: list[tuple[Call, str]] = [
     (lambda c: api.Trainer(SmallTrial, c), "takes a PyTorchTrial; got the class SmallTrial.*Trainer\\(MyTrial\\(cont"),
     (lambda c: api.Trainer(MODEL, c), "takes a PyTorchTrial; got an object of type Linear"),
     (lambda c: api.Trainer(SmallTrial(c), None), "takes a PyTorchTrialContext; got None.*with init"),
-    (
-        lambda c: api.Trainer(SmallTrial(c), c, callbacks=[callbacks.PreemptionHandler]),
-        "got the class PreemptionHandler",
-    ),
+    (lambda c: api.Trainer(SmallTrial(c), c, callbacks=[callbacks.PreemptionHandler]), "the class PreemptionHandler"),
     (lambda c: api.Trainer(SmallTrial(c), c, callbacks=[pytorch.PyTorchCallback()]), r"by its build_callbacks\(\)"),
     (lambda c: api.Trainer(SmallTrial(c), c, callbacks={"a": pl.Callback()}), "callbacks of Lightning; got {'a'"),
     (lambda c: fit(c, trusted="no"), r"fit\(\) takes True or False; got trusted='no'"),
     (lambda c: fit(c, latest_checkpoint=5), "latest_checkpoint= takes.*got 5 of type int"),
-    (
-        lambda c: fit(c, checkpoints="dir"),
-        r"fit\(checkpoints=...\) takes a DeterminedCheckpoint; got 'dir' of type str",
-    ),
+    (lambda c: fit(c, checkpoints="."), r"fit\(checkpoints=...\) takes a DeterminedCheckpoint; got '.' of type str"),
     (lambda c: fit(c, checkpoints=callbacks.DeterminedCheckpoint), "got the class DeterminedCheckpoint, not an object"),
     (lambda c: fit(c, checkpoints=callbacks.PreemptionHandler()), "got an object of type PreemptionHandler"),
     (
@@ -160,17 +152,9 @@ def test_a_number_may_be_one_of_numpy() -> None:
     [
         (lambda: SmallTrial(api.init()), AttributeError, r"Write `with det.pytorch.init\(...\) as context:`"),
         (lambda: api.init().get_hparam, AttributeError, "'get_hparam' was looked up without a with statement"),
-        (lambda: Path(core_api.init().checkpoint.restore_path("x")), TypeError, r"restore_path\(...\) as directory:`"),
-        (
-            lambda: core_api.init().checkpoint.restore_path("x") / "y",
-            TypeError,
-            "used as a path, without a with statement",
-        ),
-        (
-            lambda: [*core_api.init().checkpoint.store_path({})],
-            TypeError,
-            r"Unpacked.*store_path\(...\) as \(directory",
-        ),
+        (lambda: Path(core.init().checkpoint.restore_path("x")), TypeError, r"restore_path\(...\) as directory:`"),
+        (lambda: core.init().checkpoint.restore_path("x") / "y", TypeError, "used as a path, without a with statement"),
+        (lambda: [*core.init().checkpoint.store_path({})], TypeError, r"Unpacked.*store_path\(...\) as \(directory"),
     ],
 )
 def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], message: str) -> None:
@@ -181,10 +165,7 @@ def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], me
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: api.Batch(1, 5, 10),
-            r"Batch\(\) takes one value; got 3. Pass several values as a list: Batch\(\[1, 5, 10\]\)",
-        ),
+        (lambda: api.Batch(1, 5, 10), r"Batch\(\) takes one value; got 3. Pass .* as a list: Batch\(\[1, 5, 10\]\)"),
         (lambda: api.Epoch(1, 2), r"Epoch\(\[1, 2\]\)"),
         (lambda: trial_module(SmallTrial, validation_period=api.Batch("5")), r"whole numbers .*got Batch\('5'\)"),
         (lambda: trial_module(SmallTrial, trial_kwargs=[3]), "trial_kwargs= takes a dict.*got \\[3\\] of type list"),
@@ -196,11 +177,8 @@ def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], me
         (lambda: api.DataLoader(None), r"DataLoader\(\) takes a dataset; got None"),
         (lambda: api.DataLoader(torch.utils.data.TensorDataset), "got the class TensorDataset"),
         (lambda: api.reset_parameters(torch.nn.Linear), r"reset_parameters\(\) takes a torch.nn.Module; got the class"),
-        (lambda: core_api.init(distributed=3), r"core.init\(distributed=...\) takes a DistributedContext; got 3"),
-        (
-            lambda: core_api.DistributedContext(rank="0", **RANK_0),
-            r"DistributedContext\(rank=...\) takes a whole number; got '0'",
-        ),
+        (lambda: core.init(distributed=3), r"core.init\(distributed=...\) takes a DistributedContext; got 3"),
+        (lambda: core.DistributedContext(rank="0", **RANK_0), r"Context\(rank=...\) takes a whole number; got '0'"),
         (
             lambda: checkpoints("c", retention=3),
             r"retention=...\) takes a Retention, such as Retention\(trial_latest=3\); got 3 of type int",
@@ -210,10 +188,7 @@ def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], me
         (lambda: checkpoints("c", smaller_is_better="no"), r"smaller_is_better=...\) takes True or False; got 'no'"),
         (lambda: checkpoints("c", fall_back="no"), r"fall_back=...\) takes True or False; got 'no'"),
         (lambda: checkpoints("c", code_dir=5), r"code_dir=...\) takes the path of a directory; got 5"),
-        (
-            lambda: callbacks.DeterminedTensorBoard("runs"),
-            r"DeterminedTensorBoard\(\) takes context.tensorboard; got 'runs'",
-        ),
+        (lambda: callbacks.DeterminedTensorBoard("runs"), r"TensorBoard\(\) takes context.tensorboard; got 'runs'"),
         (lambda: callbacks.TorchProfiler("runs"), r"TorchProfiler\(\) takes a torch.profiler.profile; got 'runs'"),
     ],
 )
@@ -229,16 +204,8 @@ CORE: list[tuple[Call, type[Exception], str]] = [
     (lambda c: c.delete(None), TypeError, r"checkpoint.delete\(\) takes the id, path or URL"),
     (lambda c: c.restore_path(5).__enter__(), TypeError, r"checkpoint.restore_path\(\) takes.*got 5"),
     (lambda c: c.download("x", "y", "one"), ValueError, r"takes a DownloadMode \(LocalWorkersShareDownload, NoShared"),
-    (
-        lambda _: core_api.init(preempt_mode="x"),
-        ValueError,
-        r"preempt_mode= takes a PreemptMode \(.*ChiefOnly.*got 'x'",
-    ),
-    (
-        lambda _: callbacks.PreemptionHandler("USR1"),
-        ValueError,
-        r"signals=...\) takes a list of signals, .*got 'USR1' of",
-    ),
+    (lambda _: core.init(preempt_mode="x"), ValueError, r"preempt_mode= takes a PreemptMode \(.*ChiefOnly.*got 'x'"),
+    (lambda _: callbacks.PreemptionHandler("USR1"), ValueError, r"signals=...\) takes a list of signals, .*got 'USR1'"),
 ]
 
 
@@ -263,16 +230,15 @@ def test_trial_arguments_go_into_trial_kwargs() -> None:
         one_batch(NeedsASize)
 
 
-def predict(trial: Any, **arguments: Any) -> Any:
+def predict(trial: Any, **arguments: Any) -> None:
     trainer = pl.Trainer(logger=False, enable_progress_bar=False, enable_checkpointing=False, fast_dev_run=True)
-    return trainer.validate(trial_module(trial, **arguments), verbose=False)
+    trainer.validate(trial_module(trial, **arguments), verbose=False)
 
 
 @pytest.mark.parametrize("build", ["init", "TrialModule"])
 def test_text_hyperparameter_is_named(build: str) -> None:
     hparams = {"lr": "0.1", "name": "small", "password": "12345"}
-    message = r"'str'.*These hyperparameters are texts: lr='0.1'. Write numbers without quotes"
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=r"'str'.*These hyperparameters are texts: lr='0.1'. Write numbers without"):
         if build == "TrialModule":
             predict(LearnsAtItsRate, hparams=hparams)
         with pytorch.init(hparams=hparams) as context:
@@ -287,18 +253,14 @@ def test_error_is_explained_once() -> None:
     other = TypeError("missing 1 required positional argument: 'stride'")
     explain_texts(other, {"lr": "0.1"})
     assert str(other).endswith("'stride'")
-
-
-def test_other_errors_stay() -> None:
     with pytest.raises(TypeError) as raised, pytorch.init(hparams={"lr": "0.1"}):
         raise TypeError("a number is too large")
     assert str(raised.value) == "a number is too large"
 
 
 def test_a_trial_class_is_one(tmp_path: Path) -> None:
-    message = r"trial_class=...\) takes the class of a trial, a subclass of det_lightning"
     for wrong in (torch.nn.Linear, MODEL, "model_def:MyTrial", adapters.TrialModule):
-        with pytest.raises(TypeError, match=message):
+        with pytest.raises(TypeError, match=r"trial_class=...\) takes the class of a trial, a subclass of"):
             api.load_trial_from_checkpoint_path(tmp_path, trial_class=wrong)
 
 

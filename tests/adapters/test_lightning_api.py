@@ -86,11 +86,6 @@ def test_flags_say_when_to_validate(flags: dict[str, Any], validated_after: list
     assert trained(RecordingTrial, max_epochs=3, **flags).trial.validated == validated_after
 
 
-def test_a_schedule_says_when_to_validate() -> None:
-    module = TrialModule(RecordingTrial, validation_period=pytorch.Batch([5, 7, 12, 15]), max_length=pytorch.Batch(16))
-    assert trained(module).trial.validated == [5, 7, 12, 15, 16]
-
-
 @pytest.mark.parametrize(("flags", "steps"), [({"max_epochs": 2}, 4 * EPOCH_LEN), ({"max_steps": 10}, 10)])
 def test_two_optimizers_count_two_steps(flags: dict[str, Any], steps: int) -> None:
     module = trained(**flags)
@@ -114,20 +109,16 @@ class SameName(SmallTrial):
         return {"loss": self.loss(batch), "accuracy": 0.5}
 
 
-def test_equal_names_get_the_prefix_val() -> None:
-    module = trained(SameName)
-    assert {"loss", "val_loss"} <= module.trainer.callback_metrics.keys()
+@pytest.mark.parametrize(("first", "validated"), [(False, ["7"]), (True, ["0", "7"])])
+def test_equal_names_get_the_prefix_val(first: bool, validated: list[str], tmp_path: Path) -> None:
+    monitors = [pl.callbacks.EarlyStopping(name) for name in ("val_loss", "accuracy")]
+    module, logger = TrialModule(SameName, step_zero_validation=first), pl.loggers.CSVLogger(tmp_path)
+    lightning = fit(module, callbacks=monitors, logger=logger)
+    assert lightning.callback_metrics.keys() == {"loss", "batch", "val_loss", "accuracy"}
+    for name, steps in (("loss", ["7"]), ("val_loss", validated), ("accuracy", validated)):
+        assert [row["step"] for row in read_rows(logger) if row[name]] == steps, name
     (metrics,) = trainer().validate(module, verbose=False)
     assert metrics.keys() == {"val_loss", "accuracy"}
-
-
-def test_names_before_the_first_batch(tmp_path: Path) -> None:
-    monitors = [pl.callbacks.EarlyStopping(name) for name in ("val_loss", "accuracy")]
-    logger = pl.loggers.CSVLogger(tmp_path)
-    lightning = fit(TrialModule(SameName, step_zero_validation=True), callbacks=monitors, logger=logger)
-    assert lightning.callback_metrics.keys() == {"loss", "batch", "val_loss", "accuracy"}
-    for name, steps in (("loss", ["7"]), ("val_loss", ["0", "7"]), ("accuracy", ["0", "7"])):
-        assert [row["step"] for row in read_rows(logger) if row[name]] == steps, name
 
 
 def test_a_lone_first_validation_is_logged(tmp_path: Path) -> None:
@@ -212,10 +203,12 @@ def test_resume_within_an_epoch(flags: dict[str, Any], tmp_path: Path) -> None:
     assert resumes_exactly(checkpoints.last_model_path, epochs=3)
 
 
-def test_model_checkpoint_after_validations(tmp_path: Path) -> None:
-    module = TrialModule(SmallTrial, validation_period=pytorch.Batch(4), max_length=pytorch.Batch(9))
-    fit(module, callbacks=[pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)])
-    assert steps_in(tmp_path) == [2 * batches for batches in (4, 8, 9)]
+@pytest.mark.parametrize(("period", "after"), [(4, [4, 8, 12, 16, 18]), ([5, 7, 12, 15], [5, 7, 12, 15, 18])])
+def test_model_checkpoint_after_validations(period: Any, after: list[int], tmp_path: Path) -> None:
+    module = TrialModule(RecordingTrial, validation_period=pytorch.Batch(period), max_length=pytorch.Batch(18))
+    trained(module, callbacks=[pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)])
+    assert module.trial.validated == after
+    assert steps_in(tmp_path) == [2 * batches for batches in after]
 
 
 def test_a_stop_by_a_callback_validates() -> None:
@@ -316,6 +309,10 @@ def test_flags_are_restored() -> None:
     lightning = fit(module, check_val_every_n_epoch=2)
     assert module.trial.trained == 9
     assert (lightning.check_val_every_n_epoch, lightning.max_epochs) == (2, 1)
+    failing = trainer(gradient_clip_val=1.0, accumulate_grad_batches=2)
+    with pytest.raises(FileNotFoundError):
+        failing.fit(TrialModule(SmallTrial), ckpt_path="missing.ckpt")
+    assert (failing.gradient_clip_val, failing.accumulate_grad_batches) == (1.0, 2)
 
 
 @pytest.mark.parametrize("max_length", [pytorch.Batch(9), pytorch.Epoch(2)])
@@ -332,42 +329,26 @@ def test_a_bar_shows_all_epochs(max_length: pytorch.TrainUnit) -> None:
     assert descriptions == {"Epoch 0/1", "Epoch 1/1"}
 
 
-@pytest.mark.parametrize(
-    ("length", "flags", "warned"),
-    [
-        (None, {"max_epochs": None}, True),
-        (pytorch.Batch(1), {"max_epochs": None}, False),
-        (None, {"max_epochs": 1}, False),
-        (None, {"max_steps": 2}, False),
-    ],
-)
-def test_a_run_without_a_length(length: Any, flags: dict[str, Any], warned: bool, caplog: Any) -> None:
+@pytest.mark.parametrize("flags", [{"max_epochs": None}, {"max_epochs": 1}, {"max_steps": 2}])
+@pytest.mark.parametrize("length", [None, pytorch.Batch(1)])
+def test_a_run_without_a_length(length: Any, flags: dict[str, Any], caplog: Any) -> None:
     class Trial(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             self.context.set_stop_requested(True)
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     fit(TrialModule(Trial, reporting_period=pytorch.Batch(1), max_length=length), **flags)
-    assert ("1000 epochs" in caplog.text) == warned
+    assert ("1000 epochs" in caplog.text) == (length is None and flags == {"max_epochs": None})
 
 
-@pytest.mark.parametrize(("amount", "batches"), [(2, 2), (0.5, 3), (100, 7)])
-def test_overfit_batches(amount: float, batches: int) -> None:
+@pytest.mark.parametrize("by_batch", [False, True])
+@pytest.mark.parametrize(("amount", "batches"), [(2, 2), (0.3, 2), (0.5, 3), (100, 7)])
+def test_overfit_batches(amount: float, batches: int, by_batch: bool) -> None:
     in_order = pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE)
     first = [batch[0].flatten().tolist() for batch in itertools.islice(in_order, batches)]
-    assert trained(RecordingTrial, max_epochs=3, overfit_batches=amount).trial.seen == first * 3
-
-
-@pytest.mark.parametrize(("amount", "batches"), [(0.3, 2), (0.5, 3)])
-def test_overfit_batches_batch_by_batch(amount: float, batches: int) -> None:
-    module = trained(RecordingTrial, max_epochs=3, overfit_batches=amount, callbacks=[pl.callbacks.Timer()])
-    assert module.trial.validated == [batches, 2 * batches, 3 * batches]
-
-
-@pytest.mark.parametrize("flag", ["overfit_batches", "limit_train_batches"])
-def test_less_than_one_batch(flag: str) -> None:
-    with pytest.raises(errors.UnsupportedTrainerFlags, match=rf"{flag}=0\.1 of the 7 training batches is less"):
-        fit(TrialModule(SmallTrial), **{flag: 0.1})
+    callbacks = [pl.callbacks.Timer()] if by_batch else []
+    trial = trained(RecordingTrial, max_epochs=3, overfit_batches=amount, callbacks=callbacks).trial
+    assert (trial.seen, trial.validated) == (first * 3, [batches, 2 * batches, 3 * batches])
 
 
 def test_a_kept_loader_stays_whole() -> None:
@@ -402,6 +383,8 @@ RELOADS = {"reload_dataloaders_every_n_epochs": 1}
         ({"callbacks": [pl.callbacks.ModelPruning("l1_unstructured")]}, "ModelPruning: prune with torch"),
         (BATCH_SIZES, "BatchSizeFinder: set"),
         ({**RELOADS, **BATCH_SIZES}, "reload_dataloaders_every_n_epochs=1.*BatchSizeFinder: set"),
+        ({"overfit_batches": 0.1}, r"overfit_batches=0\.1 of the 7 training batches is less"),
+        ({"limit_train_batches": 0.1}, r"limit_train_batches=0\.1 of the 7 training batches is less"),
     ],
 )
 def test_unsupported_flags_are_refused(flags: dict[str, Any], names: str) -> None:
@@ -516,10 +499,3 @@ def test_accumulate_grad_batches() -> None:
     assert (lightning.accumulate_grad_batches, accumulated.trial.aggregates_when_built) == (3, 3)
     fit(accumulated)
     assert accumulated.context.aggregation_frequency == 5
-
-
-def test_flags_are_restored_after_a_failure() -> None:
-    lightning = trainer(gradient_clip_val=1.0, accumulate_grad_batches=2)
-    with pytest.raises(FileNotFoundError):
-        lightning.fit(TrialModule(SmallTrial), ckpt_path="missing.ckpt")
-    assert (lightning.gradient_clip_val, lightning.accumulate_grad_batches) == (1.0, 2)

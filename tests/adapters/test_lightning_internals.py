@@ -235,9 +235,7 @@ def test_call_hook() -> None:
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
             lightning_internals.call_hook(self.trainer, "on_before_backward", torch.tensor(0.5))
 
-    callback = pl.callbacks.LambdaCallback(
-        on_before_backward=lambda *arguments: called.append(("callback", arguments[2]))
-    )
+    callback = pl.callbacks.LambdaCallback(on_before_backward=lambda _, __, loss: called.append(("callback", loss)))
     module = fitted(Module, callbacks=[callback], limit_train_batches=1)
     # The first two are Lightning's own calls.
     assert called[2:] == [("callback", torch.tensor(0.5)), ("module", torch.tensor(0.5))]
@@ -364,13 +362,8 @@ def test_use_calls_that_show_batches_and_get_shown_batch() -> None:
     loop: Any = trainer.fit_loop.epoch_loop
     trainer.fit(Module())
     assert loop.shown is None
-    (first, _), (second, _) = batches
-    training = [
-        (first, 3),
-        ({"loss": None, "sum": 32.0}, first, 3),
-        (second, 4),
-        ({"loss": None, "sum": 0.0}, second, 4),
-    ]
+    one, other = batches
+    training = [one, ({"loss": None, "sum": 32.0}, *one), other, ({"loss": None, "sum": 0.0}, *other)]
     assert seen == [*training, ((1, 5), 0), {"shown": (1, 5)}, ((1, 5), 1), {"shown": (1, 5)}]
 
 
@@ -387,6 +380,7 @@ class OnlyTraining(pl.LightningDataModule):
         ({"train_dataloaders": [1], "val_dataloaders": [2]}, {"train_dataloader": [1], "val_dataloader": [2]}),
         ({"train_dataloaders": [1], "val_dataloaders": []}, {"train_dataloader": [1], "val_dataloader": ()}),
         ({"datamodule": OnlyTraining()}, {"train_dataloader": [7], "val_dataloader": ()}),
+        ({"dataloaders": [1]}, {"val_dataloader": [1]}),
     ],
 )
 def test_take_given_data_and_find_datamodule(arguments: dict[str, Any], given: dict[str, Any]) -> None:
@@ -396,20 +390,11 @@ def test_take_given_data_and_find_datamodule(arguments: dict[str, Any], given: d
             taken = lightning_internals.take_given_data(self.trainer)
             assert {name: give() for name, give in taken.items()} == given
             source: Any = self.trainer.fit_loop._data_source
-            assert source.instance is self
+            assert is_validation or source.instance is self
 
+    is_validation, trainer = "dataloaders" in arguments, make_trainer()
     with pytest.raises(NotImplementedError):
-        make_trainer().fit(Module(), **arguments)
-
-
-def test_take_given_data_of_a_validation() -> None:
-    class Module(Asking):
-        def ask(self) -> None:
-            taken = lightning_internals.take_given_data(self.trainer)
-            assert {name: give() for name, give in taken.items()} == {"val_dataloader": [1]}
-
-    with pytest.raises(NotImplementedError):
-        make_trainer().validate(Module(), dataloaders=[1])
+        (trainer.validate if is_validation else trainer.fit)(Module(), **arguments)
 
 
 @pytest.mark.parametrize("data", [None, [1]])
@@ -616,9 +601,7 @@ def test_unwrap_optimizer() -> None:
 
 @pytest.mark.parametrize(("epochs", "steps"), [(-1, 14), (2, 12)])
 def test_limit_epochs(epochs: int, steps: int) -> None:
-    limit = pl.callbacks.LambdaCallback(
-        on_fit_start=lambda trainer, _: lightning_internals.limit_epochs(trainer, epochs)
-    )
+    limit = pl.callbacks.LambdaCallback(on_fit_start=lambda t, _: lightning_internals.limit_epochs(t, epochs))
     assert fitted(max_steps=14, callbacks=[limit]).steps == steps
 
 

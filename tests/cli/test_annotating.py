@@ -88,7 +88,7 @@ def test_adds_what_the_master_knew(platform: Platform) -> None:
     }
 
 
-def test_best_are_listed_and_kept(platform: Platform) -> None:
+def test_best_are_listed_shown_and_kept(platform: Platform) -> None:
     assert json_of("ls", platform.storage, "--best")["checkpoints"] == []
     said = run("ls", platform.storage, "--best").stderr
     assert "No complete checkpoint has a metric; `det-lightning checkpoint annotate`" in said
@@ -98,13 +98,6 @@ def test_best_are_listed_and_kept(platform: Platform) -> None:
     lines = run("ls", platform.storage, "--best").stdout.splitlines()
     assert lines[0].split() == ["uuid", "experiment", "trial", "steps", "accuracy", "size", "age", "complete"]
     assert lines[2].split()[:5] == [platform.ids["8 at 10"], "3", "8", "10", "0.875"]
-    run("prune", platform.storage, "--yes")
-    kept = {platform.ids[name] for name in ("7 at 20", "8 at 10", "8 at 20")}
-    assert set(CheckpointStorage(platform.storage).list_ids()) == kept
-
-
-def test_show_takes_a_storage(platform: Platform) -> None:
-    run("annotate", platform.storage, *platform.files)
     output = show(platform.storage)
     assert "name: digits" in output
     assert "metric: accuracy (larger is better)" in output
@@ -116,6 +109,9 @@ def test_show_takes_a_storage(platform: Platform) -> None:
         ["8", "COMPLETED", 20, 0.875, platform.ids["8 at 10"]],
     ]
     assert [trial["hparams"]["lr"] for trial in experiment["trials"]] == [0.1 * 7, 0.1 * 8]
+    run("prune", platform.storage, "--yes")
+    kept = {platform.ids[name] for name in ("7 at 20", "8 at 10", "8 at 20")}
+    assert set(CheckpointStorage(platform.storage).list_ids()) == kept
 
 
 def test_list_of_checkpoints_is_enough(platform: Platform, tmp_path: Path) -> None:
@@ -149,13 +145,11 @@ def test_newest_checkpoint_stays_the_newest(platform: Platform) -> None:
 def test_annotates_a_remote_storage(tmp_path: Path) -> None:
     storage = CheckpointStorage("memory://annotated")
     checkpoint_id = storage.write(make_files(10), code=tmp_path)
-    files = [
-        write(tmp_path / "experiments.json", [describe_experiment()]),
-        write(tmp_path / "trial-7.json", describe_trial(7, {checkpoint_id: (10, 0.5)})),
-    ]
-    run("annotate", storage, *files)
+    described = [describe_experiment(), describe_trial(7, {checkpoint_id: (10, 0.5)})]
+    file = write(tmp_path / "described.json", described)
+    run("annotate", storage, file)
     assert storage.read_metadata(checkpoint_id)["metric"]["value"] == 0.5
-    assert "0 annotated, 1 unchanged." in run("annotate", storage, *files).stdout
+    assert "0 annotated, 1 unchanged." in run("annotate", storage, file).stdout
     run("verify", storage)
     assert json.loads(show(storage, "--json"))["experiments"][0]["best"] == 0.5
     storage.delete(checkpoint_id)
@@ -175,37 +169,19 @@ def test_what_was_matched_and_what_was_not_is_said(platform: Platform, tmp_path:
     assert found["not_in_storage"] == []
 
 
-def with_wrong(platform: Platform, kind: str) -> Any:
-    checkpoint_id = platform.ids["7 at 10"]
-    described = describe_trial(7, {checkpoint_id: (10, 0.5)})
-    if kind == "steps":
-        described["workloads"][-1]["checkpoint"]["totalBatches"] = 11
-    elif kind == "type":
-        described["trial"]["experimentId"] = "three"
-    elif kind == "outside":
-        described["workloads"][-1]["checkpoint"]["uuid"] = "../outside"
-    elif kind == "two trials":
-        return [described, describe_trial(9, {checkpoint_id: (10, 0.5)})]
-    elif kind == "other":
-        return {"metrics": [1]}
-    elif kind == "list":
-        return [5]
-    return described
-
-
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("describe", "says"),
     [
-        ("steps", ["steps_completed of checkpoint", " is 11, but its metadata.json says 10"]),
-        ("type", ["trial.experimentId", "valid integer", "got 'three'"]),
-        ("outside", ["uuid is '../outside', which cannot be the id of a checkpoint"]),
-        ("two trials", ["trial_id of checkpoint", " is 9, but ", " says 7"]),
-        ("other", ["neither an experiment, nor a trial, nor a list of checkpoints", "{'metrics': [1]}"]),
-        ("list", ["[0] is neither an experiment", "got 5"]),
+        (lambda one: describe_trial(7, {one: (11, 0.5)}), ["steps_completed", " is 11, but its metadata.json says 10"]),
+        (lambda one: describe_trial(7, {one: (10, 0.5)}, experimentId="three"), ["trial.experimentId", "got 'three'"]),
+        (lambda _: describe_trial(7, {"../outside": (10, 0.5)}), ["uuid is '../outside', which cannot be the id of a"]),
+        (lambda one: [describe_trial(i, {one: (10, 0.5)}) for i in (7, 9)], ["trial_id of", " is 9, but ", " says 7"]),
+        (lambda _: {"metrics": [1]}, ["neither an experiment, nor a trial, nor a list of", "{'metrics': [1]}"]),
+        (lambda _: [5], ["[0] is neither an experiment", "got 5"]),
     ],
 )
-def test_refuses_wrong_files(kind: str, says: list[str], platform: Platform, tmp_path: Path) -> None:
-    wrong = write(tmp_path / "wrong.json", with_wrong(platform, kind))
+def test_refuses_wrong_files(describe: Any, says: list[str], platform: Platform, tmp_path: Path) -> None:
+    wrong = write(tmp_path / "wrong.json", describe(platform.ids["7 at 10"]))
     (tmp_path / "outside").mkdir()
     before = contents_of(tmp_path)
     error = error_of("annotate", platform.storage, platform.files[0], platform.files[2], wrong)
@@ -215,10 +191,11 @@ def test_refuses_wrong_files(kind: str, says: list[str], platform: Platform, tmp
 
 def test_all_mistakes_of_all_files_are_named(platform: Platform, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
-    wrong = write(tmp_path / "wrong.json", with_wrong(platform, "type"))
+    wrong = write(tmp_path / "wrong.json", describe_trial(7, {UNKNOWN: (10, 0.5)}, experimentId="three"))
     error = error_of("annotate", platform.storage, tmp_path / "broken.json", wrong)
     assert "broken.json is not JSON" in error
     assert "wrong.json: trial.experimentId" in error
+    assert "valid integer" in error
 
 
 JSON = st.recursive(

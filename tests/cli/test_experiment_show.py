@@ -37,6 +37,13 @@ def add_events(directory: ExperimentDirectory, *events: Mapping[str, Any]) -> No
         file.writelines(f"{json.dumps(event)}\n" for event in events)
 
 
+def with_section(directory: ExperimentDirectory, name: str, section: object) -> ExperimentDirectory:
+    """Set a section of the configuration."""
+    config = json.loads(directory.config_file.read_text())
+    directory.config_file.write_text(json.dumps({**config, name: section}))
+    return directory
+
+
 def validation(trial: int, batches: int, **metrics: float) -> dict[str, Any]:
     return {"type": "validation", "time": 2.0, "trial": trial, "steps_completed": batches, "metrics": metrics}
 
@@ -48,13 +55,17 @@ def first_cells(lines: list[str]) -> list[str]:
 
 
 def test_trials_are_shown(tmp_path: Path) -> None:
-    lines = show(made_experiment(tmp_path))
+    directory = made_experiment(tmp_path)
+    lines = show(directory)
     assert "best: 0.05, of trial 1 (*)" in lines
     assert first_cells(lines) == ["* 1", "2", "3"]
     assert "hyperparameters of all trials: constant=5, password=********" in lines
     (head,) = (line.split() for line in lines if "STATE" in line)
     assert head == ["ID", "STATE", "BATCHES", "BEST", "LATEST", "kind", "layers", "lr", "CHECKPOINT"]
     assert lines[-1].split() == ["3", "COMPLETED", "20", "0.15", "0.15", "b", "3", "0.001", "3-20"]
+    assert not any(line.startswith("message") for line in lines)
+    add_events(directory, {"type": "message", "text": "the disk is full"})
+    assert "message: the disk is full" in show(directory)
     alone = show(made_experiment(tmp_path / "alone", trials=1))
     assert "hyperparameters: constant=5, kind=b, layers=1, lr=0.1, password=********" in alone
 
@@ -68,27 +79,11 @@ def test_hyperparameters_are_not_shown_as_python(tmp_path: Path) -> None:
     assert lines[-1].split() == ["2", "PAUSED", "0", "true", "null", "[1,", "2]"]
 
 
-def test_messages_are_shown_if_there_are_any(tmp_path: Path) -> None:
-    directory = made_experiment(tmp_path)
-    assert not any(line.startswith("message") for line in show(directory))
-    add_events(directory, {"type": "message", "text": "the disk is full"})
-    assert "message: the disk is full" in show(directory)
+ROUNDED = [(0.12345678, "0.1235"), (5.04863e-05, "5.049e-05"), (12345.678, "12346"), (-1234.5, "-1234")]
+SPECIAL = [(0.0, "0"), (float("nan"), "nan"), (float("inf"), "inf"), (1e20, "1e+20"), (None, "")]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.12345678, "0.1235"),
-        (5.04863e-05, "5.049e-05"),
-        (12345.678, "12346"),
-        (-1234.5, "-1234"),
-        (0.0, "0"),
-        (float("nan"), "nan"),
-        (float("inf"), "inf"),
-        (1e20, "1e+20"),
-        (None, ""),
-    ],
-)
+@pytest.mark.parametrize(("value", "text"), [*ROUNDED, *SPECIAL])
 def test_number_has_four_digits(value: float | None, text: str) -> None:
     assert format_number(value) == text
 
@@ -113,24 +108,10 @@ def test_trials_are_sorted_by_any_metric(metric: str, order: list[str], tmp_path
 
 
 def test_best_is_first_if_larger_is_better(tmp_path: Path) -> None:
-    directory = made_experiment(tmp_path)
-    config = json.loads(directory.config_file.read_text())
-    config["searcher"]["smaller_is_better"] = False
-    directory.config_file.write_text(json.dumps(config))
+    directory = with_section(made_experiment(tmp_path), "searcher", {"metric": "loss", "smaller_is_better": False})
     assert first_cells(show(directory, "--sort", "loss")) == ["* 3", "2", "1"]
     error = run("show", directory.path, "--sort", "acuracy", ends_with=2).stderr
     assert "No trial has reported a metric 'acuracy' that is a number; the metrics are: loss." in error
-
-
-def with_storage(directory: ExperimentDirectory, storage: object) -> ExperimentDirectory:
-    config = json.loads(directory.config_file.read_text())
-    directory.config_file.write_text(json.dumps({**config, "checkpoint_storage": storage}))
-    return directory
-
-
-def test_damaged_configuration_is_named(tmp_path: Path) -> None:
-    directory = with_storage(made_experiment(tmp_path), "s3")
-    assert "config.json is not the configuration" in run("show", directory.path, "--best", ends_with=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -142,7 +123,7 @@ def test_damaged_configuration_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_best_prints_only_a_path(storage: dict[str, str], root: str, tmp_path: Path) -> None:
-    directory = with_storage(made_experiment(tmp_path), storage)
+    directory = with_section(made_experiment(tmp_path), "checkpoint_storage", storage)
     assert run("show", directory.path, "--best").output == f"{root.format(directory.path)}/1-20\n"
 
 
@@ -165,6 +146,8 @@ def test_missing_best_checkpoint_is_explained(tmp_path: Path) -> None:
     directory.events.write_text('{"type": "experiment_started", "time": 0.0}\n')
     error = run("show", directory.path, "--best", ends_with=2).stderr
     assert "has reported loss (smaller is better) yet" in error
+    with_section(directory, "checkpoint_storage", "s3")
+    assert "config.json is not the configuration" in run("show", directory.path, "--best", ends_with=2).stderr
 
 
 def test_best_checkpoint_of_a_storage_is_found(tmp_path: Path) -> None:
@@ -180,8 +163,7 @@ def test_killed_experiment_is_paused_everywhere(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials=1)
     lines = directory.events.read_text().splitlines()[:-2]  # the trial had not ended
     directory.events.write_text("\n".join(lines) + "\n")
-    waiting = {"type": "trial_created", "time": 4.0, "trial": 2, "seed": 2, "hparams": {}}
-    add_events(directory, waiting)
+    add_events(directory, {"type": "trial_created", "time": 4.0, "trial": 2, "seed": 2, "hparams": {}})
     shown = json.loads(run("show", directory.path, "--json").stdout)
     assert [shown["state"], *(trial["state"] for trial in shown["trials"])] == ["PAUSED"] * 3
     assert "PAUSED" in run("ls", "--experiments", tmp_path).stdout
@@ -215,22 +197,17 @@ def test_compared_experiments_count_once(tmp_path: Path) -> None:
     assert all(f"{tmp_path / name} is not an experiment" in result.stderr for name in ("one", "two"))
 
 
-@pytest.mark.parametrize(
-    ("command", "replacing", "option"),
-    [
-        ("show", "--html=page.html", "--json"),
-        ("show", "--html=page.html", "--best"),
-        ("show", "--html=page.html", "--sort=loss"),
-        ("compare", "--html=page.html", "--json"),
-        ("show", "--best", "--json"),
-        ("show", "--best", "--sort=loss"),
-    ],
-)
-def test_options_with_an_output_go_alone(command: str, replacing: str, option: str, tmp_path: Path) -> None:
-    error = run(command, made_experiment(tmp_path).path, replacing, option, ends_with=2).stderr
-    name, other = (given.partition("=")[0] for given in (replacing, option))
+WITH_HTML = ["show --html=p.html --json", "show --html=p.html --best", "show --html=p.html --sort=loss"]
+WITHOUT = ["show --best --json", "show --best --sort=loss"]
+
+
+@pytest.mark.parametrize("arguments", [*WITH_HTML, "compare --html=p.html --json", *WITHOUT])
+def test_options_with_an_output_go_alone(arguments: str, tmp_path: Path) -> None:
+    command, *options = arguments.split()
+    error = run(command, made_experiment(tmp_path).path, *options, ends_with=2).stderr
+    name, other = (option.partition("=")[0] for option in options)
     assert f"{name} replaces all other output; leave out {other}." in error
-    assert not Path("page.html").exists()
+    assert not Path("p.html").exists()
 
 
 def test_unreadable_hyperparameters_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -40,13 +40,6 @@ class PairTrial(pytorch.PyTorchTrial):
     def evaluate_batch(self, batch):
         return {"validation_loss": self.loss(self.decoder(self.encoder(batch[0])), batch[0])}
 """
-SMALL = """
-import pytorch_lightning as pl
-class Strict(pl.LightningModule):
-    def __init__(self, depth): super().__init__()
-class Small(pl.LightningModule):
-    def __init__(self, **hparams): super().__init__()
-"""
 # Runs a program where neither package can be imported, and says what the module then has.
 ALONE = """
 import sys
@@ -69,7 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         Path("model_def.py").write_text(TRIAL)
-        Path("small.py").write_text(SMALL)
+        Path("parts.py").write_text(PARTS)
         with import_from_path("."), pytorch.init(hparams={"global_batch_size": 8, "width": 3}) as context:
             import model_def  # type: ignore[import-not-found]
 
@@ -105,8 +98,8 @@ def test_colleague_goes_on_with_lightning_alone(trained: Path, tmp_path: Path, m
         ("module.py:OtherModule", "has no class OtherModule"),
         ("missing.py:PairModule", "there is no file missing.py"),
         ("module", "--module takes FILE:CLASS"),
-        ("small.py:Strict", "Strict does not take the trial's hyperparameters"),
-        ("small.py:Small", "Small has no part with the weights of model 0: bias, weight."),
+        ("parts.py:Picky", "Picky does not take the trial's hyperparameters"),
+        ("parts.py:Small", "Small has no part with the weights of model 0: bias, weight."),
     ],
 )
 def test_unfit_module_is_named(module: str, message: str, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +158,8 @@ class Picky(Plain):
             raise ValueError("lr is too large")
 class Ending(Plain):
     def __init__(self): raise SystemExit(0)
+class Small(pl.LightningModule):
+    def __init__(self, **hparams): super().__init__()
 class Bare(torch.nn.Module): pass
 def function(): pass
 number = 3
@@ -206,10 +201,8 @@ def test_ambiguous_part_is_refused(checkpoint: Path) -> None:
     state = make_state()
     head = state["models_state_dict"][1]
     equal = write_checkpoint("equal", state={**state, "models_state_dict": [head, {}, head]})
-    for name, said in (
-        ("Target", "2 parts that fit the weights of model 0"),
-        ("Plain", "no part with the weights of model 2"),
-    ):
+    said_of = {"Target": "2 parts that fit the weights of model 0", "Plain": "no part with the weights of model 2"}
+    for name, said in said_of.items():
         result = export("lightning", equal, "--module", f"parts.py:{name}", "-o", "a.ckpt", ends_with=1)
         assert f"{name} has {said}" in result.stderr
 
@@ -229,13 +222,11 @@ def test_ambiguous_part_is_refused(checkpoint: Path) -> None:
         ("class.py", PARTS, "Plain", "no program can import class.py; rename it"),
     ],
 )
-@pytest.mark.parametrize("all_", [False, True])
-def test_unusable_module_is_one_line(
-    file: str, text: str, name: str, message: str, all_: bool, checkpoint: Path
-) -> None:
+@pytest.mark.parametrize("of", ["one", "all"])
+def test_unusable_module_is_one_line(of: str, file: str, text: str, name: str, message: str, checkpoint: Path) -> None:
     Path(file).write_text(text)
-    what = (checkpoint.parent, "--all") if all_ else (checkpoint,)
-    is_of_checkpoint = all_ and name in ("Broken", "Ending")
+    what = (checkpoint.parent, "--all") if of == "all" else (checkpoint,)
+    is_of_checkpoint = of == "all" and name in ("Broken", "Ending")
     ends_with = 1 if is_of_checkpoint else 2
     result = export("lightning", *what, "--module", f"{file}:{name}", "-o", "out", ends_with=ends_with)
     (line,) = result.stderr.splitlines()
@@ -260,16 +251,14 @@ def test_unusable_output_is_refused(output: str, checkpoint: Path) -> None:
     assert sorted(Path().iterdir()) == before
 
 
-def test_directory_in_the_home(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    export("weights", "storage", "--all", "-o", "~/out")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{checkpoint.name}.pt"]
-
-
-def test_all_names_omitted_entries(checkpoint: Path) -> None:
+def test_all_names_omitted_entries(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here into a directory in the home."""
     weights = {"weight": torch.ones(2), "_extra_state": {"a": 1}}
     other = write_checkpoint("storage", state={**make_state(), "models_state_dict": [weights]})
-    result = export("safetensors", "storage", "--all", "-o", "out", "--json")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = export("safetensors", "storage", "--all", "-o", "~/out", "--json")
+    names = {f"{one}.safetensors" for one in (checkpoint.name, other.name)}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert json.loads(result.stdout)["left_out"] == {other.name: ["_extra_state"]}
     assert result.stderr == f"{other.name}: Left out, since they are not tensors: _extra_state\n"
 

@@ -44,13 +44,6 @@ def make_details(validation: list[tuple[int, float]], training: list[tuple[int, 
     batches, best = min(validation, key=lambda point: point[1])
     unknown = dict.fromkeys(("latest", "restarts", "checkpoint", "checkpoint_batches", "hparams", "state", "batches"))
     curves = {"loss": validation, "training loss": training} if training else {"loss": validation}
-    trial = {
-        **unknown,
-        "id": "a-run",
-        "best": best,
-        "best_batches": batches,
-        "metrics": {"loss": best},
-        "curves": curves,
-    }
+    known = {"id": "a-run", "best": best, "best_batches": batches, "metrics": {"loss": best}, "curves": curves}
     described = {"id": "a-run", "name": None, "directory": "/storage", "metric": "loss (smaller is better)"}
-    return {**described, "best": best, "best_trial": "a-run", "messages": [], "trials": [trial]}
+    return {**described, "best": best, "best_trial": "a-run", "messages": [], "trials": [{**unknown, **known}]}

@@ -22,27 +22,26 @@ from tests.warm_python import start_warm_python
 SCRIPT = Path(__file__).with_name("trial_script.py")
 
 
-def write_project(folder: Path, **sections: Any) -> Path:
-    """Write a directory with the script and a configuration, and return the file of the configuration."""
+def write_project(folder: Path, script: Path = SCRIPT, **sections: Any) -> Path:
+    """Write a directory with a script and a configuration, and return the file of the configuration."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(SCRIPT, folder)
+    shutil.copy(script, folder)
     config = {
         "name": "small",
-        "entrypoint": f"python3 {SCRIPT.name}",
+        "entrypoint": f"python3 {script.name}",
         "searcher": {"name": "single", "metric": "loss"},
         "max_restarts": 0,
         "reproducibility": {"experiment_seed": 7},
         **sections,
     }
-    file = folder / "config.yaml"
-    file.write_text(json.dumps(config))  # JSON is YAML
-    return file
+    (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    return folder / "config.yaml"
 
 
 def start(*arguments: object, cwd: Path | None = None, is_warm: bool = False) -> subprocess.Popen[str]:
     """Start ``det-lightning`` with arguments, in this process's directory or another one.
 
-    Where it is warm, its trials are, too; ``processes_of`` does not find such trials.
+    Where it is warm, its trials are, too; ``pids_of`` does not find such trials.
     """
     command = [sys.executable, "-c", "from det_lightning.cli import main; main()", *map(str, arguments)]
     environment = dict(os.environ)
@@ -99,7 +98,7 @@ def events_of(experiment: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_events(log) if event["type"] == kind] if log.exists() else []
 
 
-def processes_of(experiment: Path) -> list[int]:
+def pids_of(experiment: Path) -> list[int]:
     """Return the living processes that belong to trials of an experiment, by their environment."""
     return processes_with(f"DET_LIGHTNING_TASK={experiment}")
 

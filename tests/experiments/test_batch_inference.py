@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -40,10 +39,10 @@ def test_torchrun_shares_the_batches(warm_python: WarmPython, tmp_path: Path, mo
 def test_interrupted_inference_goes_on(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
+        script=SCRIPT,
         entrypoint=f"exec python3 -m determined.launch.torch_distributed -- python3 {SCRIPT.name} --theirs",
         resources={"slots_per_trial": 2},
     )
-    shutil.copy(SCRIPT, tmp_path / "project")
     experiment = tmp_path / "small-1"
     arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu")
     run_until(lambda: len(events_of(experiment, "checkpoint")) >= 1, *arguments, is_warm=True)

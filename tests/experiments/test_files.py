@@ -168,6 +168,12 @@ def test_commands_show_no_secrets(directory: ExperimentDirectory, tmp_path: Path
     config = write_project(tmp_path / "project", hyperparameters={"api_key": "hidden"})
     (planned,) = json.loads(run("run", config, "--dry-run").stdout)["trials"]
     assert planned["hparams"] == {"api_key": MASK}
+    ended = {"type": "run_ended", "trial": 1, "time": 5.0, "failed": True, "paused": False, "closed": "ERROR"}
+    events = [{**ended, "reason": "password=hunter2"}, {"type": "message", "text": "https://me:hunter2@host"}]
+    with directory.events.open("a") as file:
+        file.writelines(f"{json.dumps(event)}\n" for event in events)
+    shown = describe_experiment(directory)
+    assert (shown["trials"][0]["reason"], shown["messages"]) == (f"password={MASK}", [f"https://me:{MASK}@host"])
 
 
 @pytest.mark.parametrize(
@@ -213,15 +219,6 @@ def test_huge_files_are_not_read(name: str, directory: ExperimentDirectory) -> N
         [describe_experiment(directory), directory.options()]
 
 
-def test_reasons_have_no_secrets(directory: ExperimentDirectory) -> None:
-    ended = {"type": "run_ended", "trial": 1, "time": 5.0, "failed": True, "paused": False, "closed": "ERROR"}
-    events = [{**ended, "reason": "password=hunter2"}, {"type": "message", "text": "https://me:hunter2@host"}]
-    with directory.events.open("a") as file:
-        file.writelines(f"{json.dumps(event)}\n" for event in events)
-    shown = describe_experiment(directory)
-    assert (shown["trials"][0]["reason"], shown["messages"]) == (f"password={MASK}", [f"https://me:{MASK}@host"])
-
-
 AS_ANOTHER_USER = """
 import os, sys
 from pathlib import Path
@@ -245,36 +242,24 @@ def test_read_only_experiment_is_shown() -> None:
 # Checkpoints of an experiment that has ended
 
 
-@pytest.fixture
-def ended(directory: ExperimentDirectory) -> ExperimentDirectory:
-    """An experiment with three checkpoints, of which only the last is to be kept."""
+def test_used_checkpoint_is_deleted_later(directory: ExperimentDirectory) -> None:
+    """Of three checkpoints only the last is to be kept. A killed cleanup, of which no event tells, goes on."""
     rule = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 1}
     directory.config_file.write_text(json.dumps({**directory.config(), "checkpoint_storage": rule}))
-    events = [{"type": "trial_created", "time": 1.0, "trial": 1, "seed": 1, "hparams": {}}]
-    for steps in (1, 2, 3):
-        checkpoint_id = write_checkpoint(directory.checkpoints, steps).name
+    first, second, last = (write_checkpoint(directory.checkpoints, steps).name for steps in (1, 2, 3))
+    events: list[dict[str, Any]] = [{**CREATED, "time": 1.0}]
+    for steps, checkpoint_id in enumerate((first, second, last), start=1):
         at = {"time": float(steps), "trial": 1, "steps_completed": steps}
         events.append({"type": "checkpoint", **at, "checkpoint_id": checkpoint_id})
     directory.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    return directory
-
-
-def test_killed_cleanup_goes_on(ended: ExperimentDirectory) -> None:
-    first, second, last = read_state(ended).trials[1].checkpoints
-    storage = CheckpointStorage(ended.checkpoints)
-    storage.delete(first)
-    assert [*delete_checkpoints(ended, read_state(ended))] == [(1, first), (1, second)]
-    assert storage.list_ids() == [last]
-
-
-def test_used_checkpoint_is_not_deleted(ended: ExperimentDirectory) -> None:
-    first, second, last = read_state(ended).trials[1].checkpoints
-    storage = CheckpointStorage(ended.checkpoints)
+    storage = CheckpointStorage(directory.checkpoints)
     claims = RunClaims(storage)
     assert claims.use(storage.find(first))
-    assert [*delete_checkpoints(ended, read_state(ended))] == [(1, second)]
+    assert [*delete_checkpoints(directory, read_state(directory))] == [(1, second)]
     claims.release()
     assert sorted(storage.list_ids()) == sorted([first, last])
+    assert [*delete_checkpoints(directory, read_state(directory))] == [(1, first), (1, second)]
+    assert storage.list_ids() == [last]
 
 
 @pytest.mark.parametrize("path", ["saved/here", "/saved/here"])
@@ -349,7 +334,7 @@ def test_page_shows_diverged_trials(trials: int, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials)
     diverged = trials + 1
     log = EventLog(directory.events)
-    log.append({"type": "trial_created", "time": 4.0, "trial": diverged, "seed": 1, "hparams": {"lr": 1.0}})
+    log.append({**CREATED, "time": 4.0, "trial": diverged, "hparams": {"lr": 1.0}})
     at = {"time": 5.0, "trial": diverged, "lines": 1, "steps_completed": 10}
     log.append({"type": "validation", **at, "metrics": {"loss": "Infinity"}})
     log.close()

@@ -13,9 +13,11 @@ import pytest
 
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.overview import describe_experiment, summarize_experiment
-from tests.experiments.running import events_of, processes_of, run, run_until, start, wait_for, write_project
+from tests.experiments.running import events_of, pids_of, run, run_project, run_until, start, wait_for, write_project
 
 pytestmark = pytest.mark.slow
+
+ONE_BY_ONE = {"name": "grid", "metric": "loss", "max_concurrent_trials": 1}
 
 
 def run_printed(command: str) -> subprocess.CompletedProcess[str]:
@@ -33,9 +35,8 @@ def states_of(experiment: Path) -> tuple[str, list[tuple[str, int]]]:
 
 
 def test_resume_keeps_options(tmp_path: Path) -> None:
-    config = write_project(
-        tmp_path / "project", hyperparameters={"steps": 4, "waits_at": [2]}, resources={"slots_per_trial": 64}
-    )
+    hparams = {"steps": 4, "waits_at": [2]}
+    config = write_project(tmp_path / "project", hyperparameters=hparams, resources={"slots_per_trial": 64})
     folder = tmp_path / "it's  a 'place' & more"
     experiment = folder / "small-1"
     arguments = ("run", config, config.parent, "--experiments", folder, "--cpu", "--slots", 2)
@@ -52,12 +53,8 @@ def test_resume_keeps_options(tmp_path: Path) -> None:
 
 
 def test_failed_trials_go_on_after_a_fix(tmp_path: Path) -> None:
-    config = write_project(
-        tmp_path / "project",
-        hyperparameters={"steps": 5, "checkpoints": True, "fails_at": {"type": "categorical", "vals": [3, 4]}},
-        searcher={"name": "grid", "metric": "loss", "max_concurrent_trials": 1},
-        max_restarts=1,
-    )
+    hparams = {"steps": 5, "checkpoints": True, "fails_at": {"type": "categorical", "vals": [3, 4]}}
+    config = write_project(tmp_path / "project", hyperparameters=hparams, searcher=ONE_BY_ONE, max_restarts=1)
     failed = run("run", config, config.parent, "--experiments", tmp_path, ends_with=1)
     experiment = tmp_path / "small-1"
     (command,) = (line for line in failed.stderr.splitlines() if "--retry-failed" in line)
@@ -79,13 +76,8 @@ def test_failed_trials_go_on_after_a_fix(tmp_path: Path) -> None:
 
 
 def test_search_goes_on_after_retries(tmp_path: Path) -> None:
-    config = write_project(
-        tmp_path / "project",
-        hyperparameters={"steps": 3, "fails_at": {"type": "categorical", "vals": [2, 9]}},
-        searcher={"name": "grid", "metric": "loss", "max_concurrent_trials": 1},
-    )
-    run("run", config, config.parent, "--experiments", tmp_path)
-    experiment = tmp_path / "small-1"
+    hparams = {"steps": 3, "fails_at": {"type": "categorical", "vals": [2, 9]}}
+    experiment = run_project(tmp_path, hyperparameters=hparams, searcher=ONE_BY_ONE)
     assert sorted(states_of(experiment)[1]) == [("COMPLETED", 3), ("ERROR", 1)]
     script = experiment / "code/trial_script.py"
     script.write_text(script.read_text().replace("return 3", "pass"))
@@ -106,7 +98,7 @@ def test_moved_experiment_goes_on(tmp_path: Path) -> None:
     process.wait()
     assert states_of(experiment) == ("PAUSED", [("STOPPING", 2)])
     process.communicate(timeout=60)  # the trial has ended, too
-    assert processes_of(experiment) == []
+    assert pids_of(experiment) == []
     wait_for(lambda: states_of(experiment) == ("PAUSED", [("PAUSED", 2)]))
     for place in ("moved/renamed", "copied/small-7"):
         shutil.copytree(experiment, tmp_path / place)
@@ -119,9 +111,7 @@ def test_moved_experiment_goes_on(tmp_path: Path) -> None:
 
 
 def test_orphan_that_ended_well_is_complete(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", hyperparameters={"steps": 2})
-    run("run", config, config.parent, "--experiments", tmp_path)
-    experiment = tmp_path / "small-1"
+    experiment = run_project(tmp_path, hyperparameters={"steps": 2})
     log = experiment / "events.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     begun = next(index for index, line in enumerate(lines) if '"run_started"' in line)

@@ -13,25 +13,17 @@ import pytest
 
 from det_lightning.errors import ExperimentError
 from det_lightning.experiments.warm_start import find_source
-from tests.experiments.running import (
-    events_of,
-    kill,
-    processes_of,
-    run,
-    run_project,
-    run_until,
-    start,
-    wait_for,
-    write_project,
-)
+from tests.experiments.running import events_of, pids_of, run, run_project, run_until, start, wait_for, write_project
 
 pytestmark = pytest.mark.slow
+
+RATES = {"type": "double", "minval": 0.1, "maxval": 1.0}
 
 
 def test_random_search_runs_all_its_trials(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
-        hyperparameters={"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}},
+        hyperparameters={"lr": RATES, "spawns": True},
         searcher={"name": "random", "metric": "loss", "max_trials": 3, "max_concurrent_trials": 2},
     )
     planned = json.loads(run("run", config, "--dry-run").stdout)["trials"]
@@ -44,7 +36,7 @@ def test_random_search_runs_all_its_trials(tmp_path: Path) -> None:
     assert created == planned
     shown = json.loads(run("experiment", "show", experiment, "--json").stdout)
     assert [(trial["state"], trial["batches"]) for trial in shown["trials"]] == [("COMPLETED", 5)] * 3
-    assert processes_of(experiment) == []
+    assert pids_of(experiment) == []  # what a trial leaves running is ended
 
 
 def test_paths_may_be_relative(tmp_path: Path) -> None:
@@ -58,7 +50,7 @@ def test_paths_may_be_relative(tmp_path: Path) -> None:
 def test_stopped_trials_are_complete(tmp_path: Path) -> None:
     experiment = run_project(
         tmp_path,
-        hyperparameters={"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}, "steps": 16},
+        hyperparameters={"lr": RATES, "steps": 16},
         searcher={
             "name": "async_halving", "metric": "loss", "max_trials": 6, "num_rungs": 2, "divisor": 4,
             "max_time": 16, "time_metric": "batches", "max_concurrent_trials": 2,
@@ -103,8 +95,8 @@ def test_saved_preemption_is_no_failure(tmp_path: Path) -> None:
         "import sys; from trial_script import TASK, report; run = TASK['run_id']; "
         "report('checkpoint', run, {'checkpoint_id': f'after-{run}'}); sys.exit(75 if run < 4 else 0)"
     )
-    entrypoint = ["python3", "-c", code]
-    experiment = run_project(tmp_path, entrypoint=entrypoint, checkpoint_storage={"save_trial_latest": 9})
+    kept = {"save_trial_latest": 9}
+    experiment = run_project(tmp_path, entrypoint=["python3", "-c", code], checkpoint_storage=kept)
     assert [event["status"] for event in events_of(experiment, "run_ended")] == [75, 75, 75, 0]
 
 
@@ -142,20 +134,13 @@ def test_hook_runs_unless_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_invalid_hyperparameters_close_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may fail, or wait for a rank that is gone until they are killed."""
     monkeypatch.setattr("det_lightning.experiments.runner._GIVING_UP_S", 3)
-    hparams = {
-        "invalid": True,
-        "ends_with": {"type": "categorical", "vals": [0, 134]},
-        "lives_on_for_s": {"type": "categorical", "vals": [0, 600]},
-    }
+    choices = {"ends_with": [0, 134], "lives_on_for_s": [0, 600]}
+    hparams = {name: {"type": "categorical", "vals": values} for name, values in choices.items()}
     searcher = {"name": "grid", "metric": "loss"}
-    experiment = run_project(tmp_path, hyperparameters=hparams, searcher=searcher, max_restarts=5)
+    experiment = run_project(tmp_path, hyperparameters={"invalid": True, **hparams}, searcher=searcher, max_restarts=5)
     ended = events_of(experiment, "run_ended")
     assert {(event["closed"], event["reason"]) for event in ended} == {("COMPLETED", "invalid hyperparameters")}
     assert sorted(event["status"] for event in ended) == [0, 134, 137, 137]
-
-
-def test_what_a_trial_leaves_running_is_ended(tmp_path: Path) -> None:
-    assert processes_of(run_project(tmp_path, hyperparameters={"spawns": True})) == []
 
 
 # The second: a shell, which ends at once when it is asked to, has started the script.
@@ -167,7 +152,7 @@ def test_first_interrupt_pauses(entrypoint: str, tmp_path: Path) -> None:
     arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path)
     error = run_until(lambda: len(events_of(experiment, "validation")) >= 2, *arguments)
     assert f"experiment resume {experiment}" in error
-    assert processes_of(experiment) == []
+    assert pids_of(experiment) == []
     run("experiment", "resume", experiment)
     assert [event["steps_completed"] for event in events_of(experiment, "validation")] == list(range(1, 13))
 
@@ -182,34 +167,35 @@ def test_second_interrupt_kills(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    assert processes_of(experiment) == []
+    assert pids_of(experiment) == []
 
 
 def test_orphans_save_and_resume(tmp_path: Path) -> None:
     config = write_project(
         tmp_path / "project",
-        hyperparameters={"lr": {"type": "double", "minval": 0.1, "maxval": 1.0}, "steps": 10, "waits_at": [3, 7]},
+        hyperparameters={"lr": RATES, "steps": 10, "waits_at": [3, 7]},
         searcher={"name": "random", "metric": "loss", "max_trials": 4, "max_concurrent_trials": 2},
     )
     planned = json.loads(run("run", config, "--dry-run").stdout)["trials"]
     experiment = tmp_path / "small-1"
     process = start("run", config, tmp_path / "project", "--experiments", tmp_path)
     # Two trials at a time, each of which waits twice.
-    for validations in (6, 14, 26, 34):
-        wait_for(lambda: len(events_of(experiment, "validation")) >= validations)  # noqa: B023
-        kill(process)
+    for number in (6, 14, 26, 34):
+        wait_for(lambda: len(events_of(experiment, "validation")) >= number)  # noqa: B023
+        process.kill()
+        process.communicate()
         # At once: the trials of the dead runner may still be saving.
         process = start("experiment", "resume", experiment)
     process.communicate(timeout=120)
     assert process.returncode == 0
     created = [(event["trial"], event["seed"]) for event in events_of(experiment, "trial_created")]
     assert created == [(trial["id"], trial["trial_seed"]) for trial in planned]
-    steps: dict[int, list[int]] = {trial_id: [] for trial_id, _ in created}
-    for event in events_of(experiment, "validation"):
-        steps[event["trial"]].append(event["steps_completed"])
-    assert steps == {trial_id: list(range(1, 11)) for trial_id, _ in created}
+    validations = events_of(experiment, "validation")
+    for trial_id, _ in created:
+        steps = [event["steps_completed"] for event in validations if event["trial"] == trial_id]
+        assert steps == list(range(1, 11))
     assert {event["status"] for event in events_of(experiment, "run_ended")} <= {0, 75}
-    assert processes_of(experiment) == []
+    assert pids_of(experiment) == []
 
 
 def test_only_one_runner_at_a_time(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from det_lightning.experiments.runner import ExperimentRunner
 from det_lightning.experiments.search.search import Search
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import TrialProcess
-from tests.experiments.running import events_of, processes_of, write_project
+from tests.experiments.running import events_of, pids_of, write_project
 
 
 def test_starting_trial_is_paused(tmp_path: Path) -> None:
@@ -32,4 +32,4 @@ def test_starting_trial_is_paused(tmp_path: Path) -> None:
     assert runner.run() is None
     log.close()
     assert [event["paused"] for event in events_of(directory.path, "run_ended")] == [True]
-    assert processes_of(directory.path) == []
+    assert pids_of(directory.path) == []

@@ -47,8 +47,9 @@ def validated(experiment: Path) -> list[int]:
     return [event["steps_completed"] for event in events_of(experiment, "validation")]
 
 
-def losses_in(experiment: Path) -> list[float]:
-    return [event["metrics"]["validation_loss"] for event in events_of(experiment, "validation")]
+def losses_in(experiment: Path, trial: int = 1) -> list[float]:
+    validations = events_of(experiment, "validation")
+    return [event["metrics"]["validation_loss"] for event in validations if event["trial"] == trial]
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +62,6 @@ def weights_in(checkpoint: str | Path) -> dict[str, torch.Tensor]:
     model: dict[str, torch.Tensor]
     (model,) = read_checkpoint(Path(checkpoint)).state["models_state_dict"]
     return model
-
-
-EXPLICIT: dict[str, dict[str, Any]] = {
-    "init": {
-        "hparams": CONFIG["hyperparameters"],
-        "aggregation_frequency": 2,
-        "exp_conf": {"searcher": {"metric": "validation_loss"}},
-    },
-    "fit": {"max_length": pytorch.Batch(10), "validation_period": pytorch.Batch(4)},
-}
-CONFIGURED: dict[str, dict[str, Any]] = {"init": {"exp_conf": CONFIG}, "fit": {}}
 
 
 ENDLESS = """
@@ -93,15 +83,21 @@ def test_try_trains_a_few_batches(entrypoint: Any, tmp_path: Path) -> None:
     assert CheckpointStorage(experiment / "checkpoints").newest() is None
 
 
-@pytest.mark.parametrize("call", [EXPLICIT, CONFIGURED], ids=["arguments", "configuration"])
-def test_trial_equals_fit(call: dict[str, Any], trained: Path, tmp_path: Path) -> None:
+EXPLICIT = {"hparams": CONFIG["hyperparameters"], "exp_conf": {"searcher": {"metric": "validation_loss"}}}
+LENGTHS = {"max_length": pytorch.Batch(10), "validation_period": pytorch.Batch(4)}
+
+
+@pytest.mark.parametrize(
+    ("init", "fit"), [({**EXPLICIT, "aggregation_frequency": 2}, LENGTHS), ({"exp_conf": CONFIG}, {})]
+)
+def test_trial_equals_fit(init: dict[str, Any], fit: dict[str, Any], trained: Path, tmp_path: Path) -> None:
     (created,) = events_of(trained, "trial_created")
     with answering_determined():
         from tests.experiments.linear_trial import LinearTrial
 
-        with pytorch.init(trial_seed=created["seed"], **call["init"]) as context:
+        with pytorch.init(trial_seed=created["seed"], **init) as context:
             trainer = pytorch.Trainer(LinearTrial(context), context, enable_progress_bar=False)
-            trainer.fit(checkpoint_storage=tmp_path, **call["fit"])
+            trainer.fit(checkpoint_storage=tmp_path, **fit)
     expected = weights_in(CheckpointStorage(tmp_path).newest() or "")
     actual = weights_in(CheckpointStorage(trained / "checkpoints").newest() or "")
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
@@ -175,24 +171,17 @@ def test_invalid_hyperparameters_close_a_trial(
     """One rank that gives up is enough: the others end by themselves, long before they would be killed."""
     monkeypatch.setattr(sys, "executable", warm_python.executable)
     monkeypatch.setattr("det_lightning.experiments.runner._GIVING_UP_S", 100)
-    experiment = run_experiment(
-        tmp_path,
-        "--cpu",
-        is_warm=False,
-        max_restarts=2,
-        hyperparameters={**CONFIG["hyperparameters"], **hparams},
-        resources={"slots_per_trial": slots},
-        searcher={**CONFIG["searcher"], "name": "grid"},
-    )
+    sections = {"hyperparameters": {**CONFIG["hyperparameters"], **hparams}, "resources": {"slots_per_trial": slots}}
+    searcher = {**CONFIG["searcher"], "name": "grid"}
+    experiment = run_experiment(tmp_path, "--cpu", is_warm=False, max_restarts=2, searcher=searcher, **sections)
     ended = [(event["status"], event["closed"], event["reason"]) for event in events_of(experiment, "run_ended")]
     assert ended == [(0, "COMPLETED", "invalid hyperparameters")] * slots  # a trial for each rank that may give up
 
 
 def test_slots_are_processes(tmp_path: Path) -> None:
     experiment = run_experiment(tmp_path, "--cpu", resources={"slots_per_trial": 2})
-    (checkpoint,) = {event["checkpoint_id"] for event in events_of(experiment, "checkpoint")[-1:]}
-    resume = read_checkpoint(experiment / "checkpoints" / checkpoint).resume
-    assert resume.world_size == 2
+    checkpoint = events_of(experiment, "checkpoint")[-1]["checkpoint_id"]
+    assert read_checkpoint(experiment / "checkpoints" / checkpoint).resume.world_size == 2
     records = [json.loads(line) for line in (experiment / "trials" / "1" / "metrics.jsonl").read_text().splitlines()]
     validated = [record["steps_completed"] for record in records if record["group"] == "validation"]
     assert validated == sorted(set(validated)) != []
@@ -201,10 +190,8 @@ def test_slots_are_processes(tmp_path: Path) -> None:
 def test_several_slots_need_gpus_or_cpu(tmp_path: Path) -> None:
     if torch.cuda.device_count() > 1:
         pytest.skip("there are several GPUs")
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "config.yaml").write_text(json.dumps({**CONFIG, "resources": {"slots_per_trial": 2}}))
-    error = run("run", project / "config.yaml", project, "--experiments", tmp_path / "out", ends_with=2).stderr
+    (tmp_path / "config.yaml").write_text(json.dumps({**CONFIG, "resources": {"slots_per_trial": 2}}))
+    error = run("run", tmp_path / "config.yaml", tmp_path, "--experiments", tmp_path / "out", ends_with=2).stderr
     assert "--cpu for 2 processes on the CPU" in error
     assert "--slots" in error
     assert not (tmp_path / "out").exists()
@@ -220,18 +207,11 @@ def test_best_and_latest_checkpoint_are_kept(tmp_path: Path) -> None:
 
 
 def test_trials_know_others_best(tmp_path: Path) -> None:
-    experiment = run_experiment(
-        tmp_path,
-        "--slots",
-        "1",
-        hyperparameters={"lr": {"type": "categorical", "vals": [0.1, 0.0]}, "global_batch_size": 8},
-        searcher={"name": "grid", "metric": "validation_loss", "max_length": {"batches": 10}},
-    )
-    best: dict[int, float] = {}
-    for event in events_of(experiment, "validation"):
-        loss = event["metrics"]["validation_loss"]
-        best[event["trial"]] = min(loss, best.get(event["trial"], loss))
-    assert json.loads((experiment / "trials" / "best.json").read_text()) == {str(id_): best[id_] for id_ in best}
+    hparams = {"lr": {"type": "categorical", "vals": [0.1, 0.0]}, "global_batch_size": 8}
+    searcher = {**CONFIG["searcher"], "name": "grid"}
+    experiment = run_experiment(tmp_path, "--slots", "1", hyperparameters=hparams, searcher=searcher)
+    best = {trial_id: min(losses_in(experiment, trial_id)) for trial_id in (1, 2)}
+    assert json.loads((experiment / "trials" / "best.json").read_text()) == {"1": best[1], "2": best[2]}
     for trial_id, other in ((1, 2), (2, 1)):
         assert TrialTask.read(experiment / "trials" / str(trial_id) / "task.json").best_of_others() == best[other]
 

@@ -97,21 +97,14 @@ def test_failure_has_no_traceback(pytester: pytest.Pytester) -> None:
     unseeded = case("unseeded")(returned='{"loss": loss * np.random.default_rng().random()}')
     result = run(pytester, *TRIAL, "-k", QUICK, source=unseeded.source)
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "Two runs with seed 0 are not the same. The first difference is the metric loss at batch 0: * apart*",
-            "Usual causes:",
-            "*np.random.default_rng()*",
-            "[[] []] is deterministic under a seed*",
-        ]
-    )
+    message = "Two runs with seed 0 are not the same. The first difference is the metric loss at batch 0: * apart*"
+    result.stdout.fnmatch_lines([message, "Usual causes:", "*np.random.default_rng()*"])
+    result.stdout.fnmatch_lines(["[[] []] is deterministic under a seed*"])
     assert "check.run" not in result.stdout.str()
 
 
-SIGTERM = "if batch_idx == 3:\n    os.kill(os.getpid(), 15)"
-SWALLOWED = (
-    "if batch_idx == 3:\n    try:\n        os.kill(os.getpid(), 15)\n    except BaseException:\n        raise OSError"
-)
+SIGTERM = "if batch_idx == 3: os.kill(os.getpid(), 15)"
+SWALLOWED = f"try:\n    {SIGTERM}\nexcept BaseException:\n    raise OSError"
 
 
 @pytest.mark.parametrize("lines", [SIGTERM, SWALLOWED])
@@ -181,41 +174,35 @@ def test_reference_supplies_hparams(pytester: pytest.Pytester) -> None:
 def test_missing_searcher_metric_is_named(pytester: pytest.Pytester) -> None:
     pytester.makefile(".yaml", const=CONFIG.replace("validation_loss", "accuracy"))
     result = run(pytester, "--trial-config", "const.yaml", "-k", "validates")
-    result.stdout.fnmatch_lines(
-        ["searcher.metric of the configuration is 'accuracy', but the validation returns validation_loss."]
-    )
+    line = "searcher.metric of the configuration is 'accuracy', but the validation returns validation_loss."
+    result.stdout.fnmatch_lines([line])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "lines"),
+    ("arguments", "line"),
     [
-        (["--trial", "model_def"], ["*--trial must be module:Class, such as model_def:MyTrial; got 'model_def'."]),
-        (["--trial", "m:T", "--trial-hparams", "{lr: 1}"], ["*--trial-hparams must be a JSON object*got '{lr: 1}'*"]),
-        (["--trial", "m:T", "--trial-batches", "3"], ["*--trial-batches must be at least 6; got 3."]),
-        (["--trial", "m:T", "--trial-report", "p.html"], ["*--trial-report needs jinja2 and plotly: pip install *"]),
-        (["--trial", "m:T", "--trial-config", "no.yaml"], ["*no.yaml: cannot be read: No such file*"]),
+        (["--trial", "model_def"], "*--trial must be module:Class, such as model_def:MyTrial; got 'model_def'."),
+        (["--trial", "m:T", "--trial-hparams", "{lr: 1}"], "*--trial-hparams must be a JSON object*got '{lr: 1}'*"),
+        (["--trial", "m:T", "--trial-batches", "3"], "*--trial-batches must be at least 6; got 3."),
+        (["--trial", "m:T", "--trial-report", "p.html"], "*--trial-report needs jinja2 and plotly: pip install *"),
+        (["--trial", "m:T", "--trial-config", "no.yaml"], "*no.yaml: cannot be read: No such file*"),
     ],
 )
 def test_invalid_options_are_usage_errors(
-    pytester: pytest.Pytester, arguments: list[str], lines: list[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], line: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly", None)
     result = run(pytester, *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(lines)
+    result.stderr.fnmatch_lines([line])
 
 
 def test_failed_import_shows_own_frames(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(layers="def make():\n    return 1 / 0\n")
     result = run(pytester, "--trial", "model_def:MyTrial", source="import layers\n\nSIZE = layers.make()\n")
-    result.stdout.fnmatch_lines(
-        [
-            "model_def cannot be imported:",
-            '  File "model_def.py", line 3, in <module>',
-            '  File "layers.py", line 2, in make',
-            "*ZeroDivisionError: division by zero",
-        ]
-    )
+    frames = ['  File "model_def.py", line 3, in <module>', '  File "layers.py", line 2, in make']
+    lines = ["model_def cannot be imported:", *frames, "*ZeroDivisionError: division by zero"]
+    result.stdout.fnmatch_lines(lines)
     assert "importlib" not in result.stdout.str()
     assert result.ret == pytest.ExitCode.INTERRUPTED
 
@@ -244,10 +231,7 @@ EXPLAINED: dict[str, tuple[str, tuple[str, ...], list[str]]] = {
         ("--trial", "model_def:MyTrial", "--trial-hparams", '{"width": 4}'),
         [
             "*needs hyperparameters that were not passed (passed: width):",
-            "  - dropout (model_def.py:*)",
-            "  - lr (model_def.py:*)",
-            "  - head (model_def.py:*)",
-            "  - global_batch_size (model_def.py:*)",
+            *(f"  - {name} (model_def.py:*)" for name in ("dropout", "lr", "head", "global_batch_size")),
             '*--trial-hparams \'{"dropout": ...*',
         ],
     ),

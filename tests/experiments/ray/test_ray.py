@@ -19,7 +19,7 @@ from tests.experiments.ray.conftest import add_node
 from tests.experiments.running import (
     events_of,
     kill,
-    processes_of,
+    pids_of,
     processes_with,
     run,
     run_until,
@@ -54,7 +54,7 @@ def test_trials_are_those_of_the_local_runner(cluster: Any, tmp_path: Path) -> N
     assert created_in(experiment) == created_in(local)
     assert validations_in(experiment) == validations_in(local)
     assert len(validations_in(experiment)) == 20
-    assert processes_of(experiment) == []
+    assert pids_of(experiment) == []
 
 
 def test_trial_of_two_slots_has_two_processes(cluster: Any, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_killed_experiment_completes_anywhere(cluster: Any, tmp_path: Path) -> N
     assert created_in(experiment) == [(trial["id"], trial["trial_seed"], trial["hparams"]) for trial in planned]
     assert [steps for _, steps, _ in validations_in(experiment)] == [*range(1, 11)] * 4
     assert {event["status"] for event in events_of(experiment, "run_ended")} <= {0, 75}
-    assert processes_of(experiment) == []
+    assert pids_of(experiment) == []
 
 
 def test_first_interrupt_pauses(cluster: Any, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_first_interrupt_pauses(cluster: Any, tmp_path: Path) -> None:
     arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
     run_until(lambda: len(events_of(experiment, "validation")) >= 2, *arguments)
     assert [event["status"] for event in events_of(experiment, "run_ended")] == [75]
-    assert processes_of(experiment) == []
+    assert pids_of(experiment) == []
     run("experiment", "resume", experiment, "--ray", cluster.address)
     assert [steps for _, steps, _ in validations_in(experiment)] == [*range(1, 13)]
 
@@ -121,7 +121,7 @@ def test_second_interrupt_kills(cluster: Any, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    assert processes_of(experiment) == []
+    assert pids_of(experiment) == []
 
 
 def test_waiting_trial_can_be_interrupted(cluster: Any, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_waiting_trial_can_be_interrupted(cluster: Any, tmp_path: Path) -> None:
         process.communicate(timeout=60)
         assert process.returncode == 130
     assert events_of(tmp_path / "small-2", "validation") == []
-    assert processes_of(tmp_path) == []
+    assert pids_of(tmp_path) == []
 
 
 def test_trial_of_a_dead_node_goes_on(cluster: Any, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_trial_of_a_dead_node_goes_on(cluster: Any, tmp_path: Path) -> None:
     )  # fmt: skip
     wait_for(lambda: len(events_of(experiment, "checkpoint")) >= 2, timeout_s=120)
     other_node = add_node(cluster, cpus=3)
-    processes = processes_of(experiment)
+    processes = pids_of(experiment)
     cluster.remove_node(node, allow_graceful=False)
     for number in processes:  # they are no children of Ray's
         with contextlib.suppress(ProcessLookupError):

@@ -43,16 +43,11 @@ def test_adaptive_asha_has_these_brackets(settings: tuple[Any, ...], expected: A
     assert brackets(**dict(zip(names, settings, strict=True))) == expected
 
 
-@pytest.mark.parametrize(
-    ("max_trials", "divisor", "rungs", "trials"),
-    [
-        (20, 3, (3, 2, 1), [12, 5, 3]),
-        (50, 3, (4, 3), [35, 15]),
-        (50, 4, (3, 2), [37, 13]),
-        (100, 4, (4, 3, 2), [70, 22, 8]),
-        (2, 4, (5, 3, 1), [1, 1, 1]),
-    ],
-)
+TWO = [(50, 3, (4, 3), [35, 15]), (50, 4, (3, 2), [37, 13])]
+THREE = [(20, 3, (3, 2, 1), [12, 5, 3]), (100, 4, (4, 3, 2), [70, 22, 8]), (2, 4, (5, 3, 1), [1, 1, 1])]
+
+
+@pytest.mark.parametrize(("max_trials", "divisor", "rungs", "trials"), [*TWO, *THREE])
 def test_given_brackets_divide_the_trials(max_trials: int, divisor: float, rungs: Any, trials: list[int]) -> None:
     divided = brackets(max_trials=max_trials, divisor=divisor, bracket_rungs=[*rungs[::-1]], max_time=1000)
     assert [len(lengths) for lengths, _, _ in divided] == list(rungs)
@@ -65,18 +60,11 @@ def test_rungs_follow_from_float_logarithms(divisor: float, max_time: int, num_r
     assert len(bracket[0]) == num_rungs
 
 
-@pytest.mark.parametrize(
-    ("num_rungs", "divisor", "max_time", "lengths"),
-    [
-        (3, 3, 9, [1, 3, 9]),
-        (4, 2, 10, [1, 2, 5, 10]),
-        (1, 3, 9, [9]),
-        (3, 3, 900, [100, 300, 900]),
-        (3, 5, 1000, [40, 200, 1000]),
-        (3, 4, 1, [1, 1, 1]),
-        (3, 1.5, 10, [4, 6, 10]),
-    ],
-)
+THIRDS = [(1, 3, 9, [9]), (3, 3, 9, [1, 3, 9]), (3, 3, 900, [100, 300, 900])]
+OTHERS = [(4, 2, 10, [1, 2, 5, 10]), (3, 5, 1000, [40, 200, 1000]), (3, 4, 1, [1, 1, 1]), (3, 1.5, 10, [4, 6, 10])]
+
+
+@pytest.mark.parametrize(("num_rungs", "divisor", "max_time", "lengths"), [*THIRDS, *OTHERS])
 def test_async_halving_has_one_bracket(num_rungs: int, divisor: float, max_time: int, lengths: list[int]) -> None:
     of = brackets("async_halving", num_rungs=num_rungs, divisor=divisor, max_time=max_time, max_trials=40)
     assert of == [(lengths, 40, 16)]

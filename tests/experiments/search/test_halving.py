@@ -143,6 +143,25 @@ def test_stopped_trial_keeps_its_rank() -> None:
     assert search.trial_exited(2, ExitReason.ERRORED) == []
 
 
+def test_retried_trial_is_ranked_anew() -> None:
+    search = begun(max_trials=4, max_concurrent_trials=2, max_time=8)
+    search.trial_exited(1, ExitReason.ERRORED)  # trial 3 follows
+    search.trial_retried(1)
+    assert search.validation_completed(1, 0.5, 2) == []
+    assert search.validation_completed(2, 1.0, 2)[0] == StopTrial(2)  # worse than trial 1
+    assert search.validation_completed(1, 0.5, 8) == [StopTrial(1)]  # at the end; its follower is there already
+
+
+def test_stopped_trial_is_not_ranked_anew() -> None:
+    search = begun(max_trials=4, max_concurrent_trials=2, max_time=8)
+    search.validation_completed(1, 0.5, 2)
+    assert search.validation_completed(2, 1.0, 2)[0] == StopTrial(2)
+    search.trial_exited(2, ExitReason.ERRORED)
+    search.trial_retried(2)
+    assert search.validation_completed(2, 0.1, 3) == []
+    assert search.trial_exited(2, ExitReason.COMPLETED) == []
+
+
 def test_invalid_trial_is_replaced() -> None:
     search = begun(max_trials=3, max_concurrent_trials=2)
     assert search.validation_completed(1, 0.1, 4) == []

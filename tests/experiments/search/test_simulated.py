@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from det_lightning.config.searchers import AdaptiveAshaSearcher, Searcher
 from det_lightning.experiments.search.halving import make_brackets
-from det_lightning.experiments.search.operations import CreateTrial, ExitReason, StopTrial
+from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Shutdown, StopTrial
 from det_lightning.experiments.search.search import Search, count_most_trials, plan_trials
 from tests.experiments.search.oracle import Oracle
 from tests.experiments.search.simulation import Chances, Simulation, report
@@ -88,6 +89,18 @@ def test_replayed_log_gives_the_same_search(of: Searcher, chances: Chances, seed
     answers += [report(replayed, event) for event in simulation.events[killed:]]
     assert answers == simulation.answers[1:]
     assert replayed.is_finished
+
+
+@given(of=any_settings, chances=all_chances, seed=seeds)
+def test_retries_keep_number_and_replay(of: Searcher, chances: Chances, seed: int) -> None:
+    """Failed trials that go on are counted again, and no other trials are created because of it."""
+    simulation = simulated(of, dataclasses.replace(chances, error=0.2, retry=0.3), seed)
+    check_number_of_trials(of, simulation)
+    assert ExitReason.ERRORED not in simulation.exits().values()
+    assert simulation.search.is_finished
+    assert simulation.shutdowns()[-1] == Shutdown(ExitReason.COMPLETED)
+    replayed = Search(of, SPACE, seed)
+    assert [replayed.initial(), *(report(replayed, event) for event in simulation.events)] == simulation.answers
 
 
 @given(of=any_settings, first=seeds, second=seeds, chances=all_chances)
