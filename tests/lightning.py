@@ -28,8 +28,8 @@ def trainer(callbacks: Sequence[pl.Callback] = (), **flags: Any) -> pl.Trainer:
 
 
 def fit(module: pl.LightningModule, ckpt_path: Any = None, **flags: Any) -> pl.Trainer:
-    """Train from the same random state each time; return the trainer."""
-    seed_everything()
+    """Train from the same random state each time, or from another one if a checkpoint has it; return the trainer."""
+    seed_everything(3 if ckpt_path is None else 99)
     made = trainer(**flags)
     made.fit(module, ckpt_path=ckpt_path)
     return made

@@ -65,8 +65,12 @@ def test_pictures_of_the_docs_are_small() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("project", PROJECTS)
 def test_project_runs_as_an_experiment(project: str, tmp_path: Path) -> None:
+    """One for a whole epoch and with a checkpoint that is kept, the others for a few batches."""
+    whole = ["--config", "searcher.max_length.epochs=1", "--config", "max_restarts=0"]
+    how = whole if project == "metrics" else ["--try"]
     folder = EXAMPLES / project
-    run_command("run", folder / "const.yaml", folder, "--experiments", tmp_path, "--try", is_warm=True)
+    run_command("run", folder / "const.yaml", folder, "--experiments", tmp_path, *how, is_warm=True)
+    assert len([*(tmp_path / f"{project}-1" / "checkpoints").iterdir()]) == (how == whole)
     (validation,) = events_of(tmp_path / f"{project}-1", "validation")
     assert validation["metrics"][PROJECTS[project][1]] >= 0
 

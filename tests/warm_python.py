@@ -170,19 +170,25 @@ def become(content: list[str], files: list[int], executable: str) -> None:
     try:
         run(arguments)
     except SystemExit as end:
-        status = end.code or 0
+        status = 0 if end.code is None else end.code
         if not isinstance(status, int):
             raise
     leave(status)
 
 
 def leave(status: int) -> None:
-    """End as Python does, but without clearing all modules, which would copy the memory that they are in."""
+    """End with Python's status, but finalize nothing, which would copy the memory that all modules are in.
+
+    Open files that nobody closed are not written.
+    """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+        try:
+            if not stream.closed:
+                stream.flush()
+        except OSError:
+            status = 120  # as Python does
     os._exit(status & 255)
 
 

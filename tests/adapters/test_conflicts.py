@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -217,3 +219,13 @@ def test_users_files_are_not_lightning(name: str, tmp_path: Path, monkeypatch: p
         "import lightning\nfrom det_lightning.adapters import lightning_package\nchosen = lightning_package._choose()"
     )
     assert runpy.run_path(str(tmp_path / "script.py"))["chosen"] == "pytorch_lightning"
+
+
+@pytest.mark.slow
+def test_a_users_lightning_in_a_process(tmp_path: Path) -> None:
+    (tmp_path / "lightning.py").touch()
+    script = tmp_path / "script.py"
+    script.write_text("import lightning\nfrom det_lightning.adapters import lightning_package as used\nprint(used.pl)")
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert "pytorch_lightning" in done.stdout, done.stderr

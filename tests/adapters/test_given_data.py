@@ -35,7 +35,7 @@ class WithoutData(SmallTrial):
 
 
 def fit(trial: Any, flags: Any = None, **data: Any) -> TrialModule:
-    seed_everything()
+    seed_everything(99 if "ckpt_path" in data else 3)
     module = TrialModule(trial)
     trainer(**(flags if flags and "max_steps" in flags else {"max_epochs": 3, **(flags or {})})).fit(module, **data)
     return module

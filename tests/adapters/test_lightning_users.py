@@ -89,33 +89,48 @@ def require_result(result: str, flags: Callable[[], dict[str, Any]], use: Use = 
     assert outcome(True, flags(), use, methods).is_like(plain) == (result == "works")
 
 
-#: What each flag gets, by the values that several get.
-VALUES_OF_FLAGS: dict[str, Any] = {
-    **dict.fromkeys(["barebones", "benchmark", "detect_anomaly", "deterministic", "enable_checkpointing"], True),
-    **dict.fromkeys(["enable_model_summary", "enable_progress_bar", "logger", "sync_batchnorm"], True),
-    **dict.fromkeys(["enable_autolog_hparams", "inference_mode", "use_distributed_sampler"], False),
-    **dict.fromkeys(["devices", "log_every_n_steps", "num_nodes", "reload_dataloaders_every_n_epochs"], 1),
-    **dict.fromkeys(["accumulate_grad_batches", "check_val_every_n_epoch", "fast_dev_run", "max_epochs"], 2),
-    **dict.fromkeys(["limit_predict_batches", "limit_test_batches", "limit_val_batches", "min_epochs"], 2),
-    **dict.fromkeys(["num_sanity_val_steps", "overfit_batches"], 2),
-    **dict.fromkeys(["limit_train_batches", "min_steps", "val_check_interval"], 3),
-    "accelerator": "auto",
-    "callbacks": [pl.Callback()],
-    "default_root_dir": "elsewhere",
-    "gradient_clip_algorithm": "value",
-    "gradient_clip_val": 0.1,
-    "max_steps": 9,
-    "max_time": datetime.timedelta(0),
-    "model_registry": None,
-    "plugins": [pl.plugins.TorchCheckpointIO()],
-    "precision": "bf16-mixed",
-    "profiler": "simple",
-    "strategy": "single_device",
-}
-#: These say nothing alone.
-BESIDE_FLAGS: dict[str, dict[str, Any]] = {
-    "gradient_clip_algorithm": {"gradient_clip_val": 0.01},
-    "max_steps": {"max_epochs": -1},
+USES_OF_FLAGS: dict[str, dict[str, Any]] = {
+    "accelerator": {"accelerator": "auto"},
+    "accumulate_grad_batches": {"accumulate_grad_batches": 2},
+    "barebones": {"barebones": True},
+    "benchmark": {"benchmark": True},
+    "callbacks": {"callbacks": [pl.Callback()]},
+    "check_val_every_n_epoch": {"check_val_every_n_epoch": 2},
+    "default_root_dir": {"default_root_dir": "elsewhere"},
+    "detect_anomaly": {"detect_anomaly": True},
+    "deterministic": {"deterministic": True},
+    "devices": {"devices": 1},
+    "enable_autolog_hparams": {"enable_autolog_hparams": False},
+    "enable_checkpointing": {"enable_checkpointing": True},
+    "enable_model_summary": {"enable_model_summary": True},
+    "enable_progress_bar": {"enable_progress_bar": True},
+    "fast_dev_run": {"fast_dev_run": 2},
+    "gradient_clip_algorithm": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    "gradient_clip_val": {"gradient_clip_val": 0.1},
+    "inference_mode": {"inference_mode": False},
+    "limit_predict_batches": {"limit_predict_batches": 2},
+    "limit_test_batches": {"limit_test_batches": 2},
+    "limit_train_batches": {"limit_train_batches": 3},
+    "limit_val_batches": {"limit_val_batches": 2},
+    "log_every_n_steps": {"log_every_n_steps": 1},
+    "logger": {"logger": True},
+    "max_epochs": {"max_epochs": 2},
+    "max_steps": {"max_steps": 9, "max_epochs": -1},
+    "max_time": {"max_time": datetime.timedelta(0)},
+    "min_epochs": {"min_epochs": 2},
+    "min_steps": {"min_steps": 3},
+    "model_registry": {"model_registry": None},
+    "num_nodes": {"num_nodes": 1},
+    "num_sanity_val_steps": {"num_sanity_val_steps": 2},
+    "overfit_batches": {"overfit_batches": 2},
+    "plugins": {"plugins": [pl.plugins.TorchCheckpointIO()]},
+    "precision": {"precision": "bf16-mixed"},
+    "profiler": {"profiler": "simple"},
+    "reload_dataloaders_every_n_epochs": {"reload_dataloaders_every_n_epochs": 1},
+    "strategy": {"strategy": "single_device"},
+    "sync_batchnorm": {"sync_batchnorm": True},
+    "use_distributed_sampler": {"use_distributed_sampler": False},
+    "val_check_interval": {"val_check_interval": 3},
 }
 #: These differ with several ranks only.
 OF_SEVERAL_RANKS = {"use_distributed_sampler"}
@@ -138,7 +153,7 @@ def trained(flag: str) -> bool:
 def test_a_flag(flag: str) -> None:
     result = "works" if flag in OF_SEVERAL_RANKS else FLAGS[flag]
     use = test_and_predict if flag in ("limit_test_batches", "limit_predict_batches") else fit
-    require_result(result, lambda: {flag: VALUES_OF_FLAGS[flag], **BESIDE_FLAGS.get(flag, {})}, use)
+    require_result(result, lambda: dict(USES_OF_FLAGS[flag]), use)
 
 
 USES_OF_CALLBACKS: dict[str, Callable[[], Any]] = {
@@ -308,3 +323,13 @@ def test_hooks_are_called_as_often() -> None:
     assert sorted(map(str, trial.notes)) == sorted(map(str, plain.notes))
     assert trial.is_like(dataclasses.replace(plain, notes=trial.notes))
     assert {*map(str, plain.notes)} >= WORKING_HOOKS - {"on_load_checkpoint", "on_save_checkpoint"}
+
+
+#: Where one is overridden, a step of Lightning is one batch.
+OF_BATCHES = [f"on_{stage}_batch_{end}" for stage in ("train", "validation") for end in ("start", "end")]
+OF_UPDATES = ["on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"]
+
+
+@pytest.mark.parametrize("hook", [*OF_BATCHES, *OF_UPDATES])
+def test_a_hook_alone(hook: str) -> None:
+    require_result("works", dict, **in_hook(hook, lambda self, *arguments: hook))

@@ -187,13 +187,11 @@ def test_decorated_steps_are_called(stage: str) -> None:
 
 @pytest.mark.parametrize("of_instance", [False, True])
 def test_a_hook_may_be_any_callable(of_instance: bool) -> None:
-    class Module(TrialModule):
-        """Has a hook of its own."""
-
     calls: list[str] = []
-    module = Module(SmallTrial)
-    owner: Any = module if of_instance else Module
-    owner.on_train_start = functools.partial(calls.append, "begun")
+    hook = functools.partial(calls.append, "begun")
+    module = type("Module", (TrialModule,), {} if of_instance else {"on_train_start": hook})(SmallTrial)
+    if of_instance:
+        module.on_train_start = hook
     assert trained(module).trial_run.state.batches_trained == EPOCH_LEN
     assert calls == ["begun"]
 

@@ -170,14 +170,18 @@ def assert_ends(process: Any, status: int = 0) -> None:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left behind that were let alone, and two whose launcher got SIGUSR1 at batch 5."""
     folder = tmp_path_factory.mktemp("two_ranks")
-    straight = start(folder / "straight", launcher=TORCHRUN)
+    straight = start(folder / "straight", launcher=TORCHRUN, is_warm=False)
     arguments = ["--end", "sigusr1-to-launcher", "--at", "5", "--rank", "1"]
-    preempted = start(folder / "preempted", *arguments, launcher=[*LAUNCHER, "--"])
+    preempted = start(folder / "preempted", *arguments, launcher=[*LAUNCHER, "--"], is_warm=False)
     assert_ends(straight)
     assert_ends(preempted, 75)
-    assert steps_of(folder / "preempted" / "checkpoints") == [8]
-    assert not list((folder / "preempted").glob("end-*.pt"))
     return folder
+
+
+@pytest.mark.slow
+def test_two_ranks_save_together(ranks: Path) -> None:
+    assert steps_of(ranks / "preempted" / "checkpoints") == [8]
+    assert not list((ranks / "preempted").glob("end-*.pt"))
 
 
 @pytest.mark.slow

@@ -196,7 +196,14 @@ def test_datasets_that_draw_random_numbers(workers: dict[str, Any], frequency: i
     compare(Augmenting, init={"aggregation_frequency": frequency}, max_length=9, **fit)
 
 
-@given(st.integers(0, 30), st.integers(1, 7), st.integers(1, 4), st.integers(0, 3), st.integers(0, 12), st.booleans())
+@given(
+    length=st.integers(0, 30),
+    batch=st.integers(1, 7),
+    workers=st.integers(1, 4),
+    rank=st.integers(0, 3),
+    skip=st.integers(0, 12),
+    drop_last=st.booleans(),
+)
 @settings(max_examples=60, deadline=None)
 def test_every_sampler_element_by_element(
     length: int, batch: int, workers: int, rank: int, skip: int, drop_last: bool

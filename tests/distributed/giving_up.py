@@ -40,13 +40,13 @@ class GivesUp(Plain):
         self.rank = rank
         self.place = place
         super().__init__(context)
-        self.at("__init__")
 
     def at(self, place: str) -> None:
         if (place, self.context.distributed.rank) == (self.place, self.rank):
             raise InvalidHP(f"the culprit's message, {place}")
 
     def wrap(self) -> None:
+        self.at("__init__")
         super().wrap()
         self.context.wrap_reducer(self.reduce, name="sum")
 

@@ -51,20 +51,28 @@ def hosts() -> Iterator[list[str]]:
 def test_two_hosts_train_as_one(hosts: list[str], tmp_path: Path) -> None:
     """With restarts the ranks do not meet at torchrun's store but at one that the chief runs, on port 12360."""
     alone = start(tmp_path / "one_host", launcher=TORCHRUN)
-    folder = tmp_path / "two_hosts"
-    (folder / "checkpoints").mkdir(parents=True)
-    launcher = [sys.executable, "-m", "det_lightning.launch.torch_distributed", "--max-restarts", "1"]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:29400", "--rdzv-id", NAME]
-    started = []
-    for index, (host, address) in enumerate(zip(hosts, ADDRESSES, strict=True)):
-        # Hosts of their own would find out by their names which of them is meant.
-        meeting += ["--rdzv-conf", f"is_host={int(index == 0)}"]
-        options = ["--nnodes", "2", "--nproc-per-node", "1", "--local-addr", address, *meeting]
-        command = ["ip", "netns", "exec", host, *launcher, *options, "--", "-m", "tests.ending", str(folder)]
-        env = environment(GLOO_SOCKET_IFNAME=f"v{host}", DET_CHIEF_IP=ADDRESSES[0])
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(command, cwd=folder, env=env, **pipes))
-    ended = [wait(process) for process in (*started, alone)]
-    assert [one.status for one in ended] == [0, 0, 0], "\n".join(one.output for one in ended)
+    restarting = ["det_lightning.launch.torch_distributed", "--max-restarts", "1"]
+    kinds: dict[str, Any] = {
+        "torchrun": (["torch.distributed.run"], [], {}),
+        "launcher": (restarting, ["--"], {"DET_CHIEF_IP": ADDRESSES[0]}),
+    }
+    ended = []
+    for kind, (launcher, split, variables) in kinds.items():
+        folder = tmp_path / kind
+        (folder / "checkpoints").mkdir(parents=True)
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:29400", "--rdzv-id", NAME]
+        started = []
+        for index, (host, address) in enumerate(zip(hosts, ADDRESSES, strict=True)):
+            # Hosts of their own would find out by their names which of them is meant.
+            meeting += ["--rdzv-conf", f"is_host={int(index == 0)}"]
+            options = ["--nnodes", "2", "--nproc-per-node", "1", "--local-addr", address, *meeting]
+            command = [sys.executable, "-m", *launcher, *options, *split, "-m", "tests.ending", str(folder)]
+            env = environment(GLOO_SOCKET_IFNAME=f"v{host}", **variables)
+            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            started.append(subprocess.Popen(["ip", "netns", "exec", host, *command], cwd=folder, env=env, **pipes))
+        ended += [wait(process) for process in started]
+    ended.append(wait(alone))
+    assert [one.status for one in ended] == [0] * 5, "\n".join(one.output for one in ended)
     expected = end_of(tmp_path / "one_host")["weights"]
-    assert all(torch.equal(end_of(folder, rank)["weights"], expected) for rank in range(2))
+    for kind in kinds:
+        assert all(torch.equal(end_of(tmp_path / kind, rank)["weights"], expected) for rank in range(2)), kind

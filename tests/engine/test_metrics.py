@@ -162,8 +162,11 @@ def test_values_with_a_mean(values: list[Any], mean: float | None) -> None:
     assert average_metrics([{"m": value} for value in values]) == {"m": mean}
 
 
-def test_other_metrics_are_named() -> None:
+def test_an_empty_window() -> None:
     assert average_metrics([]) == {}
+
+
+def test_other_metrics_are_named() -> None:
     with pytest.raises(ValueError, match=r"\['a'\] for batch 1 of the workload, and \['a', 'b'\]"):
         average_metrics([{"a": 1, "b": 2}, {"a": 1}])
 

@@ -278,7 +278,7 @@ def test_a_callback_adapts_a_checkpoint(straight: Callable[..., Any], tmp_path: 
     class Renamed(SmallTrial):
         def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
             for parts in ("models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"):
-                checkpoint[parts].reverse()
+                checkpoint[parts] = [*reversed(checkpoint[parts])]
 
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import dataclasses
 import re
 import textwrap
@@ -140,3 +141,12 @@ def test_one_contract_says_of_every_room_which_ones_it_may_import() -> None:
     (contract,) = [text for text in contracts if "det_lightning.adapters" in text and 'type = "layers"' in text]
     assert sorted(re.findall(r"det_lightning[\w.]+", contract)) == sorted(rooms())
     assert not any("ignore_imports" in text for text in contracts)
+
+
+def test_tox_runs_each_file_that_needs_determined() -> None:
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read(ROOT / "tox.ini")
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    marked = {file for file, text in texts.items() if re.search(r"pytest\.mark\.determined", text)}
+    elsewhere = {file for file in marked if not file.startswith(("tests/conformance/", "tests/gpu/"))}
+    assert elsewhere == {*settings["testenv:conformance"]["files"].split()} - {"tests/conformance"}

@@ -137,9 +137,12 @@ def test_gradients_without_zeroing() -> None:
     assert weight.grad == 3
 
 
-def test_unusable_steps() -> None:
+def test_aggregation_below_one() -> None:
     with pytest.raises(ValueError, match="aggregation_frequency must be at least 1; got 0"):
         make_context(aggregation_frequency=0)
+
+
+def test_unusable_steps() -> None:
     context = make_context(aggregation_frequency=2)
     with pytest.raises(errors.InvalidExperimentException, match=r"got a SGD that was not wrapped.*0 optimizer"):
         context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
@@ -167,15 +170,18 @@ def test_no_position_before_training(ask: str) -> None:
     assert context.current_train_batch() == 0
 
 
-def test_switches_take_only_a_bool() -> None:
+def test_stop_requests() -> None:
     context = make_context()
     assert context.get_stop_requested() is False
     for asked in (True, False):
         context.set_stop_requested(asked)
         assert context.get_stop_requested() is asked
-    for method in ("set_stop_requested", "set_enable_tensorboard_logging"):
-        with pytest.raises(AssertionError, match=rf"{method}\(\) takes a bool; got 1"):
-            getattr(context, method)(1)
+
+
+@pytest.mark.parametrize("method", ["set_stop_requested", "set_enable_tensorboard_logging"])
+def test_switches_take_only_a_bool(method: str) -> None:
+    with pytest.raises(AssertionError, match=rf"{method}\(\) takes a bool; got 1"):
+        getattr(make_context(), method)(1)
 
 
 def test_from_config() -> None:

@@ -52,7 +52,7 @@ def test_values_in_the_order_of_the_data(size: int, ranks: int) -> None:
     assert FunctionReducer(list).cross_slot_reduce(shards) == list(range(size))
 
 
-def test_resetting_forgets_every_value(registry: ReducerRegistry) -> None:
+def test_values_are_reduced_and_forgotten(registry: ReducerRegistry) -> None:
     width = Width()
     assert registry.wrap_reducer(width, "width") is width
     values, extent = registry.wrap_reducer(list, "values"), registry.wrap_reducer(Extent())

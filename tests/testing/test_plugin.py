@@ -146,6 +146,8 @@ def test_configuration_names_the_trial(pytester: pytest.Pytester, entrypoint: st
     pytester.makefile(".yaml", const=CONFIG.replace("entrypoint: model_def:MyTrial", f"entrypoint: {entrypoint}"))
     result = run(pytester, "--trial-config", "const.yaml", "--collect-only", "-q")
     result.stdout.fnmatch_lines(["model_def:MyTrial::trains"])
+    if entrypoint.startswith("python3"):
+        run(pytester, "--trial-config", "const.yaml", "-k", "validates").assert_outcomes(passed=1)
 
 
 def test_configuration_mistakes_have_lines(pytester: pytest.Pytester) -> None:
