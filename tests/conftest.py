@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+import typer.testing
 
 from tests.warm_python import WarmPython, start_warm_python
 
@@ -23,6 +25,9 @@ hypothesis.settings.load_profile("det_lightning")
 # gcsfs would ask what kind of bucket it has by gRPC, which the server of the tests does not speak. It reads this only
 # once, when it is imported, which any test may cause, so a fixture of the tests of storages would be too late.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
+# Making all commands anew takes longer than most of them run.
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 # Shells let what they start in the background ignore Ctrl-C, and so would all processes that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
