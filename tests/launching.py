@@ -41,7 +41,7 @@ def environment(**more: str) -> dict[str, str]:
 def start(
     folder: Path, *arguments: str, launcher: list[str] | None = None, is_warm: bool = True, **variables: str
 ) -> subprocess.Popen[str]:
-    """Start a training in ``folder``, in a process group of its own; not warm where the group matters."""
+    """Start a training in ``folder``, in a process group of its own; not warm where the group or the end matters."""
     folder.mkdir(parents=True, exist_ok=True)
     python = start_warm_python().executable if is_warm else sys.executable
     command = [python, *(launcher or []), "-m", "tests.ending", str(folder), *arguments]
