@@ -36,6 +36,7 @@ _DEEPSPEED = (
     "from_deepspeed() needs Determined's launcher of DeepSpeed",
     "write from_torch_distributed(), and start the script with python -m det_lightning.launch.torch_distributed",
 )
+_TRAINER = "determined.pytorch.Trainer"
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
 
 
@@ -145,7 +146,7 @@ def note_cluster_uses(file: PythonFile, paths: Mapping[str, str]) -> None:
     for assign in file.find(cst.Assign):
         names = {dotted_name(target.target) for target in assign.targets} - {""}
         called = _find_called(assign.value, paths)
-        if _is_trainer(called):
+        if called == _TRAINER:
             trainers |= names
         elif called.endswith(".get_cluster_info"):
             for name in names:
@@ -166,7 +167,7 @@ def note_cluster_uses(file: PythonFile, paths: Mapping[str, str]) -> None:
             file.note(call, Severity.check if is_choice else Severity.problem, *_DEEPSPEED)
         if isinstance(call.func, cst.Attribute):
             owner = call.func.value
-            if dotted_name(owner) in trainers or _is_trainer(_find_called(owner, paths)):
+            if dotted_name(owner) in trainers or _find_called(owner, paths) == _TRAINER:
                 _check_trainer(file, call, call.func.attr.value)
 
 
@@ -190,10 +191,6 @@ def _find_called(value: cst.BaseExpression, paths: Mapping[str, str]) -> str:
     """Return Determined's dotted name of the function that a call calls, with a dot before any other name."""
     first, dot, rest = (dotted_name(value.func) if isinstance(value, cst.Call) else "").partition(".")
     return f"{paths.get(first, f'.{first}')}{dot}{rest}"
-
-
-def _is_trainer(called: str) -> bool:
-    return called.endswith(".pytorch.Trainer") and not called.startswith(".lightning.")
 
 
 def _check_info(file: PythonFile, node: cst.CSTNode, name: str) -> None:

@@ -546,7 +546,8 @@ def test_unknown_trainer_methods_are_problems() -> None:
     renamed = "import determined.pytorch as dp\ndp.Trainer(t, c).run(1)\n"
     assert findings_of(renamed) == [f"2: {unknown.format('run')}"]
     assert findings_of(SCRIPT.format("trainer = pl.Trainer(); trainer.train()")) == []
-    assert findings_of(SCRIPT.format("lightning.pytorch.Trainer().test(module)")) == []
+    for of in ("import lightning as L\nL.", "import lightning.pytorch\nlightning.", "from lightning import pytorch\n"):
+        assert findings_of(f"import determined\n{of}pytorch.Trainer().test(module)\n") == []
 
 
 @pytest.mark.parametrize(
