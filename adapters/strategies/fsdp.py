@@ -87,15 +87,6 @@ class PerModelFSDPStrategy(PerModelStrategy):
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
 
-    def teardown(self) -> None:
-        """End a run. Models stay on the device: shards can be gathered only there."""
-        assert self.cluster_environment is not None
-        assert self.accelerator is not None
-        self.cluster_environment.teardown()
-        self.precision_plugin.teardown()
-        self.accelerator.teardown()
-        self.checkpoint_io.teardown()
-
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return whole weights on the chief, and nothing elsewhere."""
         assert self.lightning_module is not None

@@ -10,7 +10,7 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
-from det_lightning.adapters.strategies.per_model import ContextEnvironment
+from det_lightning.adapters.strategies.per_model import ContextEnvironment, StaysOnDevice
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.processes import connect_horovod, connect_horovod_ranks
@@ -23,7 +23,7 @@ _Collective = Callable[[torch.Tensor], torch.Tensor]
 _OPERATIONS = {"mean": "Average", "avg": "Average", "sum": "Sum", "min": "Min", "max": "Max", "product": "Product"}
 
 
-class HorovodStrategy(pl.strategies.ParallelStrategy):
+class HorovodStrategy(pl.strategies.ParallelStrategy, StaysOnDevice):
     """``pl.Trainer(strategy="horovod")`` in a script started by ``horovodrun``: Horovod exchanges a trial's gradients.
 
     ``horovodrun`` sets the number of processes; the trainer's ``devices=`` has no effect. Learning rates stay as the

@@ -1,4 +1,4 @@
-"""The base of the strategies for trials in several processes, and Lightning's view of processes started elsewhere."""
+"""The bases of the strategies for trials, and Lightning's view of processes started elsewhere."""
 
 from __future__ import annotations
 
@@ -77,7 +77,22 @@ class ContextEnvironment(ClusterEnvironment):
         return self._topology.cross_rank
 
 
-class PerModelStrategy(pl.strategies.DDPStrategy):
+class StaysOnDevice(pl.strategies.Strategy):
+    """Leaves models and optimizers on the device at the end of a run; Lightning would move them to the CPU."""
+
+    def teardown(self) -> None:
+        """End a run."""
+        assert self.accelerator is not None
+        self.precision_plugin.teardown()
+        self.accelerator.teardown()
+        self.checkpoint_io.teardown()
+
+
+class OneDeviceStrategy(pl.strategies.SingleDeviceStrategy, StaysOnDevice):
+    """Lightning's strategy for one process."""
+
+
+class PerModelStrategy(pl.strategies.DDPStrategy, StaysOnDevice):
     """Lightning's DDP without the DDP module: the trial's models are prepared for training one by one.
 
     The arguments are those of ``DDPStrategy`` about processes. Raise a TypeError for any other argument.

@@ -16,7 +16,7 @@ from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.strategies.ddp import FIND_UNUSED, PerModelDDPStrategy
 from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.horovod import HorovodStrategy
-from det_lightning.adapters.strategies.per_model import ContextEnvironment, PerModelStrategy
+from det_lightning.adapters.strategies.per_model import ContextEnvironment, OneDeviceStrategy, PerModelStrategy
 from det_lightning.arguments import describe, require
 from det_lightning.distributed.backend import Backend, LocalBackend
 from det_lightning.distributed.horovod import HorovodBackend
@@ -78,10 +78,10 @@ class TrainingProcesses:
             return cls(strategy.make_distributed(), strategy.make_backend(device))
         return cls(DistributedContext(), LocalBackend(device))
 
-    def make_strategy(self) -> pl.strategies.Strategy | str:
+    def make_strategy(self) -> pl.strategies.Strategy:
         """Return a strategy for ``pl.Trainer`` that uses these processes and launches none."""
         if self.distributed.size == 1:
-            return "auto"
+            return OneDeviceStrategy(self.backend.device)
         if isinstance(self.backend, HorovodBackend):
             return HorovodStrategy()
         kind = PerModelFSDPStrategy if self.backend.states.is_sharded else PerModelDDPStrategy

@@ -298,6 +298,21 @@ def test_a_second_fit() -> None:
     assert module.trial.validated == [7, 14]
 
 
+def test_determineds_api_leaves_models_on_the_device() -> None:
+    """Lightning would move them to the CPU, even from there."""
+    moves: list[Any] = []
+
+    class Noting(SmallTrial, pytorch.PyTorchCallback):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"noting": self}
+
+        def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+            self.head._apply = moves.append  # type: ignore[assignment]
+
+    fit_trial(Noting)
+    assert not moves
+
+
 def test_a_trial_for_one_process() -> None:
     builder = trained().trial_builder
     with pytest.raises(errors.InvalidExperimentException, match=r"built for 1 process\(es\), and this trainer has 2"):

@@ -65,6 +65,7 @@ def train(storage: Path, batches: int, kind: Any = None, distributed: Any = None
         checkpoints = DeterminedCheckpoint(storage, policy="none", period=pytorch.Batch(3), **options)
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
         trainer.fit(max_length=pytorch.Batch(batches), checkpoints=checkpoints)
+        assert {parameter.device for parameter in trial.model.parameters()} == {context.device}
     return trial
 
 
@@ -105,8 +106,8 @@ LOAD = """
 import importlib, sys, torch
 from tests.conformance.trials import Basic, of_side
 api = importlib.import_module("{api}")
-weights_only = {{}} if "det_lightning" in api.__name__ else {{"torch_load_kwargs": {{"weights_only": False}}}}
-trial = api.load_trial_from_checkpoint_path("{path}", trial_class=of_side(api, Basic), **weights_only)
+options = {{}} if "det_lightning" in api.__name__ else {{"map_location": "cpu", "weights_only": False}}
+trial = api.load_trial_from_checkpoint_path("{path}", trial_class=of_side(api, Basic), torch_load_kwargs=options)
 torch.save(trial.model.state_dict(), "weights.pth")
 """
 
