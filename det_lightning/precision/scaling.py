@@ -7,14 +7,14 @@ import warnings
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adagrad, Adam, AdamW
+from torch.optim import SGD, Adam, AdamW
 
 from det_lightning.distributed.backend import GradientExchange
 
 logger = logging.getLogger(__name__)
 
-# The fused implementations check a flag on the device.
-_WITH_FUSED = (Adam, AdamW, SGD, Adagrad)
+# The fused implementations check a flag on the device. Before torch 2.12, Adagrad's is for the CPU only.
+_WITH_FUSED = (Adam, AdamW, SGD)
 _warned: set[type] = set()
 
 
@@ -138,7 +138,7 @@ class StepUnless:
                 _warned.add(type(optimizer))
                 logger.warning(
                     "%s cannot skip a step by itself when gradients overflow, so every step waits for the GPU. Adam, "
-                    "AdamW, SGD and Adagrad of torch with fused=True need no wait.",
+                    "AdamW and SGD of torch with fused=True need no wait.",
                     type(optimizer).__name__,
                 )
             if not self._overflow.item():
