@@ -3,10 +3,11 @@
     python benchmarks/checkpoint.py [--megabytes 500] [--checkpoints 6] [--period 25] [--directory DIR]
 
 The trial holds a state of the given size, half of it the momentum of its optimizer. Every ``--period`` batches are
-followed by a checkpoint to the same disk, rarely enough for the disk to have written the one before: by a plain
-``torch.save`` of the same state, by det_lightning while the training waits, and by det_lightning in the background. A
-pause is the time from the end of one batch to the begin of the next. Each way of saving is a process of its own. Memory
-is the peak of the resident set over that of the process that saves by ``torch.save``, which copies nothing.
+followed by a checkpoint to the same disk: by a plain ``torch.save`` of the same state, by det_lightning while the
+training waits, and by det_lightning in the background. Where the batches are so short that the checkpoint before is not
+written yet, the trial waits for that beforehand. A pause is the time from the end of one batch to the begin of the
+next. Each way of saving is a process of its own. Memory is the peak of the resident set over that of the process that
+saves by ``torch.save``, which copies nothing.
 """
 
 from __future__ import annotations
@@ -89,6 +90,10 @@ def measure(way: str, size: Size, directory: str) -> dict[str, float]:
         build_validation_data_loader = build_training_data_loader
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            if (batch_idx + 1) % period == 0:
+                for thread in threading.enumerate():
+                    if thread.name.startswith("checkpoint"):
+                        thread.join()
             begun = now()
             if batch_idx and batch_idx % period == 0:
                 self.pauses.append(begun - self.ended)

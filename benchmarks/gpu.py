@@ -13,7 +13,9 @@ report and a validation every 20 batches beside a plain loop that only validates
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import importlib.util
 import itertools
 import json
 import logging
@@ -190,11 +192,8 @@ def run_trial(case: Case, pytorch: Any, **trainer_flags: Any) -> None:
 def run_determined(case: Case) -> None:
     from determined import pytorch
 
-    if case.precision in ("O1", "O2"):
-        try:
-            import apex  # type: ignore[import-not-found]  # noqa: F401
-        except ImportError:
-            raise Unavailable(NO_APEX) from None
+    if case.precision in ("O1", "O2") and importlib.util.find_spec("apex") is None:
+        raise Unavailable(NO_APEX)
     run_trial(case, pytorch)
 
 
@@ -206,9 +205,9 @@ def run_ours(case: Case) -> None:
 
 RUNNERS: dict[str, Callable[[Case], None]] = {
     "plain": run_plain,
-    "lightning": run_lightning,
-    "determined": run_determined,
     "ours": run_ours,
+    "determined": run_determined,
+    "lightning": run_lightning,
 }
 
 
@@ -289,7 +288,10 @@ def main() -> None:
     if not options.smoke and not torch.cuda.is_available():
         parser.error("there is no CUDA device; --smoke shows that the benchmark works without one")
     device = "CPU, tiny models: no measurement" if options.smoke else torch.cuda.get_device_name()
-    measured = {system: measure_in_process(system, options) for system in options.systems.split(",")}
+    measured: dict[str, dict[str, Any]] = {}
+    with contextlib.suppress(KeyboardInterrupt):  # out of time: what was measured is worth having
+        for system in options.systems.split(","):
+            measured[system] = measure_in_process(system, options)
     print(f"{device}, torch {torch.__version__}, {options.batches} batches")
     print(report(measured, tasks))
 

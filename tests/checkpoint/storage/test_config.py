@@ -157,6 +157,7 @@ def test_section_opens_a_directory(tmp_path: Path) -> None:
 
 
 def test_options_override_the_section() -> None:
+    pytest.importorskip("s3fs")
     config = {"type": "s3", "bucket": "b", "endpoint_url": "http://one", "access_key": "a"}
     storage = CheckpointStorage(config, options={"endpoint_url": "http://other"})
     assert storage.options == {"endpoint_url": "http://other", "key": "a"}
