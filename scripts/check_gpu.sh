@@ -39,7 +39,7 @@ print(f"{device}, torch {torch.__version__}, Lightning {pytorch_lightning.__vers
 PYTHON
 megabytes=2000
 [ -z "$smoke" ] || megabytes=50
-tests="python3 -m pytest -rs -n ${WORKERS:-4}"
+tests="python3 -m pytest -rs -n ${WORKERS:-8}"
 part gpu 150 $tests tests/gpu --ignore tests/gpu/test_same_as_determined.py
 part conformance 90 $tests tests/gpu/test_same_as_determined.py
 part speed 130 python3 benchmarks/gpu.py $smoke

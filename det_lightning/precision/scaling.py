@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from typing import Any
@@ -158,10 +159,16 @@ def _decides_on_device(optimizer: Any) -> bool:
     groups = optimizer.param_groups
     if stepping not in _WITH_FUSED or not all(_can_fuse(group) for group in groups):
         return False
-    for group in groups:
+    for index, group in enumerate(groups):
         if not group["fused"]:
             _fuse(optimizer, group)
+            # Another device makes its own choice: on a CPU torch's fused SGD leaves half precision weights unchanged.
+            optimizer.register_state_dict_post_hook(functools.partial(_leave_choice_open, index))
     return True
+
+
+def _leave_choice_open(index: int, _: Any, state: dict[str, Any]) -> None:
+    state["param_groups"][index]["fused"] = None
 
 
 def _can_fuse(group: dict[str, Any]) -> bool:

@@ -142,10 +142,13 @@ def curve(trial: OnGpu) -> torch.Tensor:
 )
 def test_losses_follow_float32_without_waits(kind: type[OnGpu], lightning: dict[str, Any], tmp_path: Path) -> None:
     plain_kind = type("Plain", (OnGpu,), {"make_optimizer": kind.make_optimizer})
-    plain = curve(train(plain_kind, tmp_path / "plain"))
-    mixed = curve(train(kind, tmp_path / "mixed", **lightning))
+    trials = train(plain_kind, tmp_path / "plain"), train(kind, tmp_path / "mixed", **lightning)
+    plain, mixed = map(curve, trials)
     assert mixed.isfinite().all()
     assert abs(mixed[-10:].mean() - plain[-10:].mean()) <= TOLERANCE * plain[0]
+    # A checkpoint does not say which implementation a GPU took.
+    chosen, saved = (trial.optimizer.state_dict()["param_groups"][0]["fused"] for trial in trials)
+    assert saved == chosen
 
 
 def test_an_overflow_is_skipped_on_the_device(tmp_path: Path) -> None:
