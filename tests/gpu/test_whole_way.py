@@ -54,6 +54,8 @@ def test_an_experiment_with_one_slot(project: Path) -> None:
 
 @on_gpu
 def test_the_checks_of_a_trial_pass(project: Path) -> None:
+    deterministic = "import torch\ntorch.use_deterministic_algorithms(True, warn_only=True)\n"
+    (project / "conftest.py").write_text(deterministic)
     out = run(project, "pytest", "-q", "--trial-config", "const.yaml", "--trial-quick", "-p", "no:cacheprovider")
     assert "failed" not in out
 
