@@ -37,7 +37,7 @@ import platform, torch, pytorch_lightning
 device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
 print(f"{device}, torch {torch.__version__}, Lightning {pytorch_lightning.__version__}, Python {platform.python_version()}")
 PYTHON
-megabytes=2000
+megabytes=1000
 [ -z "$smoke" ] || megabytes=50
 tests="python3 -m pytest -rs -n ${WORKERS:-8}"
 part gpu 150 $tests tests/gpu --ignore tests/gpu/test_same_as_determined.py
