@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import warnings
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adam, AdamW
 
 from det_lightning.distributed.backend import GradientExchange
 
 logger = logging.getLogger(__name__)
-
-# The fused implementations check a flag on the device. Before torch 2.12, Adagrad's is for the CPU only.
-_WITH_FUSED = (Adam, AdamW, SGD)
-_warned: set[type] = set()
 
 
 class LossScaling:
@@ -93,20 +87,6 @@ class TorchAmp(LossScaling):
             self._scaler.update()
 
 
-class _Scaler(torch.amp.GradScaler):
-    """torch's scaler, except that optimizers with such support skip steps on the device."""
-
-    def _maybe_opt_step(
-        self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> float | None:
-        found = list(optimizer_state["found_inf_per_device"].values())
-        if len(found) == 1 and not args and not kwargs:
-            StepUnless(found[0]).step(optimizer)
-            return None
-        overflowed = sum(value.item() for value in found)
-        return None if overflowed else optimizer.step(*args, **kwargs)
-
-
 def make_scaler(like: torch.amp.GradScaler | None = None, device: str = "cuda") -> torch.amp.GradScaler:
     """Return a scaler with the settings of ``like``, or torch's defaults; disabled without a GPU."""
     settings: dict[str, Any] = {}
@@ -119,7 +99,7 @@ def make_scaler(like: torch.amp.GradScaler | None = None, device: str = "cuda") 
         }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*GradScaler is enabled, but CUDA is not available.*")
-        return _Scaler(device, **settings)
+        return torch.amp.GradScaler(device, **settings)
 
 
 class StepUnless:
@@ -131,17 +111,9 @@ class StepUnless:
     def step(self, optimizer: Any) -> None:
         """Step ``optimizer`` if the overflow is 0; otherwise leave parameters and state unchanged.
 
-        A fused optimizer decides on the device. On a GPU, torch's optimizers switch to the fused implementation, if
-        any, unless the trial chose with ``foreach=`` or ``fused=``. For other optimizers the host waits for the flag.
+        An optimizer made with ``fused=True`` decides on the device; for others the host waits for the flag.
         """
         if not _decides_on_device(optimizer):
-            if self._overflow.is_cuda and type(optimizer) not in _warned:
-                _warned.add(type(optimizer))
-                logger.warning(
-                    "%s cannot skip a step by itself when gradients overflow, so every step waits for the GPU. Adam, "
-                    "AdamW and SGD of torch with fused=True need no wait.",
-                    type(optimizer).__name__,
-                )
             if not self._overflow.item():
                 optimizer.step()
             return
@@ -155,39 +127,9 @@ class StepUnless:
 
 
 def _decides_on_device(optimizer: Any) -> bool:
-    stepping = next(kind for kind in type(optimizer).__mro__ if "step" in vars(kind))
-    groups = optimizer.param_groups
-    if stepping not in _WITH_FUSED or not all(_can_fuse(group) for group in groups):
-        return False
-    for index, group in enumerate(groups):
-        if not group["fused"]:
-            _fuse(optimizer, group)
-            # Another device makes its own choice: on a CPU torch's fused SGD leaves half precision weights unchanged.
-            optimizer.register_state_dict_post_hook(functools.partial(_leave_choice_open, index))
-    return True
-
-
-def _leave_choice_open(index: int, _: Any, state: dict[str, Any]) -> None:
-    state["param_groups"][index]["fused"] = None
-
-
-def _can_fuse(group: dict[str, Any]) -> bool:
-    if group.get("momentum") and group.get("dampening"):
-        return False  # momentum must begin with a whole gradient, which a skipped first step lacks
-    if group.get("fused") is not None:
-        return bool(group["fused"])
-    open_choice = group.get("foreach") is None and not group.get("differentiable") and "fused" in group
-    return open_choice and all(
-        p.is_cuda and p.is_floating_point() and (p.grad is None or not p.grad.is_sparse) for p in group["params"]
-    )
-
-
-def _fuse(optimizer: Any, group: dict[str, Any]) -> None:
-    group["fused"] = True
-    for parameter in group["params"]:
-        step = optimizer.state.get(parameter, {}).get("step")
-        if isinstance(step, torch.Tensor):
-            optimizer.state[parameter]["step"] = step.to(parameter.device)
+    # With dampening, momentum must begin with a whole gradient, which a skipped first step lacks.
+    is_dampened = any(group.get("momentum") and group.get("dampening") for group in optimizer.param_groups)
+    return getattr(optimizer, "_step_supports_amp_scaling", False) and not is_dampened
 
 
 def _begin_momentum(optimizer: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,15 +52,12 @@ class Case:
 
     network: Callable[[], nn.Module] = perceptron
     precision: str = "float32"
-    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam
+    fused: bool = False
     clip: float | None = None
     workers: int = 0
     aggregation: int = 1
     overflow_at: int | None = None
 
-
-# Without fused=True ours switches to the fused implementation, whose last digits differ.
-Amp = functools.partial(Case, precision="use_amp", optimizer=functools.partial(torch.optim.Adam, fused=True))
 
 CASES = {
     "float32": Case(),
@@ -70,12 +66,12 @@ CASES = {
     "attention": Case(attention),
     "aggregation": Case(convolutions, aggregation=3),
     "pinned_workers": Case(workers=2),
-    "use_amp": Amp(),
-    "use_amp_overflow": Amp(overflow_at=5),
-    "use_amp_clipping": Amp(clip=0.5),
-    "use_amp_convolutions_aggregation": Amp(convolutions, aggregation=3),
-    "use_amp_attention": Amp(attention),
-    "use_amp_waiting": Amp(optimizer=torch.optim.Adagrad, overflow_at=5),
+    "use_amp": Case(precision="use_amp"),
+    "use_amp_overflow": Case(precision="use_amp", overflow_at=5),
+    "use_amp_fused": Case(precision="use_amp", fused=True, overflow_at=5),
+    "use_amp_clipping": Case(precision="use_amp", clip=0.5),
+    "use_amp_convolutions_aggregation": Case(convolutions, precision="use_amp", aggregation=3),
+    "use_amp_attention": Case(attention, precision="use_amp"),
     "wrap_scaler": Case(convolutions, precision="wrap_scaler", overflow_at=5),
     "wrap_scaler_aggregation": Case(precision="wrap_scaler", clip=0.5, aggregation=3),
     "bfloat16": Case(convolutions, precision="bfloat16"),
@@ -93,7 +89,8 @@ def trial(case: Case) -> type[Trial]:
                 scaler = torch.amp.GradScaler(context.device.type, init_scale=2.0**10, growth_interval=3)
                 self.scaler = context.wrap_scaler(scaler)
             self.model = context.wrap_model(case.network())
-            self.optimizer = context.wrap_optimizer(case.optimizer(self.model.parameters(), lr=0.01))
+            adam = torch.optim.Adam(self.model.parameters(), lr=0.01, fused=case.fused or None)
+            self.optimizer = context.wrap_optimizer(adam)
 
         def build_training_data_loader(self) -> Any:
             images = torch.randn(SAMPLES, 3, 8, 8, generator=torch.Generator().manual_seed(0))
