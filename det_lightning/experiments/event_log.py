@@ -100,11 +100,11 @@ class EventLog:
         self._file = open_private(path, "a+b")
         self._lock = None
         with contextlib.suppress(NoLocks):
-            self._lock = lock_file(path)
+            # Not the log itself: filelock before 4.2.1, the last for Python 3.10, empties the file that it locks.
+            self._lock = lock_file(_runner_file(path), f"{os.getpid()} {platform.node()}".encode())
             if self._lock is None:
                 self._file.close()
                 raise errors.ExperimentInUse(f"The experiment in {path.parent} is run by another process.")
-        _runner_file(path).write_text(f"{os.getpid()} {platform.node()}")
         complete = _complete_part(path)
         self.events: list[dict[str, Any]] = list(_parse(complete, path))
         self._file.truncate(len(complete))
@@ -116,10 +116,9 @@ class EventLog:
 
     def close(self) -> None:
         """Let other processes open the log."""
-        _runner_file(self.path).unlink(missing_ok=True)
         self._file.close()
         if self._lock is not None:
-            self._lock.release()
+            self._lock.remove()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -137,7 +136,7 @@ def find_runner(path: Path) -> tuple[int, str] | None:
     file = _runner_file(path)
     with contextlib.suppress(OSError):
         # A signal to 0 or a negative number would reach several processes.
-        if is_locked(path) and file.is_file() and (found := _RUNNER.fullmatch(file.read_text(errors="replace"))):
+        if file.is_file() and is_locked(file) and (found := _RUNNER.fullmatch(file.read_text(errors="replace"))):
             return int(found[1]), found[2]
     return None
 
