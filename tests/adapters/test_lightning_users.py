@@ -19,6 +19,7 @@ from det_lightning import errors
 from det_lightning.adapters.strategies.processes import REPLACED_STRATEGIES, TRIAL_STRATEGIES, find_counterpart
 from tests.adapters.plain_module import Use, fit, loader, outcome
 from tests.lightning import lightning_version, pl
+from tests.versions import SHARDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "lightning-users.md"
 IS_2_6 = Version(lightning_version) >= Version("2.6")
@@ -52,7 +53,7 @@ def test_every_name_has_a_row() -> None:
     require_rows(FLAGS, {*inspect.signature(pl.Trainer.__init__).parameters} - {"self"})
     classes = {name for name in dir(pl.callbacks) if inspect.isclass(getattr(pl.callbacks, name))}
     require_rows(CALLBACKS, {name for name in classes if issubclass(getattr(pl.callbacks, name), pl.Callback)})
-    require_rows(OUTPUTS, {*pl.loggers.__all__, *pl.profilers.__all__} - {"Logger", "Profiler"})
+    require_rows(OUTPUTS, {*pl.loggers.__all__, *pl.profilers.__all__} - {"Logger", "Profiler", "NeptuneLogger"})
     require_rows(METHODS, methods_of_modules())
 
 
@@ -176,6 +177,8 @@ USES_OF_CALLBACKS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", [name for name in CALLBACKS if hasattr(pl.callbacks, name)])
 def test_a_callback(name: str) -> None:
+    if name == "ThroughputMonitor" and not IS_2_6:
+        pytest.skip("with unequal batches, Lightning before 2.6 ends with an error")
     make = USES_OF_CALLBACKS.get(name, getattr(pl.callbacks, name))
     flags = {"enable_model_summary": "Summary" in name}
     require_result(CALLBACKS[name], lambda: {"callbacks": [make()], "logger": pl.loggers.CSVLogger("logs"), **flags})
@@ -202,7 +205,7 @@ def test_untested_loggers_say_so() -> None:
     assert OUTPUTS.keys() - USES_OF_OUTPUTS.keys() == said.keys()
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if SHARDS or name != "fsdp"])
 def test_a_strategy(name: str) -> None:
     if name == "single_device":
         require_result(STRATEGIES[name], lambda: {"strategy": name})

@@ -146,7 +146,7 @@ def test_resumable_run_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFix
         ({"a": type("Own", (dict,), {})(b=1)}, "callbacks['a'] is a tests.checkpoint.test_unreadable_values.Own"),
         ({"a": Meter}, "callbacks['a'] is a type"),
         ({"a": np.array([Meter()])}, "callbacks['a'] is a numpy.ndarray"),
-        ({"a": np.ma.masked_array([1, 2], [False, True])}, "callbacks['a'] is a numpy.ma.MaskedArray"),
+        ({"a": np.ma.masked_array([1, 2], [False, True])}, f"'a'] is a {np.ma.MaskedArray.__module__}.MaskedArray"),
         ({"a": np.matrix([1])}, "callbacks['a'] is a numpy.matrix"),
         ({"a": [np.str_("")]}, "callbacks['a'][0] is a numpy.str_"),
         ({"a": {"b": 2**2039}}, "callbacks['a']['b'] is a int of 2,040 bits"),

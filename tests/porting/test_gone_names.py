@@ -7,8 +7,10 @@ import textwrap
 from importlib.metadata import requires
 from pathlib import Path
 
+import numpy
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from det_lightning.porting import FilePort, Severity, port_project
 from det_lightning.porting.findings import Finding
@@ -17,6 +19,9 @@ from det_lightning.porting.gone_table import read_table
 from det_lightning.porting.libraries import Libraries
 from det_lightning.porting.library_survey import read_libraries
 from det_lightning.porting.python_files import port_python
+
+# The names depend on the releases that are installed.
+pytestmark = pytest.mark.skipif(Version(numpy.__version__) < Version("2.4"), reason="numpy is of before 2.4")
 
 #: Of a project that uses transformers, in whatever release is newest.
 WITH_TRANSFORMERS = Libraries(imported=frozenset({"transformers"}), takes_options=True)

@@ -184,7 +184,7 @@ def _has_nan(tensor: torch.Tensor) -> bool:
         if flat.element_size() == 1:  # torch does not compute with eight bits
             flat = flat.to(torch.float32)
         return bool(flat.sum().isnan()) and bool(flat.isnan().any())
-    except NotImplementedError:  # for types with which torch does not compute at all, such as complex32
+    except RuntimeError:  # for types with which torch does not compute at all, such as complex32
         return False
 
 
