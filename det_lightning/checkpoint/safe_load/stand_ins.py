@@ -191,7 +191,8 @@ _DTYPES = frozenset(f"torch.{name}" for name, value in vars(torch).items() if is
 # Importing these declares classes to torch: a DeviceMesh opens connections, parts of nested tensors are not checked.
 _NEVER = ("torch.distributed.", "torch.nested.", "torch._dynamo.")
 
-
+#: The names that make tensors and plain containers. A tensor with attributes may be of any class.
+TENSORS = (_OF_TORCH | _DTYPES | STORAGES.keys()) - {"torch._tensor._rebuild_from_type_v2"}
 #: The names that a state file may refer to, whatever the user has declared.
 ALLOWED = _OF_TORCH | _DTYPES | STORAGES.keys() | _DECLARED.keys()
 

@@ -6,12 +6,14 @@ checksums. So the archive and the names in the pickle are checked first, and tor
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import io
 import logging
 import pathlib
 import pickle
+import pickletools
 import re
 import shutil
 import tempfile
@@ -22,7 +24,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.manifest import digest_file
-from det_lightning.checkpoint.safe_load.archive import CheckedArchive, Section, read_entries, read_entry
+from det_lightning.checkpoint.safe_load.archive import CheckedArchive, Entry, Parts, Section, read_entries, read_entry
 from det_lightning.checkpoint.safe_load.pickles import UnsafeReference, look
 from det_lightning.checkpoint.safe_load.stand_ins import allow_safe_values, finish
 from det_lightning.escaping import escape, name_some
@@ -55,7 +57,7 @@ def read_state(
     If ``trusted``, unpickle anything, and run any code that the file asks for; otherwise other objects raise an
     ``UnsafeCheckpointError``. A damaged file raises an ``IncompleteCheckpointError``. Messages name the ``source``, a
     path or an open file, by ``name``. ``mmap=True`` has no effect: rewriting a mapped file ends the process.
-    ``prepare`` gets the pickle in an archive, and returns the pickle to read.
+    ``prepare`` gets the pickle of the state, and returns the pickle to read.
     """
     name = source if name is None else name
     with _open(source, name) as file:
@@ -106,10 +108,24 @@ def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], byte
         finally:
             if was_enabled:
                 gc.enable()
+    if prepare is not None:
+        stream = io.BufferedReader(_prepare_old_format(file, stream, prepare))
     if kwargs["weights_only"]:
         _look_at_old_format(stream, file.size)
     stream.seek(0)
     return _load(stream, kwargs)
+
+
+def _prepare_old_format(file: Section, stream: IO[bytes], prepare: Callable[[bytes], bytes]) -> Parts:
+    """Return a file of ``torch.save`` before 1.6, read through ``stream``, with the pickle of the state prepared."""
+    begin = end = 0
+    for _ in range(_OLD_PICKLES - 1):
+        begin = end
+        collections.deque(pickletools.genops(stream), maxlen=0)
+        end = stream.tell()
+    stream.seek(0)
+    head = stream.read(end)
+    return Parts(file, [head[:begin] + prepare(head[begin:]), Entry("the rest", end, file.size - end, None)])
 
 
 def _read_archive(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None) -> Any:
