@@ -14,13 +14,14 @@ import pickletools
 from collections.abc import Callable, Container, Sequence
 from typing import IO, Any
 
+import torch
+
 from det_lightning.checkpoint.safe_load.stand_ins import (
     ALLOWED,
     CHECK_STATE,
     STORAGES,
     TAKE_ATTRIBUTES,
     find_declared,
-    spell_name,
 )
 
 # What torch's reader knows beyond the operations in `_Look`. Others name values in ways that a look cannot follow.
@@ -45,7 +46,7 @@ _ITEMS_AS_STATE = {
 # How the name begins that these functions take as their first argument. One calls it and sets any attributes.
 _FIRST_ARGUMENTS = {
     "torch._tensor._rebuild_from_type_v2": "torch._utils._rebuild_",
-    "builtins.getattr": "torch.optim.lr_scheduler.OneCycleLR",
+    "builtins.getattr": "torch.optim.",
 }
 
 # Containers and calls alike. States of training nest less than 20 deep.
@@ -211,7 +212,7 @@ class _Look:
             raise pickle.UnpicklingError(f"{what}, which torch's restricted reader does not know")
 
     def _find(self, module: str, name: str) -> _Name:
-        full = spell_name(module, name)
+        full = _spell_name(module, name)
         if full in self._allowed or full in self._declared:
             return _Name(full)
         if self._placeholder is None:
@@ -258,6 +259,13 @@ class _Look:
             raise ValueError("a reference to a storage has unexpected parts")
         if not self._claim(key, numel * itemsize):
             raise ValueError(f"the storage {key!r:.100} must have {numel * itemsize:,} bytes, which are not there")
+
+
+def _spell_name(module: str, name: str) -> str:
+    """Return Python 3's full name for a name in a pickle, by the tables of torch's reader."""
+    if (module, name) in torch._utils.NAME_MAPPING:
+        return ".".join(torch._utils.NAME_MAPPING[module, name])
+    return f"{torch._utils.IMPORT_MAPPING.get(module, module)}.{name}"
 
 
 def _call(function: Any, args: Any) -> _Value:
