@@ -169,9 +169,13 @@ def test_object_among_weights_is_refused(place: str, tmp_path: Path) -> None:
             read_weights(tmp_path / "state.pth")
 
 
-def test_only_trust_makes_an_object_of_it(tmp_path: Path) -> None:
-    state = read_weights(save(tmp_path, Mode.fast), trusted=True)
-    assert state["callbacks"]["c"] is Mode.fast
+def test_only_trust_makes_an_object_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path, Cyclic.Inner())
+    assert isinstance(read_weights(path, trusted=True)["callbacks"]["c"], Cyclic.Inner)
+    monkeypatch.delattr(Cyclic, "Inner")
+    with pytest.raises(errors.IncompleteCheckpointError, match=r"a class in the file cannot be imported: .*Inner"):
+        read_state(path, trusted=True)
+    assert torch.equal(read_weights(path, trusted=True)["models_state_dict"][0]["weight"], torch.arange(3.0))
 
 
 plain = st.recursive(

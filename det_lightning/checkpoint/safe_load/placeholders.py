@@ -40,11 +40,14 @@ class Placeholder:
 def read_weights(path: pathlib.Path | IO[bytes], *, trusted: bool = False, **arguments: Any) -> dict[str, Any]:
     """Read a state file for weights and settings, with the arguments of ``read_state``.
 
-    Placeholders stand for objects in other entries; objects among the weights raise the errors of ``read_state``.
+    Placeholders stand for objects in other entries, or for all objects there if a ``trusted`` file's cannot be made.
+    Objects among the weights raise the errors of ``read_state``.
     """
     try:
         return read_state(path, trusted=trusted, **arguments)
-    except errors.UnsafeCheckpointError as refused:
+    except errors.CheckpointError as refused:
+        if not (trusted or isinstance(refused, errors.UnsafeCheckpointError)):
+            raise
         state = _read_with_placeholders(path, ALLOWED, arguments) or _read_with_placeholders(path, TENSORS, arguments)
         if state is None:
             raise refused from None

@@ -60,7 +60,7 @@ def read_state(
     ``prepare`` gets the pickle of the state, and returns the pickle to read.
     """
     name = source if name is None else name
-    with _open(source, name) as file:
+    with _open(source, name, trusted) as file:
         kwargs = {"map_location": "cpu", "weights_only": not trusted, **torch_load_kwargs, "mmap": False}
         state = _read(Section(file), kwargs, prepare)
     if not isinstance(state, dict):
@@ -70,7 +70,7 @@ def read_state(
 
 def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: bool = False) -> torch.Tensor:
     """Read a tensor of ``torch.save`` from ``length`` bytes of a file at ``offset``; see `read_state`."""
-    with _open(path, f"{path} at byte {offset:,}") as file:
+    with _open(path, f"{path} at byte {offset:,}", trusted) as file:
         kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False}
         tensor = _read(Section(file, offset, length), kwargs)
     if not isinstance(tensor, torch.Tensor):
@@ -81,7 +81,7 @@ def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: boo
 
 
 @contextlib.contextmanager
-def _open(source: pathlib.Path | IO[bytes], name: object) -> Iterator[IO[bytes]]:
+def _open(source: pathlib.Path | IO[bytes], name: object, trusted: bool) -> Iterator[IO[bytes]]:
     """Yield a file, open; turn any error while reading into a ``CheckpointError`` that names the file."""
     try:
         if not isinstance(source, pathlib.Path):
@@ -94,7 +94,7 @@ def _open(source: pathlib.Path | IO[bytes], name: object) -> Iterator[IO[bytes]]
     except errors.CheckpointError:
         raise
     except Exception as e:  # reading damaged bytes may raise anything
-        raise _explain(e, escape(name)) from e
+        raise _explain(e, escape(name), trusted) from e
 
 
 def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None = None) -> Any:
@@ -204,7 +204,13 @@ def _has_nan(tensor: torch.Tensor) -> bool:
         return False
 
 
-def _explain(error: Exception, source: str) -> errors.CheckpointError:
+def _explain(error: Exception, source: str, trusted: bool) -> errors.CheckpointError:
+    first_line = escape(str(error).partition("\n")[0]) or type(error).__name__
+    if trusted:
+        return errors.IncompleteCheckpointError(
+            f"{source} cannot be read, because the file is damaged or a class in the file cannot be imported: "
+            f"{first_line:.500}."
+        )
     trust = "if you know where the file comes from, pass trusted=True"
     if isinstance(error, UnsafeReference):
         name = escape(error.args[0])
@@ -220,7 +226,6 @@ def _explain(error: Exception, source: str) -> errors.CheckpointError:
             f"{source} holds an object that cannot be read safely: {reason:.300}. Save plain values instead; or "
             f"{trust}."
         )
-    first_line = escape(str(error).partition("\n")[0]) or type(error).__name__
     return errors.IncompleteCheckpointError(
         f"{source} cannot be read, because the file is damaged or holds Python objects: {first_line:.500}. If you "
         "expect objects and know where the file comes from, pass trusted=True."
