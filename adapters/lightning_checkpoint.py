@@ -20,7 +20,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models, to_entry
 from det_lightning.checkpoint.format.manifest import find_damage
-from det_lightning.checkpoint.format.standard_values import with_plain_numbers
+from det_lightning.checkpoint.format.standard_values import with_calls, with_plain_numbers
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
@@ -87,7 +87,7 @@ def take_content(
     return content
 
 
-def _reads_files_of_torch(plugin: pl.plugins.CheckpointIO | None) -> bool:
+def _uses_files_of_torch(plugin: pl.plugins.CheckpointIO | None) -> bool:
     if isinstance(plugin, pl.plugins.AsyncCheckpointIO):
         plugin = plugin.checkpoint_io
     return type(plugin) is pl.plugins.TorchCheckpointIO
@@ -141,7 +141,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
             raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
         trusted = self.trusted or weights_only is False
         if not is_directory:
-            if _reads_files_of_torch(self.inner):
+            if _uses_files_of_torch(self.inner):
                 read = safe_load.read_weights if self._only_weights else safe_load.read_state
                 return _read_file(
                     location, functools.partial(read, map_location=map_location or "cpu", trusted=trusted)
@@ -199,6 +199,8 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a file through ``inner``, with a warning if no resume could read a value."""
         self.unreadable.warn_of(list_lightning_parts(checkpoint))
+        if _uses_files_of_torch(self.inner):
+            checkpoint = with_calls(checkpoint)
         self.inner.save_checkpoint(checkpoint, path, storage_options)
 
     def remove_checkpoint(self, path: Any) -> None:

@@ -145,18 +145,24 @@ def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: 
     """Copy files and directories of a checkpoint into a directory, created if missing."""
     directory.mkdir(parents=True, exist_ok=True)
     if source.is_local:
+        names = [name for name in names if not _leads_out(source.local_path, name)]
         storage.retry.call("reading", functools.partial(_copy, source.local_path, names, directory), where=source)
     else:
         download(source, names, directory, storage.retry)
+
+
+def _leads_out(checkpoint: pathlib.Path, name: str) -> bool:
+    """Return whether a file or directory is a link to a target outside of the checkpoint, with a warning."""
+    if is_outside := leads_out(checkpoint, checkpoint / name):
+        logger.warning("%s is a link that leads out of the checkpoint, and is not copied.", escape(checkpoint / name))
+    return is_outside
 
 
 def _copy(source: pathlib.Path, names: list[str], target: pathlib.Path) -> None:
     """Copy files with permissions and times, and create directories; names of directories end in ``/``."""
     for name in names:
         copy = target / name
-        if leads_out(source, source / name):
-            logger.warning("%s is a link that leads out of the checkpoint, and is not copied.", escape(source / name))
-        elif name.endswith("/"):
+        if name.endswith("/"):
             copy.mkdir(parents=True, exist_ok=True)
         else:
             copy.parent.mkdir(parents=True, exist_ok=True)

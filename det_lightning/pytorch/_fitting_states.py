@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from numbers import Number
 from typing import Any
 
+import numpy as np
 import torch
 
 from det_lightning.masking import short_text
@@ -113,9 +114,11 @@ def _require_finite(name: str, value: Any) -> None:
 
 
 def _is_finite(value: Any) -> bool:
-    """Return whether a value is a finite number, or a tensor with one."""
+    """Return whether a value is a finite number, or a tensor or array with one."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and value.device.type != "meta" and bool(torch.isfinite(value).all())
+    if isinstance(value, np.ndarray | np.generic) and value.size == 1:
+        value = value.item()
     try:
         return isinstance(value, int | float) and math.isfinite(value)
     except OverflowError:  # an integer that no float can hold

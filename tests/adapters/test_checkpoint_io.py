@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import OrderedDict, defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,27 @@ def test_a_directory_resumes_bit_equal(folder: str) -> None:
     assert resumes_exactly(saver.last_model_path, epochs=4)
 
 
-def test_states_of_callbacks_come_back(folder: str) -> None:
+class History(pl.Callback):
+    """Keeps values, in types that torch's reader fills only by calls."""
+
+    def __init__(self, *values: float) -> None:
+        self.state = {"values": deque([defaultdict(OrderedDict, a=OrderedDict(b=value)) for value in values], 3)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.state = state_dict
+
+
+@pytest.mark.parametrize("plugin", [DeterminedCheckpointIO, pl.plugins.TorchCheckpointIO])
+def test_states_of_callbacks_come_back(plugin: type[pl.plugins.CheckpointIO], folder: str) -> None:
     first, second = (pl.callbacks.ModelCheckpoint(folder, "{epoch}", monitor="validation_loss") for _ in range(2))
-    flags: dict[str, Any] = {"max_epochs": 2, "plugins": [DeterminedCheckpointIO()]}
-    trained(callbacks=[first], **flags)
-    trained(SmallTrial, first.best_model_path, callbacks=[second], **flags)
+    before, after = History(1.0, 2.0), History()
+    trained(callbacks=[first, before], max_epochs=2, plugins=[plugin()])
+    trained(SmallTrial, first.best_model_path, callbacks=[second, after], max_epochs=2, plugins=[plugin()])
     assert (second.best_model_path, second.best_model_score) == (first.best_model_path, first.best_model_score)
+    assert repr(after.state) == repr(before.state)
 
 
 def test_a_trial_is_built_from_it(folder: str) -> None:

@@ -153,9 +153,12 @@ def test_prefix_of_distributed_training(tmp_path: Path, prefix: str) -> None:
     assert_weights(load_trial_from_checkpoint_path(directory).model.state_dict())
 
 
-def test_one_cycle_schedule_of_torch_1(tmp_path: Path) -> None:
-    """It kept its function, which torch's format of that time looks up by getattr."""
-    function = torch.optim.lr_scheduler.OneCycleLR._annealing_cos
+SCHEDULED = [torch.optim.lr_scheduler.OneCycleLR._annealing_cos, torch.optim.swa_utils.SWALR._cosine_anneal]
+
+
+@pytest.mark.parametrize("function", SCHEDULED)
+def test_schedule_with_a_function(function: Any, tmp_path: Path) -> None:
+    """Torch 1 and 2.7 kept them in states, where torch's format looks them up by getattr."""
     torch.save({"lr_schedulers_state_dict": [{"anneal_func": function}]}, tmp_path / "checkpoint.pt")
     (schedule,) = load_checkpoint(tmp_path).state["lr_schedulers_state_dict"]
     assert schedule["anneal_func"] is function

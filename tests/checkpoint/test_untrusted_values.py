@@ -159,9 +159,11 @@ def test_own_classes_may_hold_anything() -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=np.float32(0.1), momentum=np.array(0.9))  # type: ignore[arg-type]
+    require_fitting_optimizer(optimizer, optimizer.state_dict())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    require_fitting_scheduler(scheduler, {**scheduler.state_dict(), "gamma": np.float32(0.1), "step_size": np.int64(2)})
+    numbers = {"gamma": np.float32(0.1), "step_size": np.int64(2), "last_epoch": np.int64(3)}
+    require_fitting_scheduler(scheduler, {**scheduler.state_dict(), **numbers})
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,9 @@ def test_upload_follows_links(checkpoint: CheckpointContext, tmp_path: Path, sha
     own = make_files(tmp_path / "own", model="weights")
     (own / "more").symlink_to(make_files(tmp_path / "elsewhere", part__data="more"), target_is_directory=True)
     (tmp_path / "elsewhere/part/back").symlink_to(own, target_is_directory=True)
+    (own / "data").symlink_to(tmp_path / "elsewhere/part/data")
     storage_id = checkpoint.upload(own, shard=shard)
-    assert content_of(checkpoint, storage_id) == {"model": "weights", "more/part/data": "more"}
+    assert content_of(checkpoint, storage_id) == {"model": "weights", "data": "more", "more/part/data": "more"}
 
 
 def test_download_does_not_follow_links(on_disk: CheckpointContext, tmp_path: Path) -> None:

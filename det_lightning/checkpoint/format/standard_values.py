@@ -115,6 +115,26 @@ class _PickleModule:
 save_state = functools.partial(torch.save, pickle_module=_PickleModule)
 
 
+class _Call:
+    """Is pickled as the call that makes a value."""
+
+    def __init__(self, *reduced: Any) -> None:
+        self._reduced = reduced
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._reduced
+
+
+def with_calls(value: Any) -> Any:
+    """Return a copy of ``value`` that any pickler writes in the form of :data:`save_state`."""
+
+    def replace(one: Any) -> Any:
+        reduce = _AS_CALLS.get(type(one))
+        return one if reduce is None else _Call(*with_calls(reduce(one)))
+
+    return _replace_values(value, replace, {})
+
+
 def with_plain_values(value: Any) -> Any:
     """Return a copy of ``value`` in which plain dicts describe the values of numpy and the standard library.
 

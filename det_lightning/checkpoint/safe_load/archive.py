@@ -12,7 +12,7 @@ import io
 import itertools
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 from fastcrc.crc32 import iso_hdlc as extend_crc32
@@ -178,30 +178,17 @@ def read_entry(file: Section, entry: Entry) -> bytes:
     return bytes(content)
 
 
-class CheckedArchive(_Stream):
-    """An archive with the given ``contents``, and with ``entries``, whose content torch reads from the file.
+class Parts(_Stream):
+    """A stream of bytes, and of entries whose content is read from ``file`` when needed."""
 
-    The checksums of everything that torch reads are computed meanwhile, and compared by :meth:`find_damage`.
-    """
-
-    def __init__(self, file: Section, entries: Mapping[str, Entry], contents: Mapping[str, bytes]) -> None:
+    def __init__(self, file: Section, parts: Iterable[bytes | Entry] = ()) -> None:
         super().__init__(size=0)
         self._file = file
         self._crc32s: dict[str, int] = {}
-        self._entries = entries
         self._parts: list[bytes | Entry] = []  # an entry stands for the content in the file
         self._begins: list[int] = []
-        parts: dict[str, bytes | Entry] = {**contents, **entries}
-        with zipfile.ZipFile(self, "w") as archive:
-            for name, part in parts.items():
-                info = zipfile.ZipInfo(f"archive/{name}")
-                info.header_offset = self.size
-                info.file_size = info.compress_size = part.size if isinstance(part, Entry) else len(part)
-                info.CRC = 0  # which torch does not compare
-                self.write(info.FileHeader())
-                self.write(part)
-                archive.filelist.append(info)
-            archive.start_dir = self.size
+        for part in parts:
+            self.write(part)
         self.position = 0
 
     def write(self, part: Any) -> int:
@@ -237,6 +224,29 @@ class CheckedArchive(_Stream):
         if count == part.size:  # as torch reads the content of a storage
             self._crc32s[part.name] = crc32
         return count
+
+
+class CheckedArchive(Parts):
+    """An archive with the given ``contents``, and with ``entries``, whose content torch reads from the file.
+
+    The checksums of everything that torch reads are computed meanwhile, and compared by :meth:`find_damage`.
+    """
+
+    def __init__(self, file: Section, entries: Mapping[str, Entry], contents: Mapping[str, bytes]) -> None:
+        super().__init__(file)
+        self._entries = entries
+        parts: dict[str, bytes | Entry] = {**contents, **entries}
+        with zipfile.ZipFile(self, "w") as archive:
+            for name, part in parts.items():
+                info = zipfile.ZipInfo(f"archive/{name}")
+                info.header_offset = self.size
+                info.file_size = info.compress_size = part.size if isinstance(part, Entry) else len(part)
+                info.CRC = 0  # which torch does not compare
+                self.write(info.FileHeader())
+                self.write(part)
+                archive.filelist.append(info)
+            archive.start_dir = self.size
+        self.position = 0
 
     def find_damage(self) -> list[str]:
         """Return the names of the entries whose checksum differs; read entries first that torch did not read."""

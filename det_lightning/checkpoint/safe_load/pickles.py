@@ -11,8 +11,10 @@ import dataclasses
 import io
 import pickle
 import pickletools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import IO, Any
+
+import torch
 
 from det_lightning.checkpoint.safe_load.stand_ins import (
     ALLOWED,
@@ -20,13 +22,14 @@ from det_lightning.checkpoint.safe_load.stand_ins import (
     STORAGES,
     TAKE_ATTRIBUTES,
     find_declared,
-    spell_name,
 )
 
 # What torch's reader knows beyond the operations in `_Look`. Others name values in ways that a look cannot follow.
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _CONTAINERS = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict", "EMPTY_SET": "set"}
 _ATOMS = frozenset(["BINUNICODE", "SHORT_BINSTRING", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"])
+_FETCHES = frozenset(["BINGET", "LONG_BINGET"])
+_CALLS = frozenset(["REDUCE", "NEWOBJ"])
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _FILLS = {"APPEND": 1, "SETITEM": 2, "BUILD": 1}
 _LISTS = frozenset(["list"])
@@ -43,7 +46,7 @@ _ITEMS_AS_STATE = {
 # How the name begins that these functions take as their first argument. One calls it and sets any attributes.
 _FIRST_ARGUMENTS = {
     "torch._tensor._rebuild_from_type_v2": "torch._utils._rebuild_",
-    "builtins.getattr": "torch.optim.lr_scheduler.OneCycleLR",
+    "builtins.getattr": "torch.optim.",
 }
 
 # Containers and calls alike. States of training nest less than 20 deep.
@@ -99,21 +102,33 @@ def look(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -
     return glance.texts
 
 
-def put_placeholders(pickled: bytes, placeholder: type) -> bytes:
-    """Return a pickle that refers to the class ``placeholder`` in place of each forbidden name."""
+def put_placeholders(pickled: bytes, placeholder: type, kept: Container[str]) -> bytes:
+    """Return a pickle that refers to the class ``placeholder`` in place of each name not ``kept``, nor declared."""
     name = f"{placeholder.__module__}.{placeholder.__qualname__}"
     reference = pickle.GLOBAL + f"{placeholder.__module__}\n{placeholder.__qualname__}\n".encode()
-    glance = _Look(len(pickled), lambda key, nbytes: True, name)
+    glance = _Look(len(pickled), lambda key, nbytes: True, kept, name)
     file = io.BytesIO(pickled)
     parts = []
     begin = 0
+    is_dropped = False
     for operation, argument, position in pickletools.genops(file):
-        glance.step(operation.name, argument)
-        if operation.name == "GLOBAL" and glance.top_kind() == name:
-            parts += [pickled[begin:position], reference]
-            begin = file.tell()
-        elif operation.name in _ITEMS_AS_STATE and glance.top_kind() == name:
-            parts += [pickled[begin:position], _ITEMS_AS_STATE[operation.name]]
+        step, replacement = operation.name, None
+        if step in _CALLS and glance.has_placeholder(-2):
+            step, replacement = "BUILD", pickle.BUILD
+        glance.step(step, argument)
+        if is_dropped:
+            # An object within itself is made twice, and the inner one fetched. Either placeholder will do.
+            if step not in _FETCHES or not glance.has_placeholder(-1):
+                raise pickle.UnpicklingError("an object is dropped")
+            is_dropped, replacement = False, b""
+        elif step == "POP":
+            is_dropped, replacement = True, b""
+        elif step == "GLOBAL" and glance.names_placeholder():
+            replacement = reference
+        elif step in _ITEMS_AS_STATE and glance.has_placeholder(-1):
+            replacement = _ITEMS_AS_STATE[step]
+        if replacement is not None:
+            parts += [pickled[begin:position], replacement]
             begin = file.tell()
     return b"".join([*parts, pickled[begin:]])
 
@@ -121,12 +136,15 @@ def put_placeholders(pickled: bytes, placeholder: type) -> bytes:
 class _Look:
     """The stack of torch's reader, with texts, numbers, names and descriptions of all other values.
 
-    With a ``placeholder``, the name of a class, forbidden names become this name.
+    With a ``placeholder``, the name of a class, names that are not ``allowed`` become this name.
     """
 
-    def __init__(self, size: int, claim: Claim, placeholder: str | None = None) -> None:
+    def __init__(
+        self, size: int, claim: Claim, allowed: Container[str] = ALLOWED, placeholder: str | None = None
+    ) -> None:
         self._most_parts = _PARTS_PER_BYTE * size + _MORE_PARTS
         self._claim = claim
+        self._allowed = allowed
         self._placeholder = placeholder
         self._declared = find_declared()
         self._stack: list[Any] = []
@@ -134,16 +152,20 @@ class _Look:
         self._memo: dict[int, Any] = {}
         self.texts: list[str] = []
 
-    def top_kind(self) -> str | None:
-        """Return the name or kind of the value on top of the stack."""
-        top = self._stack[-1]
-        return top.full if isinstance(top, _Name) else top.kind if isinstance(top, _Value) else None
+    def names_placeholder(self) -> bool:
+        """Return whether the top of the stack is the class ``placeholder``."""
+        return bool(self._stack[-1] == _Name(self._placeholder or ""))
+
+    def has_placeholder(self, index: int) -> bool:
+        """Return whether there is a placeholder at an index of the stack."""
+        value = self._stack[index]
+        return isinstance(value, _Value) and value.kind == self._placeholder
 
     def step(self, name: str, argument: Any) -> None:
         stack = self._stack
         if name in ("BINPUT", "LONG_BINPUT"):
             self._memo[argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
+        elif name in _FETCHES:
             stack.append(self._memo[argument])
         elif name in _ATOMS:
             if name == "SHORT_BINSTRING" and not argument.isascii():
@@ -177,9 +199,11 @@ class _Look:
         stack = self._stack
         if name == "GLOBAL":
             stack.append(self._find(*argument.split(" ", 1)))
-        elif name in ("REDUCE", "NEWOBJ"):
+        elif name in _CALLS:
             args = stack.pop()
             stack[-1] = _call(stack[-1], args)
+        elif name == "POP" and self.has_placeholder(-1):
+            stack.pop()
         elif name == "BINPERSID":
             self._require_storage(stack.pop())
             stack.append(_Value("storage"))
@@ -188,8 +212,8 @@ class _Look:
             raise pickle.UnpicklingError(f"{what}, which torch's restricted reader does not know")
 
     def _find(self, module: str, name: str) -> _Name:
-        full = spell_name(module, name)
-        if full in ALLOWED or full in self._declared:
+        full = _spell_name(module, name)
+        if full in self._allowed or full in self._declared:
             return _Name(full)
         if self._placeholder is None:
             raise UnsafeReference(full.removeprefix("builtins."))
@@ -235,6 +259,13 @@ class _Look:
             raise ValueError("a reference to a storage has unexpected parts")
         if not self._claim(key, numel * itemsize):
             raise ValueError(f"the storage {key!r:.100} must have {numel * itemsize:,} bytes, which are not there")
+
+
+def _spell_name(module: str, name: str) -> str:
+    """Return Python 3's full name for a name in a pickle, by the tables of torch's reader."""
+    if (module, name) in torch._utils.NAME_MAPPING:
+        return ".".join(torch._utils.NAME_MAPPING[module, name])
+    return f"{torch._utils.IMPORT_MAPPING.get(module, module)}.{name}"
 
 
 def _call(function: Any, args: Any) -> _Value:

@@ -6,8 +6,10 @@ A placeholder takes any arguments, state and items, keeps nothing, and calls not
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import IO, Any
 
 import torch
@@ -15,7 +17,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.checkpoint.safe_load.pickles import put_placeholders
-from det_lightning.checkpoint.safe_load.stand_ins import list_slots
+from det_lightning.checkpoint.safe_load.stand_ins import ALLOWED, TENSORS, list_slots
 from det_lightning.checkpoint.safe_load.state_file import read_state
 
 # The entries of state files that whoever wants weights and settings needs; they must hold no objects.
@@ -38,15 +40,16 @@ class Placeholder:
 def read_weights(path: pathlib.Path | IO[bytes], *, trusted: bool = False, **arguments: Any) -> dict[str, Any]:
     """Read a state file for weights and settings, with the arguments of ``read_state``.
 
-    Placeholders stand for objects in other entries; objects among the weights raise the errors of ``read_state``.
+    Placeholders stand for objects in other entries, or for all objects there if a ``trusted`` file's cannot be made.
+    Objects among the weights raise the errors of ``read_state``.
     """
     try:
         return read_state(path, trusted=trusted, **arguments)
-    except errors.UnsafeCheckpointError as refused:
-        try:
-            with torch.serialization.safe_globals([Placeholder]):
-                state = read_state(path, prepare=lambda pickled: put_placeholders(pickled, Placeholder), **arguments)
-        except errors.CheckpointError:
+    except errors.CheckpointError as refused:
+        if not (trusted or isinstance(refused, errors.UnsafeCheckpointError)):
+            raise
+        state = _read_with_placeholders(path, ALLOWED, arguments) or _read_with_placeholders(path, TENSORS, arguments)
+        if state is None:
             raise refused from None
         entry = state.get(TRIAL_KEY)  # a .ckpt file has the settings in there
         inner = [entry.get(name) for name in ("resume", "extra")] if isinstance(entry, dict) else []
@@ -54,6 +57,16 @@ def read_weights(path: pathlib.Path | IO[bytes], *, trusted: bool = False, **arg
         if any(holds_placeholder(part.get(name)) for part in parts for name in _NEEDED):
             raise
         return state
+
+
+def _read_with_placeholders(
+    path: pathlib.Path | IO[bytes], kept: Container[str], arguments: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Read a state file with placeholders for all names but those ``kept``; return None if the rest cannot be read."""
+    prepare = functools.partial(put_placeholders, placeholder=Placeholder, kept=kept)
+    with torch.serialization.safe_globals([Placeholder]), contextlib.suppress(errors.CheckpointError):
+        return read_state(path, prepare=prepare, **arguments)
+    return None
 
 
 def holds_placeholder(value: Any) -> bool:

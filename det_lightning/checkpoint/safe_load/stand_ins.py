@@ -128,15 +128,21 @@ def _encode_latin(text: str, encoding: str) -> bytes:
     return text.encode("latin-1")
 
 
-# Stands for the class ``OneCycleLR``.
-_OneCycle = type("_OneCycle", (), {"__slots__": ()})
+# Stand for classes of schedulers.
+_OneCycle, _SWA = (type(name, (), {"__slots__": ()}) for name in ("_OneCycle", "_SWA"))
+# Their functions that are in states: of OneCycleLR before torch 2.0, of SWALR also in 2.7.
+_ANNEALING: dict[Any, Any] = {
+    _OneCycle: (torch.optim.lr_scheduler.OneCycleLR, "_annealing_cos", "_annealing_linear"),
+    _SWA: (torch.optim.swa_utils.SWALR, "_cosine_anneal", "_linear_anneal"),
+}
 
 
 def _attribute(owner: Any, name: Any) -> Any:
-    """Stand in for ``getattr``, by which torch before 2.0 pickled the ``anneal_func`` of ``OneCycleLR``."""
-    if owner is not _OneCycle or name not in ("_annealing_cos", "_annealing_linear"):
+    """Stand in for ``getattr``, by which torch pickled the ``anneal_func`` of schedulers."""
+    scheduler, *names = _ANNEALING.get(owner, [None])
+    if name not in names:
         raise pickle.UnpicklingError(f"getattr({_show(owner)}, {_show(name)})")
-    return getattr(torch.optim.lr_scheduler.OneCycleLR, name)
+    return getattr(scheduler, name)
 
 
 _NUMPY: dict[str, Any] = {
@@ -161,6 +167,7 @@ _DECLARED: dict[str, Any] = {
     **_NUMPY,
     "builtins.getattr": _attribute,
     "torch.optim.lr_scheduler.OneCycleLR": _OneCycle,
+    "torch.optim.swa_utils.SWALR": _SWA,
 }
 
 #: The classes of storages, and the bytes of an element.
@@ -191,16 +198,10 @@ _DTYPES = frozenset(f"torch.{name}" for name, value in vars(torch).items() if is
 # Importing these declares classes to torch: a DeviceMesh opens connections, parts of nested tensors are not checked.
 _NEVER = ("torch.distributed.", "torch.nested.", "torch._dynamo.")
 
-
+#: The names that make tensors and plain containers. A tensor with attributes may be of any class.
+TENSORS = (_OF_TORCH | _DTYPES | STORAGES.keys()) - {"torch._tensor._rebuild_from_type_v2"}
 #: The names that a state file may refer to, whatever the user has declared.
 ALLOWED = _OF_TORCH | _DTYPES | STORAGES.keys() | _DECLARED.keys()
-
-
-def spell_name(module: str, name: str) -> str:
-    """Return Python 3's full name for a name in a pickle, by the tables of torch's reader."""
-    if (module, name) in torch._utils.NAME_MAPPING:
-        return ".".join(torch._utils.NAME_MAPPING[module, name])
-    return f"{torch._utils.IMPORT_MAPPING.get(module, module)}.{name}"
 
 
 def find_declared() -> dict[str, Any]:

@@ -6,12 +6,14 @@ checksums. So the archive and the names in the pickle are checked first, and tor
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import io
 import logging
 import pathlib
 import pickle
+import pickletools
 import re
 import shutil
 import tempfile
@@ -22,7 +24,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.manifest import digest_file
-from det_lightning.checkpoint.safe_load.archive import CheckedArchive, Section, read_entries, read_entry
+from det_lightning.checkpoint.safe_load.archive import CheckedArchive, Entry, Parts, Section, read_entries, read_entry
 from det_lightning.checkpoint.safe_load.pickles import UnsafeReference, look
 from det_lightning.checkpoint.safe_load.stand_ins import allow_safe_values, finish
 from det_lightning.escaping import escape, name_some
@@ -55,10 +57,10 @@ def read_state(
     If ``trusted``, unpickle anything, and run any code that the file asks for; otherwise other objects raise an
     ``UnsafeCheckpointError``. A damaged file raises an ``IncompleteCheckpointError``. Messages name the ``source``, a
     path or an open file, by ``name``. ``mmap=True`` has no effect: rewriting a mapped file ends the process.
-    ``prepare`` gets the pickle in an archive, and returns the pickle to read.
+    ``prepare`` gets the pickle of the state, and returns the pickle to read.
     """
     name = source if name is None else name
-    with _open(source, name) as file:
+    with _open(source, name, trusted) as file:
         kwargs = {"map_location": "cpu", "weights_only": not trusted, **torch_load_kwargs, "mmap": False}
         state = _read(Section(file), kwargs, prepare)
     if not isinstance(state, dict):
@@ -68,7 +70,7 @@ def read_state(
 
 def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: bool = False) -> torch.Tensor:
     """Read a tensor of ``torch.save`` from ``length`` bytes of a file at ``offset``; see `read_state`."""
-    with _open(path, f"{path} at byte {offset:,}") as file:
+    with _open(path, f"{path} at byte {offset:,}", trusted) as file:
         kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False}
         tensor = _read(Section(file, offset, length), kwargs)
     if not isinstance(tensor, torch.Tensor):
@@ -79,7 +81,7 @@ def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: boo
 
 
 @contextlib.contextmanager
-def _open(source: pathlib.Path | IO[bytes], name: object) -> Iterator[IO[bytes]]:
+def _open(source: pathlib.Path | IO[bytes], name: object, trusted: bool) -> Iterator[IO[bytes]]:
     """Yield a file, open; turn any error while reading into a ``CheckpointError`` that names the file."""
     try:
         if not isinstance(source, pathlib.Path):
@@ -92,7 +94,7 @@ def _open(source: pathlib.Path | IO[bytes], name: object) -> Iterator[IO[bytes]]
     except errors.CheckpointError:
         raise
     except Exception as e:  # reading damaged bytes may raise anything
-        raise _explain(e, escape(name)) from e
+        raise _explain(e, escape(name), trusted) from e
 
 
 def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None = None) -> Any:
@@ -106,10 +108,24 @@ def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], byte
         finally:
             if was_enabled:
                 gc.enable()
+    if prepare is not None:
+        stream = io.BufferedReader(_prepare_old_format(file, stream, prepare))
     if kwargs["weights_only"]:
         _look_at_old_format(stream, file.size)
     stream.seek(0)
     return _load(stream, kwargs)
+
+
+def _prepare_old_format(file: Section, stream: IO[bytes], prepare: Callable[[bytes], bytes]) -> Parts:
+    """Return a file of ``torch.save`` before 1.6, read through ``stream``, with the pickle of the state prepared."""
+    begin = end = 0
+    for _ in range(_OLD_PICKLES - 1):
+        begin = end
+        collections.deque(pickletools.genops(stream), maxlen=0)
+        end = stream.tell()
+    stream.seek(0)
+    head = stream.read(end)
+    return Parts(file, [head[:begin] + prepare(head[begin:]), Entry("the rest", end, file.size - end, None)])
 
 
 def _read_archive(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None) -> Any:
@@ -188,7 +204,13 @@ def _has_nan(tensor: torch.Tensor) -> bool:
         return False
 
 
-def _explain(error: Exception, source: str) -> errors.CheckpointError:
+def _explain(error: Exception, source: str, trusted: bool) -> errors.CheckpointError:
+    first_line = escape(str(error).partition("\n")[0]) or type(error).__name__
+    if trusted:
+        return errors.IncompleteCheckpointError(
+            f"{source} cannot be read, because the file is damaged or a class in the file cannot be imported: "
+            f"{first_line:.500}."
+        )
     trust = "if you know where the file comes from, pass trusted=True"
     if isinstance(error, UnsafeReference):
         name = escape(error.args[0])
@@ -204,7 +226,6 @@ def _explain(error: Exception, source: str) -> errors.CheckpointError:
             f"{source} holds an object that cannot be read safely: {reason:.300}. Save plain values instead; or "
             f"{trust}."
         )
-    first_line = escape(str(error).partition("\n")[0]) or type(error).__name__
     return errors.IncompleteCheckpointError(
         f"{source} cannot be read, because the file is damaged or holds Python objects: {first_line:.500}. If you "
         "expect objects and know where the file comes from, pass trusted=True."

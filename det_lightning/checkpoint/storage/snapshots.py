@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
-
-from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.resume_state import ResumeState
 
 _State = TypeVar("_State")
 # Memory for the copy of a storage: its size in bytes, and whether it is pinned.
@@ -133,14 +131,20 @@ def _identify_memory(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
 
 
 def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a checkpoint's content, or in nested dicts, lists and tuples."""
-    if isinstance(value, CheckpointContent | ResumeState):
-        value = vars(value)
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from iterate_tensors(item)
+    """Yield the tensors in nested containers and attributes, as of a checkpoint's content."""
+    seen: set[int] = set()
+    left = [value]
+    for one in left:  # more is appended meanwhile
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif not isinstance(one, (int, float, str)) and id(one) not in seen:
+            seen.add(id(one))
+            if isinstance(one, dict):
+                left += one.values()
+            elif isinstance(one, list | tuple | set | frozenset | deque):
+                left += one
+            if isinstance(attributes := getattr(one, "__dict__", None), dict) and not isinstance(one, ModuleType):
+                left.append(attributes)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

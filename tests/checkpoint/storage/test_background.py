@@ -7,7 +7,8 @@ import dataclasses
 import gc
 import random
 import threading
-from collections import OrderedDict
+from argparse import Namespace
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,13 @@ def test_snapshot_keeps_shared_memory(make: Any) -> None:
     assert torch.equal(snapshot["view"], snapshot["one"][1:])
     assert torch.equal(snapshot["seen otherwise"][0], snapshot["one"])
     assert not (one == snapshot["one"]).all()
+
+
+@pytest.mark.parametrize("around", [lambda loss: deque([[loss]]), lambda loss: Namespace(meter=Namespace(last=loss))])
+def test_snapshot_of_results(around: Any) -> None:
+    """deepcopy() refuses a tensor that was computed from parameters, such as a loss."""
+    loss = parameter().sum()
+    assert repr(Snapshotter().copy(around(loss))) == repr(around(loss.detach().requires_grad_()))
 
 
 def test_snapshot_of_overlapping_views() -> None:
