@@ -176,6 +176,7 @@ version = '^0.20'
     [
         ("a.yaml", "a:\n- -m\n- determined.launch.tensorflow\n", "3: determined.launch.tensorflow: it is for Tens"),
         ("a.yaml", "entrypoint: x:Y\nsearcher:\n  name: custom\n", "3: searcher.name: custom cannot be used: write"),
+        ("a.yaml", "entrypoint: a.py\nsearcher: {name: single, metric: a, source_trial_id: 3}\n", "2: searcher.source"),
         ("a.yaml", "entrypoint: python -m determined.launch.horovod m:T\n", f"1: m:T: {HERE}"),
         (
             "a.yaml",
@@ -365,7 +366,7 @@ def test_refused_fields_are_problems(tmp_path: Path) -> None:
     ],
 )
 def test_a_custom_image_is_a_check(image: str, severity: str, tmp_path: Path) -> None:
-    text = f"entrypoint: m:T\nsearcher: {{name: single, metric: loss}}\nenvironment:\n  image: {image}\n"
+    text = f"entrypoint: a.py\nsearcher: {{name: single, metric: loss}}\nenvironment:\n  image: {image}\n"
     (finding,) = port_text(tmp_path, "const.yaml", text).findings
     assert (finding.line, finding.severity.value) == (4, severity)
     assert finding.reason == "environment.image has no effect under det-lightning run"
