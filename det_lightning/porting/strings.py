@@ -71,7 +71,8 @@ def _rewrite(file: PythonFile, node: cst.SimpleString, value: str) -> None:
     if _is_requirement(file, node):
         _put(file, node, port_requirement(value) or value)
     elif _PATH.fullmatch(value) and _is_first_argument(file, node, _TAKE_PATHS):
-        ours = counterpart(value)
+        is_logger = _is_first_argument(file, node, {"getLogger"})  # which may have any name
+        ours = f"det_lightning{value.removeprefix('determined')}" if is_logger else counterpart(value)
         if ours is None:
             file.findings.append(missing(missing_prefix(value), line))
         else:
