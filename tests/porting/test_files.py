@@ -132,7 +132,7 @@ PARTS: dict[str, dict[str, str | None]] = {
         ),
     },
     "setup.cfg": {
-        "[options]\ninstall_requires =\n x\n determined==0.1": "[options]\ninstall_requires =\n x\n det-lightning~=0.1",
+        "[options]\ninstall_requires =\n determined==0.1 # y": "[options]\ninstall_requires =\n det-lightning~=0.1 # y",
         "[isort]\nknown = determined": "[isort]\nknown = determined",
     },
     "Pipfile": {'[packages]\ndetermined = "*"': '[packages]\ndet-lightning = "*"'},
