@@ -161,6 +161,22 @@ def test_code_is_found_for_any_entrypoint(entrypoint: str, folder: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("entrypoint", "directory"),
+    [
+        ("pkg.model:T", " src"),
+        ("cd src && python3 pkg/model.py", ""),
+        ("[bash, -c, 'cd ./src/; python3 -m pkg.model']", ""),
+    ],
+)
+def test_code_is_found_in_src(entrypoint: str, directory: str) -> None:
+    code = {"src__pkg__model_py": TRIAL, "src__pkg__sdk_py": SDK}
+    run = "from determined import core\nfrom pkg import sdk\ncore.init()\n"
+    found = sentences(made(configs__const_yaml=CONFIG.format(entrypoint), scripts__run_py=run, **code))
+    assert found["configs/const.yaml"] == f"should run with `det-lightning run configs/const.yaml{directory}`"
+    assert found["scripts/run.py"].startswith("still needs Determined because of src/pkg/sdk.py:1")
+
+
 MMDET = "model_hub.mmdetection:MMDetTrial"
 
 
