@@ -129,12 +129,16 @@ def _rewrite_launcher(file: PythonFile, node: cst.SimpleString, module: str) -> 
         file.note(node, Severity.problem, reason, "write both into the command")
 
 
-def note_python_variables(file: PythonFile) -> None:
-    """Note Determined's variables in strings without other text."""
+def note_platform(file: PythonFile) -> None:
+    """Note Determined's variables in strings without other text, and paths in Determined's containers in any string."""
     for node in file.find(cst.SimpleString):
         value = read_string(node) or ""
         if re.fullmatch(r"\w+", value):
             file.findings += commands.note_variables(value, file.line(node))
+        if not isinstance(file.parent(node), cst.Expr):  # a docstring
+            file.findings += commands.note_container_paths(value, file.line(node))
+    for text in file.find(cst.FormattedStringText):
+        file.findings += commands.note_container_paths(text.value, file.line(text))
 
 
 # Commands of det started by Python

@@ -393,6 +393,21 @@ def test_unset_variables_are_findings(name: str, text: str, line: int | None, tm
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", "'/run/determined/workdir'\nsys.path += ['/run/determined/workdir/x']\n"),
+        ("a.ipynb", '{"cells": [{"cell_type": "code", "source": ["x\\n", "f\'/run/determined/workdir/x{y}\'"]}]}'),
+        ("a.sh", "# /run/determined/workdir\ncd /run/determined/workdir/x\n"),
+        ("a.yaml", "environment:\n  environment_variables: ['PYTHONPATH=/run/determined/workdir/x:.']\n"),
+    ],
+)
+def test_paths_in_containers_are_findings(name: str, text: str, tmp_path: Path) -> None:
+    (finding,) = port_text(tmp_path, name, text).findings
+    assert (finding.line, finding.severity.value) == (2, "check")
+    assert finding.reason == "/run/determined/workdir/x exists in Determined's containers only"
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "services:\n  master:\n    image: determinedai/determined-master:0.26.0\n    environment: {DET_DB_HOST: db}\n",
