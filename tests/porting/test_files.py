@@ -396,7 +396,6 @@ def test_unset_variables_are_findings(name: str, text: str, line: int | None, tm
     ("name", "text"),
     [
         ("a.py", "'/run/determined/workdir'\nsys.path += ['/run/determined/workdir/x']\n"),
-        ("a.ipynb", '{"cells": [{"cell_type": "code", "source": ["x\\n", "f\'/run/determined/workdir/x{y}\'"]}]}'),
         ("a.sh", "# /run/determined/workdir\ncd /run/determined/workdir/x\n"),
         ("a.yaml", "environment:\n  environment_variables: ['PYTHONPATH=/run/determined/workdir/x:.']\n"),
     ],
@@ -524,11 +523,12 @@ def test_magic_cells_are_ported(tmp_path: Path) -> None:
 
 
 def test_commands_in_cells_are_translated(tmp_path: Path) -> None:
-    before = notebook("import os\n!det e create c.yaml .", "x = 1\n\n!det e logs 3")
+    logs = "!det e logs 2  # det-lightning: ok\n\n!det e logs 3"
+    before = notebook("import os\n!det e create c.yaml .", logs)
     port = port_text(tmp_path, "a.ipynb", before)
-    assert port.after == notebook("import os\n!det-lightning run c.yaml .", "x = 1\n\n!det e logs 3")
-    # Each cell is followed by an empty line.
-    assert problems_of(port) == ["6: det e logs: it needs a Determined master"]
+    assert port.after == notebook("import os\n!det-lightning run c.yaml .", logs)
+    (found,) = port.findings
+    assert before.splitlines()[found.line - 1].strip() == '"!det e logs 3"'
     loop = "for i in x:\n\tif i:\n\t\t!python train.py \\\n          --lr {i} \\\n\t --fast\n"
     port = port_text(tmp_path, "a.ipynb", notebook("import determined", loop))
     assert port.after == notebook("import det_lightning", loop)

@@ -92,8 +92,8 @@ def test_notebooks_for_the_master_stay() -> None:
         "determined_files/const.yaml": "should run with "
         "`det-lightning run determined_files/const.yaml determined_files`",
         "sweep.py": "should run with `python sweep.py`",
-        "walkthrough.ipynb": "still needs Determined because of walkthrough.ipynb:4 (determined.experimental.client: "
-        "it talks to a Determined master), walkthrough.ipynb:7 (det e describe: it needs a Determined master)",
+        "walkthrough.ipynb": "still needs Determined because of walkthrough.ipynb:27 (determined.experimental.client: "
+        "it talks to a Determined master), walkthrough.ipynb:37 (det e describe: it needs a Determined master)",
     }
     cells = ["".join(cell["source"]) for cell in json.loads(Path("walkthrough.ipynb").read_text())["cells"]]
     assert "!det e create determined_files/const.yaml determined_files/" in cells[1]
