@@ -64,7 +64,7 @@ def _launch(options: list[str], command: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
-        parsed = run.parse_args([*options, "--no-python", *command])  # type: ignore[no-untyped-call]
+        parsed = run.parse_args([*options, "--no-python", "--", *command])  # type: ignore[no-untyped-call]
         if not _is_given("nproc-per-node", options):
             parsed.nproc_per_node = str(count_slots())
         if not _is_given("signals-to-handle", options) and hasattr(signal, "SIGUSR1"):

@@ -1,4 +1,4 @@
-"""Launch commands (``-m determined.launch...``) in any text, and findings for variables such as ``DET_MASTER``."""
+"""Launch commands (``-m determined.launch...``) in any text, and findings for Determined's variables and paths."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ _READ_BY_DETERMINED = {
     "DET_MASTER", "DET_MASTER_ADDR", "DET_MASTER_CERT_FILE", "DET_MASTER_CERT_NAME", "DET_MASTER_PORT", "DET_PASS",
     "DET_PASSWORD", "DET_SESSION_TOKEN", "DET_USER", "DET_USERNAME", "DET_USER_TOKEN",
 }  # fmt: skip
+_IN_CONTAINERS = re.compile(r"/run/determined/[\w./-]+")
 _VARIABLE = re.compile(r"(?<![\w.-])DET_(?!LIGHTNING_)[A-Z][A-Z0-9_]*(?!\w)")
 
 
@@ -46,6 +47,13 @@ def note_variables(text: str, first_line: int) -> list[Finding]:
             reason = f"{name}: det-lightning run does not set it"
             findings.append(Finding(line, Severity.check, reason, advice, premise=premise))
     return findings
+
+
+def note_container_paths(text: str, first_line: int) -> list[Finding]:
+    """Return a finding for each path in a text that exists in Determined's containers only."""
+    advice = "write a path of this machine: a trial runs in a directory with a copy of its code"
+    paths = [(line_at(text, found.start(), first_line), found.group()) for found in _IN_CONTAINERS.finditer(text)]
+    return [Finding(at, Severity.check, f"{path} exists in Determined's containers only", advice) for at, path in paths]
 
 
 def launcher_counterpart(module: str) -> tuple[str, ...] | None:

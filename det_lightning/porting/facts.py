@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import enum
 import itertools
+import posixpath
 import re
 import warnings
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,8 @@ _WORD = re.compile(r"[^\s\"'`,;&|()\[\]]+")
 _FILE = re.compile(r"[\w./-]+\.(?:py|sh|ya?ml)")
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:(?:[^\s;&|(`@!\"']{0,200}/bin/)?det|det-lightning)[\"']?[\s,]+[\"']?[a-z]")
+# A directory entered by a command, before all else.
+_ENTERS = re.compile(r"(?:^|[\n;&\"']|-c)\s*cd\s+(?:\./)?([\w/-]+?)/?\s*(?:&&|[;\n])")
 _FOR_TYPES = re.compile(r"(?:\w+\.)*TYPE_CHECKING")
 _LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
 
@@ -161,6 +164,14 @@ def read_yaml_facts(text: str) -> Facts:
     entrypoint = content.get("entrypoint") or ""
     command = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
     started = read_command_facts(command, Kind.configuration)
+    if entered := _ENTERS.search(command):
+        package = entered.group(1).replace("/", ".")
+        started = dataclasses.replace(
+            started,
+            imports=tuple(f"{package}.{name}" for name in started.imports),
+            starts=tuple(posixpath.normpath(posixpath.join(entered.group(1), name)) for name in started.starts),
+            modules=tuple(f"{package}.{name}" for name in started.modules),
+        )
     words = _WORD.findall(command)
     return dataclasses.replace(
         started,

@@ -96,13 +96,14 @@ class FileGraph:
         return self._first(port, lambda base: self.ports.get(_normal(base / name)))
 
     def _first(self, port: FilePort, find: Callable[[pathlib.Path], FilePort | None]) -> FilePort | None:
-        """Return the first match in the directory of a file and the directories above.
+        """Return the first match in the directory of a file, the directories above, and ``src`` in each of these.
 
         For a file of another kind than Python, the directories right below are searched last, and a match counts only
         if exactly one of these directories has it.
         """
         directory = _normal(port.path.parent)
-        found = next(filter(None, map(find, [directory, *directory.parents])), None)
+        bases = [base / part for base in (directory, *directory.parents) for part in ("", "src")]
+        found = next(filter(None, map(find, bases)), None)
         if found is not None or port.path.suffix == ".py":
             return found
         below = {path.parent for path in self.ports if path.parent.parent == directory}

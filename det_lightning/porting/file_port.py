@@ -147,7 +147,9 @@ def port_file(path: pathlib.Path, libraries: Libraries = UNKNOWN) -> FilePort:
             raise
         return FilePort(path, text, text, _note_unreadable(body, reason), encoding)
     facts = Facts() if facts_of is None else facts_of(ported)
-    return FilePort(path, text, mark + ported, drop_resolved(findings, body), encoding, facts=facts)
+    # A line of a notebook's file may have many lines of code.
+    left = drop_resolved(findings, "" if path.suffix.lower() == ".ipynb" else body)
+    return FilePort(path, text, mark + ported, left, encoding, facts=facts)
 
 
 def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:

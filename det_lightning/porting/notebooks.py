@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -9,12 +10,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from det_lightning.porting.findings import Finding, Severity, line_at
+from det_lightning.porting.findings import Finding, Severity, drop_resolved, line_at
 from det_lightning.porting.libraries import UNKNOWN, Libraries
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.shell_files import port_shell
 
 _END_OF_CELL = "#:::end of cell:::\n"
+_MARK = "#:::"
 _HIDE = "pass  #:::"
 # A command, with lines joined by backslashes and perhaps a variable for the output; or a question.
 _MAGIC = re.compile(
@@ -48,9 +50,10 @@ _LAYOUTS: list[_Dump] = [
 
 
 def port_notebook(text: str, libraries: Libraries = UNKNOWN) -> tuple[str, list[Finding]]:
-    """Return a notebook with the code cells ported, and findings; lines count over the code of all cells."""
+    """Return a notebook with the code cells ported, and findings, without lines declared resolved by a comment."""
     notebook, dump = _read(text)
     cells = _select_cells(notebook)
+    numbers = [0, *_number_lines(notebook, cells, dump)]
     hidden = [_hide(source) for _, source in cells]
     program = "".join(source.rstrip("\n") + "\n" + _END_OF_CELL for source in hidden)
     ported, findings = port_python(program, libraries)
@@ -61,7 +64,26 @@ def port_notebook(text: str, libraries: Libraries = UNKNOWN) -> tuple[str, list[
         line += old.rstrip("\n").count("\n") + 2
         shown += before[len(before.rstrip("\n")) :]
         cell["source"] = shown.splitlines(keepends=True) if isinstance(cell["source"], list) else shown
-    return dump(notebook) + _ending(text), findings + _findings_of_others(notebook)
+    left = drop_resolved(findings, program)
+    located = [dataclasses.replace(finding, line=numbers[finding.line]) for finding in left]
+    return dump(notebook) + _ending(text), located + _findings_of_others(notebook)
+
+
+def _number_lines(notebook: dict[str, Any], cells: list[tuple[dict[str, Any], str]], dump: _Dump) -> list[int]:
+    """Return the line in the file for each line of the program of all cells, with 0 for the end of each cell."""
+    sources = [cell["source"] for cell, _ in cells]
+    for (cell, text), source in zip(cells, sources, strict=True):
+        cell["source"] = _MARK + text if isinstance(source, str) else [_MARK + part for part in source]
+    marked = enumerate(dump(notebook).split("\n"), 1)
+    numbers = iter([number for number, line in marked for _ in range(line.count(f'"{_MARK}'))])
+    lines: list[int] = []
+    for (cell, text), source in zip(cells, sources, strict=True):
+        cell["source"] = source
+        parts = [source] if isinstance(source, str) else source
+        found = [number for part in parts for number in [next(numbers)] * (part.rstrip("\n").count("\n") + 1)]
+        count = text.rstrip("\n").count("\n") + 1
+        lines += [*found[:count], *[0] * (count - len(found)), 0]
+    return lines
 
 
 def split_notebook(text: str) -> tuple[str, str]:

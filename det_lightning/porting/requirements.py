@@ -209,9 +209,11 @@ class _ConfigReader:
         before = ""
         if key is not None:
             before = line[: line.index(key["value"])] if key["value"].strip() else line
-        bare = line[len(before) :]
+        comment = _COMMENT.search(line)
+        end = comment.start() if comment else len(line)
+        bare = line[len(before) : end]
         ported = port_requirement(bare)
-        return line if ported is None else before + bare.replace(bare.strip(), ported)
+        return line if ported is None else before + bare.replace(bare.strip(), ported) + line[end:]
 
     def _port_named(self, line: str) -> str:
         found = _VERSION.match(line)

@@ -7,7 +7,7 @@ import re
 
 import libcst as cst
 
-from det_lightning.porting.commands import note_variables, port_commands
+from det_lightning.porting.commands import note_container_paths, note_variables, port_commands
 from det_lightning.porting.det_program import port_det_commands
 from det_lightning.porting.embedded_python import EXPANDED, port_parts
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
@@ -40,7 +40,8 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
         ported, left = port_det_commands(ported, line)
         # Variables in translated commands of det are gone.
         variables = [found for found in note_variables(part, line) if found.reason.partition(":")[0] in ported]
-        findings.extend([*launched, *left, *useless_installs(part, line), *variables])
+        paths = note_container_paths(part, line)
+        findings.extend([*launched, *left, *useless_installs(part, line), *variables, *paths])
         return port_installs(ported)
 
     return port_parts(text, port_part, port_code, first_line), findings

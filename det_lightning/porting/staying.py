@@ -118,10 +118,8 @@ def _keep_by_line(
         elif both is not None and not _OURS.search(old):
             lines.append(both)
         else:
-            # Lines of a notebook count over the code, not over the file.
-            shown = 0 if port.facts.kind is Kind.notebook else line
             is_there = new.strip() in stripped or not (needed is None or needs_ours)
-            required, found = _requirement(old, new, is_there, needed, shown)
+            required, found = _requirement(old, new, is_there, needed, line)
             lines.append(required)
             findings += found
         line = line_at(old, len(old), line)

@@ -71,7 +71,8 @@ def _rewrite(file: PythonFile, node: cst.SimpleString, value: str) -> None:
     if _is_requirement(file, node):
         _put(file, node, port_requirement(value) or value)
     elif _PATH.fullmatch(value) and _is_first_argument(file, node, _TAKE_PATHS):
-        ours = counterpart(value)
+        is_logger = _is_first_argument(file, node, {"getLogger"})  # which may have any name
+        ours = f"det_lightning{value.removeprefix('determined')}" if is_logger else counterpart(value)
         if ours is None:
             file.findings.append(missing(missing_prefix(value), line))
         else:
@@ -128,12 +129,16 @@ def _rewrite_launcher(file: PythonFile, node: cst.SimpleString, module: str) -> 
         file.note(node, Severity.problem, reason, "write both into the command")
 
 
-def note_python_variables(file: PythonFile) -> None:
-    """Note Determined's variables in strings without other text."""
+def note_platform(file: PythonFile) -> None:
+    """Note Determined's variables in strings without other text, and paths in Determined's containers in any string."""
     for node in file.find(cst.SimpleString):
         value = read_string(node) or ""
         if re.fullmatch(r"\w+", value):
             file.findings += commands.note_variables(value, file.line(node))
+        if not isinstance(file.parent(node), cst.Expr):  # a docstring
+            file.findings += commands.note_container_paths(value, file.line(node))
+    for text in file.find(cst.FormattedStringText):
+        file.findings += commands.note_container_paths(text.value, file.line(text))
 
 
 # Commands of det started by Python

@@ -116,7 +116,7 @@ class _YamlPort:
         """Note the fields of an experiment configuration with little or no effect under ``det-lightning run``."""
         entrypoint = entries.get("entrypoint")
         if "searcher" in entries and entries.keys() & {"entrypoint", "hyperparameters"}:
-            self.findings += _findings_of_run(self.edits.text)
+            self.findings += _findings_of_run(self.edits.text, partial=entrypoint is None)
             # In the ported text, because the new launcher may have other options.
             trial = None
             with contextlib.suppress(ConfigError):
@@ -144,10 +144,10 @@ class _YamlPort:
 # What ``det-lightning run`` does with the fields of an experiment configuration
 
 
-def _findings_of_run(text: str) -> list[Finding]:
-    """Return a finding for each refused, ignored or differently read field of a configuration."""
+def _findings_of_run(text: str, *, partial: bool) -> list[Finding]:
+    """Return a finding for each refused, missing, ignored or differently read field of a configuration."""
     try:
-        config = read_config(f"{text}\n", partial=True)
+        config = read_config(f"{text}\n", partial=partial)
     except ConfigError as e:
         advice = "change it: det-lightning run refuses the file"
         mistakes = [(m.line or 0, ": ".join(part for part in (m.path, m.message) if part)) for m in e.mistakes]

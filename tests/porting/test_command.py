@@ -113,7 +113,7 @@ def test_work_left_to_port_is_reported(project: Path, tmp_path: Path) -> None:
     run(project, "--check")
     # A note is no reason to fail.
     searcher = "searcher: {name: single, metric: loss}"
-    (project / "const.yaml").write_text(f"entrypoint: model_def:MyTrial\n{searcher}\nresources: {{shm_size: 1}}\n")
+    (project / "const.yaml").write_text(f"entrypoint: train.py\n{searcher}\nresources: {{shm_size: 1}}\n")
     assert "const.yaml:3: note: resources.shm_size has no effect" in run(project, "--check").stderr
     ported = tmp_path / "ported"
     ported.mkdir()

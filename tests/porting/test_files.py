@@ -132,7 +132,7 @@ PARTS: dict[str, dict[str, str | None]] = {
         ),
     },
     "setup.cfg": {
-        "[options]\ninstall_requires =\n x\n determined==0.1": "[options]\ninstall_requires =\n x\n det-lightning~=0.1",
+        "[options]\ninstall_requires =\n determined==0.1 # y": "[options]\ninstall_requires =\n det-lightning~=0.1 # y",
         "[isort]\nknown = determined": "[isort]\nknown = determined",
     },
     "Pipfile": {'[packages]\ndetermined = "*"': '[packages]\ndet-lightning = "*"'},
@@ -176,6 +176,7 @@ version = '^0.20'
     [
         ("a.yaml", "a:\n- -m\n- determined.launch.tensorflow\n", "3: determined.launch.tensorflow: it is for Tens"),
         ("a.yaml", "entrypoint: x:Y\nsearcher:\n  name: custom\n", "3: searcher.name: custom cannot be used: write"),
+        ("a.yaml", "entrypoint: a.py\nsearcher: {name: single, metric: a, source_trial_id: 3}\n", "2: searcher.source"),
         ("a.yaml", "entrypoint: python -m determined.launch.horovod m:T\n", f"1: m:T: {HERE}"),
         (
             "a.yaml",
@@ -365,7 +366,7 @@ def test_refused_fields_are_problems(tmp_path: Path) -> None:
     ],
 )
 def test_a_custom_image_is_a_check(image: str, severity: str, tmp_path: Path) -> None:
-    text = f"entrypoint: m:T\nsearcher: {{name: single, metric: loss}}\nenvironment:\n  image: {image}\n"
+    text = f"entrypoint: a.py\nsearcher: {{name: single, metric: loss}}\nenvironment:\n  image: {image}\n"
     (finding,) = port_text(tmp_path, "const.yaml", text).findings
     assert (finding.line, finding.severity.value) == (4, severity)
     assert finding.reason == "environment.image has no effect under det-lightning run"
@@ -389,6 +390,20 @@ def test_unset_variables_are_findings(name: str, text: str, line: int | None, tm
     findings = port_text(tmp_path, name, text).findings
     expected = [] if line is None else [(line, "check", "DET_MASTER: det-lightning run does not set it")]
     assert [(found.line, found.severity.value, found.reason) for found in findings] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.py", "'/run/determined/workdir'\nsys.path += ['/run/determined/workdir/x']\n"),
+        ("a.sh", "# /run/determined/workdir\ncd /run/determined/workdir/x\n"),
+        ("a.yaml", "environment:\n  environment_variables: ['PYTHONPATH=/run/determined/workdir/x:.']\n"),
+    ],
+)
+def test_paths_in_containers_are_findings(name: str, text: str, tmp_path: Path) -> None:
+    (finding,) = port_text(tmp_path, name, text).findings
+    assert (finding.line, finding.severity.value) == (2, "check")
+    assert finding.reason == "/run/determined/workdir/x exists in Determined's containers only"
 
 
 @pytest.mark.parametrize(
@@ -508,11 +523,12 @@ def test_magic_cells_are_ported(tmp_path: Path) -> None:
 
 
 def test_commands_in_cells_are_translated(tmp_path: Path) -> None:
-    before = notebook("import os\n!det e create c.yaml .", "x = 1\n\n!det e logs 3")
+    logs = "!det e logs 2  # det-lightning: ok\n\n!det e logs 3"
+    before = notebook("import os\n!det e create c.yaml .", logs)
     port = port_text(tmp_path, "a.ipynb", before)
-    assert port.after == notebook("import os\n!det-lightning run c.yaml .", "x = 1\n\n!det e logs 3")
-    # Each cell is followed by an empty line.
-    assert problems_of(port) == ["6: det e logs: it needs a Determined master"]
+    assert port.after == notebook("import os\n!det-lightning run c.yaml .", logs)
+    (found,) = port.findings
+    assert before.splitlines()[found.line - 1].strip() == '"!det e logs 3"'
     loop = "for i in x:\n\tif i:\n\t\t!python train.py \\\n          --lr {i} \\\n\t --fast\n"
     port = port_text(tmp_path, "a.ipynb", notebook("import determined", loop))
     assert port.after == notebook("import det_lightning", loop)

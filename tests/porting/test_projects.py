@@ -92,8 +92,8 @@ def test_notebooks_for_the_master_stay() -> None:
         "determined_files/const.yaml": "should run with "
         "`det-lightning run determined_files/const.yaml determined_files`",
         "sweep.py": "should run with `python sweep.py`",
-        "walkthrough.ipynb": "still needs Determined because of walkthrough.ipynb:4 (determined.experimental.client: "
-        "it talks to a Determined master), walkthrough.ipynb:7 (det e describe: it needs a Determined master)",
+        "walkthrough.ipynb": "still needs Determined because of walkthrough.ipynb:27 (determined.experimental.client: "
+        "it talks to a Determined master), walkthrough.ipynb:37 (det e describe: it needs a Determined master)",
     }
     cells = ["".join(cell["source"]) for cell in json.loads(Path("walkthrough.ipynb").read_text())["cells"]]
     assert "!det e create determined_files/const.yaml determined_files/" in cells[1]
@@ -159,6 +159,22 @@ def test_code_is_found_for_any_entrypoint(entrypoint: str, folder: str) -> None:
         files["pkg__model_py"],
         files[f"{folder}const_yaml"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "directory"),
+    [
+        ("pkg.model:T", " src"),
+        ("cd src && python3 pkg/model.py", ""),
+        ("[bash, -c, 'cd ./src/; python3 -m pkg.model']", ""),
+    ],
+)
+def test_code_is_found_in_src(entrypoint: str, directory: str) -> None:
+    code = {"src__pkg__model_py": TRIAL, "src__pkg__sdk_py": SDK}
+    run = "from determined import core\nfrom pkg import sdk\ncore.init()\n"
+    found = sentences(made(configs__const_yaml=CONFIG.format(entrypoint), scripts__run_py=run, **code))
+    assert found["configs/const.yaml"] == f"should run with `det-lightning run configs/const.yaml{directory}`"
+    assert found["scripts/run.py"].startswith("still needs Determined because of src/pkg/sdk.py:1")
 
 
 MMDET = "model_hub.mmdetection:MMDetTrial"

@@ -65,7 +65,7 @@ KEPT = {"import determined": "import det_lightning as determined"}
         ("from determined import _DistributedBackend", OURS),
         ("import importlib\nimportlib.import_module('determined.pytorch')", OURS),
         ("import determined\nname = 'determined'.upper()", IMPORTED),
-        ("import logging\nlogging.getLogger('determined')", OURS),
+        ("import logging\nlogging.getLogger('determined')\nlogging.getLogger('determined.common')", OURS),
         ("call(['-m', 'determined.launch.torch_distributed', 'train.py'])", OURS),
         ("run('python -m determined.launch.horovod train.py')", OURS),
         ("call(['-m', 'determined.launch.autohorovod'])", {**OURS, "autohorovod'": "horovod', '--autohorovod'"}),
