@@ -312,6 +312,7 @@ DEFECTS = {
 #: Code that is right although it looks wrong.
 HARMLESS = {
     "trains": [
+        case("a hyperparameter that is taken out")(init="context.get_hparams().pop('lr')"),
         case("a method for all loaders")(
             takes="self, samples=40, shuffle=True",
             loader="pytorch.DataLoader(Noted(samples), batch_size=4, shuffle=shuffle)",
