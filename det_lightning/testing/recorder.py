@@ -158,6 +158,11 @@ class TrainingLog:
         self._described: dict[str, dict[str, Any]] = {}
         self._gradients: dict[str, float] = {}
 
+    def begin(self, trial: Any, context: Any) -> None:
+        """Note the trial and its context, before the constructor of the trial runs."""
+        self.trial = trial
+        self.context = context
+
     def add(self, event: str, **fields: Any) -> None:
         self.events.append({"event": event, "batch": self.batches, **fields})
 
@@ -243,8 +248,7 @@ def record_trial(trial_class: Any, api: Any, log: TrainingLog) -> Any:
     """Return a subclass of the trial, which records batches and callbacks in ``log``."""
 
     def init(self: Any, context: Any, *args: Any, **kwargs: Any) -> None:
-        log.trial = self
-        log.context = context
+        log.begin(self, context)
         trial_class.__init__(self, context, *args, **kwargs)
         if not hasattr(self, "context"):
             self.context = context

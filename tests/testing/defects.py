@@ -152,6 +152,23 @@ DEFECTS = {
             init="self.steps = 0",
             last="self.steps += 1\nif self.steps % 500 == 0:\n    self.sgd.param_groups[0]['lr'] /= 10",
         ),
+        case("global counter that decides later on", r"module model_def .*: STEPS", "LINE")(
+            first="global STEPS\nSTEPS += 1\nif STEPS % 500 == 0:\n    self.sgd.param_groups[0]['lr'] /= 10"
+        ),
+        case(
+            "state in other places",
+            "the context .*: steps",
+            "trial.plain .*: n",
+            "trial.slots .*: n",
+            r"trial.due .*: calls \(LINE\)",
+            "class MyTrial .*factor",
+        )(
+            above="import dataclasses, types\n\n@dataclasses.dataclass(slots=True)\nclass Slots:\n    n: int = 0\n",
+            init="calls = []\ncontext.steps, self.plain, self.slots = 0, types.SimpleNamespace(n=0), Slots()\n"
+            "self.due = lambda: calls.append(1)",
+            first="self.due()\nself.context.steps += 1\nself.plain.n += 1\nself.slots.n += 1\ntype(self).factor *= 0.9",
+            loss="self.loss(batch) * self.factor",
+        ),
         case("unwrapped model", r"model trial.head .*\(LINE\)", "weight", "wrap_model")(head="torch.nn.Linear(4, 1)"),
         case("unwrapped optimizer", r"optimizer trial.sgd \(SGD\)", "momentum_buffer", "wrap_optimizer")(
             sgd="torch.optim.SGD(self.head.parameters(), lr=0.05, momentum=0.9)", step="self.sgd.step()"
