@@ -398,17 +398,19 @@ HARMLESS = {
     ],
     "checkpoint contains all the state that training changes": [
         case("a dataset that caches and counts")(
-            reads="self.reads += 1\nself.known = getattr(self, 'known', {})",
-            sample="self.known.setdefault(index, self.inputs[index])",
+            reads="self.reads += 1\nself.known = getattr(self, 'known', {})\n"
+            "if index not in self.known:\n    self.known[index] = self.inputs[index]",
+            sample="self.known[index]",
         ),
         case("values that are printed, overwritten, of the clock, or only appended to")(
             above="import time\nSEEN: list = []",
             remembers='self.losses = {"validation": []}',
             validated='self.losses["validation"] += [self.best]\nSEEN.append(metrics)',
-            init="self.seen = self.mean = 0\nself.history = []",
+            init="self.seen = self.mean = self.since = 0\nself.history = []",
             first="self.spent = getattr(self, 'spent', 0) + time.perf_counter()",
             last="self.seen += 1\nself.mean = 0.9 * self.mean + 0.1 * loss.item()\nself.latest = loss.item()\n"
-            "if self.seen % 5 == 0:\n    print(self.seen, self.mean)\nself.history.append(float(loss))",
+            "if self.seen % 5 == 0:\n    print(self.seen, self.mean, self.since)\n"
+            "    self.since = time.time()\nself.history.append(float(loss))",
         ),
         case("a list of predictions for each validation")(
             hook="def on_validation_start(self):\n    self.seen = []", validation="self.best.seen.append(1)"
