@@ -275,6 +275,10 @@ DEFECTS = {
             data="torch.utils.data.Subset(Noted(40), "
             "range(self.context.distributed.rank, 40, self.context.distributed.size))"
         ),
+        case("data sharded by the variables of torchrun", "20 samples in each of two processes", "LINE: 'RANK'")(
+            data="torch.utils.data.Subset(Noted(40), range(int(os.environ.get('RANK', 0)), 40, "
+            "int(os.environ.get('WORLD_SIZE', 1))))"
+        ),
         case("order of its own for each", "other samples than one, first in batch [01]")(
             batches="batch_size=self.batch_size, shuffle=True, "
             "generator=torch.Generator().manual_seed(self.context.distributed.rank)"

@@ -196,6 +196,8 @@ def _find_targets(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 def reads_rank(node: ast.AST) -> bool:
     """Return whether a node asks for the rank of this process."""
+    if isinstance(node, ast.Constant):
+        return node.value in ("RANK", "LOCAL_RANK")
     return isinstance(node, ast.Attribute) and node.attr in ("rank", "get_rank", "local_rank")
 
 
