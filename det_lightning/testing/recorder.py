@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import collections.abc
 import contextlib
+import copy
 import enum
 import functools
 import hashlib
@@ -157,6 +158,11 @@ class TrainingLog:
         self._described: dict[str, dict[str, Any]] = {}
         self._gradients: dict[str, float] = {}
 
+    def begin(self, trial: Any, context: Any) -> None:
+        """Note the trial and its context, before the constructor of the trial runs."""
+        self.trial = trial
+        self.context = context
+
     def add(self, event: str, **fields: Any) -> None:
         self.events.append({"event": event, "batch": self.batches, **fields})
 
@@ -242,8 +248,7 @@ def record_trial(trial_class: Any, api: Any, log: TrainingLog) -> Any:
     """Return a subclass of the trial, which records batches and callbacks in ``log``."""
 
     def init(self: Any, context: Any, *args: Any, **kwargs: Any) -> None:
-        log.trial = self
-        log.context = context
+        log.begin(self, context)
         trial_class.__init__(self, context, *args, **kwargs)
         if not hasattr(self, "context"):
             self.context = context
@@ -286,6 +291,13 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def copy_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings for one run; the trial may change its hyperparameters and its configuration."""
+    arguments = {n: copy.deepcopy(v) if n == "hparams" else v for n, v in settings["arguments"].items()}
+    copies = copy.deepcopy({name: settings[name] for name in ("hparams", "config")})
+    return {**settings, **copies, "arguments": arguments}
+
+
 def train(
     trial_class: Any, api: Any, settings: dict[str, Any], log: TrainingLog, more: dict[str, Any] | None = None
 ) -> None:
@@ -295,6 +307,7 @@ def train(
     ``"fit"``, which override the settings.
     """
     given = {"init": {}, "Trainer": {}, "fit": {}, **(more or {})}
+    settings = copy_settings(settings)
     config = settings["config"]
     wanted = {
         "hparams": settings["hparams"],
@@ -327,6 +340,7 @@ def train(
 def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: TrainingLog, storage: str) -> None:
     """Train with a release of Determined before 0.21, by single workloads for the controller."""
     det: Any = importlib.import_module("determined")
+    settings = copy_settings(settings)
     config = {**(settings["config"] or {}), "scheduling_unit": settings["reporting_period"]}
     local = {"managed_training": True, "test_mode": False, "config": config, "checkpoint_dir": storage}
     core_context, env = det._make_local_execution_env(**local, hparams=settings["hparams"], limit_gpus=1)

@@ -152,6 +152,23 @@ DEFECTS = {
             init="self.steps = 0",
             last="self.steps += 1\nif self.steps % 500 == 0:\n    self.sgd.param_groups[0]['lr'] /= 10",
         ),
+        case("global counter that decides later on", r"module model_def .*: STEPS", "LINE")(
+            first="global STEPS\nSTEPS += 1\nif STEPS % 500 == 0:\n    self.sgd.param_groups[0]['lr'] /= 10"
+        ),
+        case(
+            "state in other places",
+            "the context .*: steps",
+            "trial.plain .*: n",
+            "trial.slots .*: n",
+            r"trial.due .*: calls \(LINE\)",
+            "class MyTrial .*factor",
+        )(
+            above="import dataclasses, types\n\n@dataclasses.dataclass(slots=True)\nclass Slots:\n    n: int = 0\n",
+            init="calls = []\ncontext.steps, self.plain, self.slots = 0, types.SimpleNamespace(n=0), Slots()\n"
+            "self.due = lambda: calls.append(1)",
+            first="self.due()\nself.context.steps += 1\nself.plain.n += 1\nself.slots.n += 1\ntype(self).factor *= 0.9",
+            loss="self.loss(batch) * self.factor",
+        ),
         case("unwrapped model", r"model trial.head .*\(LINE\)", "weight", "wrap_model")(head="torch.nn.Linear(4, 1)"),
         case("unwrapped optimizer", r"optimizer trial.sgd \(SGD\)", "momentum_buffer", "wrap_optimizer")(
             sgd="torch.optim.SGD(self.head.parameters(), lr=0.05, momentum=0.9)", step="self.sgd.step()"
@@ -258,6 +275,10 @@ DEFECTS = {
             data="torch.utils.data.Subset(Noted(40), "
             "range(self.context.distributed.rank, 40, self.context.distributed.size))"
         ),
+        case("data sharded by the variables of torchrun", "20 samples in each of two processes", "LINE: 'RANK'")(
+            data="torch.utils.data.Subset(Noted(40), range(int(os.environ.get('RANK', 0)), 40, "
+            "int(os.environ.get('WORLD_SIZE', 1))))"
+        ),
         case("order of its own for each", "other samples than one, first in batch [01]")(
             batches="batch_size=self.batch_size, shuffle=True, "
             "generator=torch.Generator().manual_seed(self.context.distributed.rank)"
@@ -312,6 +333,7 @@ DEFECTS = {
 #: Code that is right although it looks wrong.
 HARMLESS = {
     "trains": [
+        case("a hyperparameter that is taken out")(init="context.get_hparams().pop('lr')"),
         case("a method for all loaders")(
             takes="self, samples=40, shuffle=True",
             loader="pytorch.DataLoader(Noted(samples), batch_size=4, shuffle=shuffle)",
@@ -380,17 +402,19 @@ HARMLESS = {
     ],
     "checkpoint contains all the state that training changes": [
         case("a dataset that caches and counts")(
-            reads="self.reads += 1\nself.known = getattr(self, 'known', {})",
-            sample="self.known.setdefault(index, self.inputs[index])",
+            reads="self.reads += 1\nself.known = getattr(self, 'known', {})\n"
+            "if index not in self.known:\n    self.known[index] = self.inputs[index]",
+            sample="self.known[index]",
         ),
         case("values that are printed, overwritten, of the clock, or only appended to")(
             above="import time\nSEEN: list = []",
             remembers='self.losses = {"validation": []}',
             validated='self.losses["validation"] += [self.best]\nSEEN.append(metrics)',
-            init="self.seen = self.mean = 0\nself.history = []",
+            init="self.seen = self.mean = self.since = 0\nself.history = []",
             first="self.spent = getattr(self, 'spent', 0) + time.perf_counter()",
             last="self.seen += 1\nself.mean = 0.9 * self.mean + 0.1 * loss.item()\nself.latest = loss.item()\n"
-            "if self.seen % 5 == 0:\n    print(self.seen, self.mean)\nself.history.append(float(loss))",
+            "if self.seen % 5 == 0:\n    print(self.seen, self.mean, self.since)\n"
+            "    self.since = time.time()\nself.history.append(float(loss))",
         ),
         case("a list of predictions for each validation")(
             hook="def on_validation_start(self):\n    self.seen = []", validation="self.best.seen.append(1)"

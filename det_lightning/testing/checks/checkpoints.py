@@ -22,9 +22,8 @@ from det_lightning.testing.training.runs import TrialRuns
 #: The cause of a loss of state, and whether the state is a result of training, or decides what the trial does.
 Loss = tuple[str, bool]
 
-# Kinds of holders whose attributes are results of training, and of holders in the trial's code.
+# Kinds of holders whose attributes are results of training.
 _RESULTS = ("model", "optimizer", "scheduler", "stateful")
-_OF_USER = ("trial", "callback", "class", "object", "data")
 # Run after the content of a checkpoint was collected.
 _LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 _CHECKPOINT_HOOKS = ("on_checkpoint_save_start", "on_checkpoint_load_start")
@@ -131,7 +130,7 @@ def find_lost_state(runs: TrialRuns) -> dict[str, Loss]:
     known_leaves = {**start, **saved}
     losses = {}
     for holder, paths in found.items():
-        decides = holder.kind in _OF_USER and not deciding.isdisjoint(_first_words(holder, paths))
+        decides = not deciding.isdisjoint(_first_words(holder, paths))
         holds_arrays = any(known_leaves[path].is_array for path in paths)
         is_result = holder.kind in _RESULTS and (holder.kind != "model" or holds_arrays)
         kind = "attribute of a wrapped model" if holder.wrapped else holder.kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import collections.abc
 import contextlib
@@ -28,7 +29,8 @@ from det_lightning.testing.recorder import describe, is_lazy
 
 _PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date, datetime.timedelta, pathlib.PurePath,
           torch.device, torch.dtype, torch.Size)  # fmt: skip
-_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_CODE = (type, types.ModuleType, types.BuiltinFunctionType, types.MethodType)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 # The training loop creates or resets objects of these classes.
 _NO_STATE = (DataLoader, MetricReducer, torchmetrics.Metric)
@@ -77,9 +79,9 @@ ObjectState = dict[str, Leaf]
 
 
 def read_state(
-    modules: list[types.ModuleType], trial: Any, context: Any, callbacks: dict[str, Any], data: dict[str, Any]
+    modules: list[types.ModuleType], trial: Any, context: Any, callbacks: dict[str, Any], parts: dict[str, Any]
 ) -> ObjectState:
-    """Return each value in reach of the trial, the callbacks, the globals of the modules, and ``data``."""
+    """Return each value in reach of the trial, the callbacks, the globals of the modules, and further ``parts``."""
     own_modules = {module.__name__ for module in modules} | {type(trial).__module__}
     # Callbacks are visited below, even if other objects refer to callbacks too.
     walk = _Walk(context, own_modules, known=[trial, *callbacks.values()])
@@ -89,8 +91,11 @@ def read_state(
         walk.attributes(holder, holder.path, vars(callback))
     for module in modules:
         walk.module(module)
-    for path, part in data.items():
-        walk.data(path, part)
+    for watched in (trial, *callbacks.values()):  # their classes may be replaced, for observation
+        for cls in (cls for cls in reversed(type(watched).__mro__) if cls.__module__ in own_modules):
+            walk.class_attributes(cls)
+    for path, part in parts.items():
+        walk.part(path, part)
     return walk.found
 
 
@@ -110,8 +115,8 @@ class _Walk:
             self._root = (holder.path, name)
             self._visit(value, f"{path}.{name}", holder, direct=True)
 
-    def data(self, path: str, part: Any) -> None:
-        """Visit a dataset or sampler, unless the trial holds the object, whose name was then visited before."""
+    def part(self, path: str, part: Any) -> None:
+        """Visit an object, unless the trial holds the object, whose name was then visited before."""
         self._root = (path, "")
         self._visit(part, path, Holder("data", path, type(part).__name__))
 
@@ -122,8 +127,11 @@ class _Walk:
         self.attributes(Holder("module", module.__name__, "module"), module.__name__, data)
         for cls in public.values():
             if isinstance(cls, type) and cls.__module__ == module.__name__:
-                of_class = {n: v for n, v in vars(cls).items() if not n.startswith("__") and n != "_abc_impl"}
-                self.attributes(Holder("class", cls.__qualname__, "class"), cls.__qualname__, of_class)
+                self.class_attributes(cls)
+
+    def class_attributes(self, cls: type) -> None:
+        public = {name: value for name, value in vars(cls).items() if not name.startswith("__") and name != "_abc_impl"}
+        self.attributes(Holder("class", cls.__qualname__, "class"), cls.__qualname__, public)
 
     def _visit(self, value: Any, path: str, holder: Holder, direct: bool = False) -> None:
         if len(self.found) >= MAX_LEAVES:
@@ -182,9 +190,9 @@ class _Walk:
         """Return the kind of an object; None if the object is not to be visited."""
         if isinstance(value, _NO_STATE):
             return None
-        module = type(value).__module__
+        module = getattr(value, "__module__", "")  # a function's own
         known = [kind for kind, types_of_kind in _KINDS.items() if isinstance(value, types_of_kind)]
-        if known or module in self._own_modules:
+        if known or module in self._own_modules or isinstance(value, _NAMESPACES):
             return [*known, "object"][0]
         stateful = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
         return "stateful" if stateful and not module.startswith("det_lightning") else None
@@ -203,7 +211,13 @@ def _list_parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
                 state = {**state, "param_groups": groups}
             return [("", state)]
         return []
-    return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+    if isinstance(value, types.FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        attributes |= {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+        attributes["defaults"] = (value.__defaults__, value.__kwdefaults__)
+    return [(f".{name}", item) for name, item in attributes.items()]
 
 
 def _sample(array: Any) -> Any:

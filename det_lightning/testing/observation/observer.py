@@ -8,7 +8,7 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,10 @@ class Observer(recorder.TrainingLog):
         self.watches = watches  # whether to note accesses to attributes
         self._keeps_weights = keeps_weights
 
+    def begin(self, trial: Any, context: Any) -> None:
+        super().begin(trial, context)
+        self._of_context = frozenset(vars(context))
+
     def hook(self, name: str, arguments: dict[str, Any], given: Any) -> None:
         super().hook(name, arguments, given)
         if name == "on_training_start":
@@ -131,7 +135,9 @@ class Observer(recorder.TrainingLog):
 
     def _read_state(self, key: str | int) -> None:
         if self._modules is not None:
-            self.states[key] = read_state(self._modules(), self.trial, self.context, self.callbacks, self.data)
+            added = {name: value for name, value in vars(self.context).items() if name not in self._of_context}
+            parts = {**self.data, "the context": SimpleNamespace(**added)}
+            self.states[key] = read_state(self._modules(), self.trial, self.context, self.callbacks, parts)
 
     def batch_start(self, trial: Any, batch: Any, epoch: Any) -> None:
         last = self.events[-1]

@@ -80,11 +80,13 @@ class TrialCode:
         """Return the names in conditions for more than messages, and in the metrics that an evaluation returns."""
         nodes = [node for tree in self._trees.values() for node in ast.walk(tree)]
         read: list[ast.AST] = [node.test for node in nodes if isinstance(node, ast.IfExp)]
+        reported = _find_reported(nodes)
         for node in nodes:
             if isinstance(node, ast.If | ast.While):
+                branches = [*node.body, *node.orelse]
                 own = _read_names(node.test)
-                if not all(_only_reports(statement, own) for statement in [*node.body, *node.orelse]):
-                    read.append(node.test)
+                if not all(_only_reports(statement, own, reported) for statement in branches):
+                    read.append(_leave_out_cache(node.test, branches))
             elif isinstance(node, ast.FunctionDef) and node.name.startswith("evaluate_"):
                 read += [part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value]
         return set().union(*map(_read_names, read))
@@ -129,15 +131,48 @@ def _read_names(tree: ast.AST) -> set[str]:
     return {get_name(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)}
 
 
-def _only_reports(statement: ast.stmt, own: set[str]) -> bool:
-    """Return whether a statement only writes a message, or assigns to an ``own`` name of its condition."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        return get_name(statement.value.func).startswith(_REPORTING)
+def _find_reported(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return each ``.attribute`` and ``variable`` that is read for messages only, directly or for others of these."""
+    reads: list[tuple[set[str], set[str]]] = []  # the names that a statement assigns and reads; "" for other purposes
+    for node in (node for node in nodes if isinstance(node, ast.stmt)):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            reads.append((set(map(_mark_name, targets)), set(map(_mark_name, ast.walk(node.value))) - {""}))
+        else:
+            own = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt))
+            names = {_mark_name(part) for child in own for part in ast.walk(child)}
+            reads.append((set() if _is_message(node) else {""}, names - {""}))
+    used = {""}
+    while not used >= (more := set().union(*(names for assigned, names in reads if assigned & used))):
+        used |= more
+    return set().union(*(names for _, names in reads)) - used
+
+
+def _mark_name(node: ast.AST) -> str:
+    """Return ``.attribute`` or ``variable``; empty for other nodes."""
+    return f".{node.attr}" if isinstance(node, ast.Attribute) else get_name(node)
+
+
+def _leave_out_cache(test: ast.expr, branches: list[ast.stmt]) -> ast.expr:
+    """Return a condition, or only the key if the condition asks for a key in a cache that the branches read or fill."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.In | ast.NotIn):
+        return test
+    parts = (part for statement in branches for part in ast.walk(statement) if isinstance(part, ast.Subscript))
+    return test.left if get_name(test.comparators[0]) in {get_name(part.value) for part in parts} - {""} else test
+
+
+def _is_message(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Call) and get_name(value.func).startswith(_REPORTING)
+
+
+def _only_reports(statement: ast.stmt, own: set[str], reported: set[str]) -> bool:
+    """Return whether a statement writes a message, or assigns to an ``own`` name of its condition or for messages."""
     if isinstance(statement, ast.Assign):
-        return all(get_name(target) in own for target in statement.targets)
+        return all(_mark_name(target) in reported or get_name(target) in own for target in statement.targets)
     if isinstance(statement, ast.For | ast.With):
-        return all(_only_reports(inner, own) for inner in statement.body)
-    return isinstance(statement, ast.Pass)
+        return all(_only_reports(inner, own, reported) for inner in statement.body)
+    return isinstance(statement, ast.Pass) or _is_message(statement)
 
 
 def _find_targets(node: ast.AST) -> Iterator[tuple[str, int]]:
@@ -153,7 +188,7 @@ def _find_targets(node: ast.AST) -> Iterator[tuple[str, int]]:
         targets = [function.value] if isinstance(function, ast.Attribute) and function.attr != "eval" else []
     for part in (part for target in targets for part in ast.walk(target)):
         if isinstance(part, ast.Attribute | ast.Name):
-            yield f".{part.attr}" if isinstance(part, ast.Attribute) else part.id, node.lineno  # type: ignore[attr-defined]
+            yield _mark_name(part), node.lineno  # type: ignore[attr-defined]
 
 
 # Tests for TrialCode.find()
@@ -161,6 +196,8 @@ def _find_targets(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 def reads_rank(node: ast.AST) -> bool:
     """Return whether a node asks for the rank of this process."""
+    if isinstance(node, ast.Constant):
+        return node.value in ("RANK", "LOCAL_RANK")
     return isinstance(node, ast.Attribute) and node.attr in ("rank", "get_rank", "local_rank")
 
 

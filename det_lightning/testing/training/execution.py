@@ -133,7 +133,7 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     }
     if plan.validate_after is not None:
         fit["validation_period"] = _make_schedule(plan.validate_after)
-    arguments = (pytorch, dict(vars(plan.settings)), observer, {"init": init, "Trainer": trainer, "fit": fit})
+    arguments = (pytorch, vars(plan.settings), observer, {"init": init, "Trainer": trainer, "fit": fit})
     return _observe_run(source, plan, observer, lambda trial_class: recorder.train(trial_class, *arguments))
 
 
@@ -168,14 +168,14 @@ def validate(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
 
 
 def _make_module(trial_class: type, plan: RunPlan, **options: Any) -> TrialModule:
-    settings = plan.settings
-    recorder.seed_all(settings.seed)
+    settings = recorder.copy_settings(vars(plan.settings))
+    recorder.seed_all(settings["seed"])
     return TrialModule(
         trial_class,
-        hparams=dict(settings.hparams),
-        exp_conf=settings.config,
-        trial_kwargs=dict(settings.arguments),
-        trial_seed=settings.seed,
+        hparams=settings["hparams"],
+        exp_conf=settings["config"],
+        trial_kwargs=settings["arguments"],
+        trial_seed=settings["seed"],
         **options,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import pickle
 import sys
 import tempfile
@@ -129,6 +130,7 @@ def _train_role(
     plans, rank = roles[index]
     distributed = None
     if rank is not None:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(SIZE))  # like torchrun
         rendezvous = f"file://{folder / 'rendezvous'}"
         dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=SIZE)
         nodes: dict[str, Any] = {"local_rank": rank, "local_size": SIZE, "cross_rank": 0, "cross_size": 1}
