@@ -94,7 +94,7 @@ class TrialModule(InferenceModule):
         validation_period: TrainUnit | Sequence[TrainUnit] | None = None,
         reporting_period: TrainUnit | None = None,
         step_zero_validation: bool | None = None,
-        test_mode: int = False,
+        test_mode: int | bool = False,
         context: PyTorchTrialContext | None = None,
         trusted: bool = False,
         storage_options: Mapping[str, Any] | None = None,
