@@ -192,11 +192,16 @@ def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], me
             r"retention=...\) takes a Retention, such as Retention\(trial_latest=3\); got 3 of type int",
         ),
         (lambda: checkpoints("c", retention=Retention), "got the class Retention, not an object of the class"),
+        (
+            lambda: checkpoints("c", period=5),
+            r"period=...\) takes a Batch or an Epoch, .* got 5 of type int",
+        ),
         (lambda: checkpoints("c", metric=5), r"metric=...\) takes the name of a metric; got 5"),
         (lambda: checkpoints("c", smaller_is_better="no"), r"smaller_is_better=...\) takes True or False; got 'no'"),
         (lambda: checkpoints("c", fall_back="no"), r"fall_back=...\) takes True or False; got 'no'"),
         (lambda: checkpoints("c", code_dir=5), r"code_dir=...\) takes the path of a directory; got 5"),
         (lambda: callbacks.DeterminedTensorBoard("runs"), r"TensorBoard\(\) takes context.tensorboard; got 'runs'"),
+        (lambda: callbacks.PreemptionHandler(save_on_interrupt="no"), "True or False; got save_on_interrupt='no'"),
         (lambda: callbacks.TorchProfiler("runs"), r"TorchProfiler\(\) takes a torch.profiler.profile; got 'runs'"),
     ],
 )
