@@ -127,7 +127,8 @@ def make_lightning_trainer(
     shows_bar = given.get("enable_progress_bar", has_bar or sys.stderr.isatty() or hasattr(sys, "ps1"))
     if shows_bar and not has_bar:
         callbacks.append(TrialProgressBar())
-    defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+    saves = any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks)
+    defaults = {"logger": False, "enable_checkpointing": saves, "enable_model_summary": False}
     defaults["enable_progress_bar"] = shows_bar
     return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
 
