@@ -10,13 +10,13 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.adapters.strategies.processes import TrainingProcesses
-from det_lightning.arguments import wrong_argument
+from det_lightning.arguments import refuse_texts, wrong_argument
 from det_lightning.distributed.backend import LocalBackend
 from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, build_trial
-from det_lightning.pytorch._settings import ExpConf, RunConfiguration
+from det_lightning.pytorch._settings import ExpConf, RunConfiguration, TrialSettings
 
 _TYPES = {
     "bf16-mixed": torch.bfloat16,
@@ -77,16 +77,27 @@ class TrialBuilder:
         if not (context is None or isinstance(context, PyTorchTrialContext)):
             wanted = "the context of `with init(...) as context`"
             raise TypeError(wrong_argument("TrialModule(context=...)", wanted, context))
+        built = isinstance(trial, PyTorchTrial)
         self.owns_context = context is None
         self.aggregation: int | None = settings["aggregation_frequency"]
         if context is None:
             self.configuration = RunConfiguration.of_call(exp_conf, hparams)
+            said = self.configuration.complete(**settings)
+            refuse_texts("TrialModule()", average_aggregated_gradients=settings["average_aggregated_gradients"])
+            TrialSettings(self.configuration.hparams, **said)  # refuses wrong values here rather than in fit()
         else:
+            given = {
+                "hparams": hparams,
+                "exp_conf": exp_conf,
+                "trial_kwargs": trial_kwargs if built else None,
+                **settings,
+            }
+            if unused := ", ".join(name for name, value in given.items() if value is not None):
+                raise TypeError(f"TrialModule(context=...) does not take {unused}: pass them to init() or the trial.")
             self.configuration = context.settings.configuration
-            if self.aggregation is None and context.aggregation_frequency > 1:
+            if context.aggregation_frequency > 1:
                 self.aggregation = context.aggregation_frequency
-        said = self.configuration.complete(**{**settings, "aggregation_frequency": self.aggregation})
-        built = isinstance(trial, PyTorchTrial)
+            said = {}
         if not built and not (isinstance(trial, type) and issubclass(trial, PyTorchTrial)):
             raise TypeError(f"TrialModule takes a subclass of det_lightning.pytorch.PyTorchTrial; got {trial!r}.")
         if built and context is None:

@@ -77,7 +77,8 @@ class SavedTrial:
             hparams = dict(pl.core.saving.load_hparams_from_yaml(hparams_file))
         elif hparams is None:  # as in a `det-lightning checkpoint export` of an older checkpoint
             hparams = (content.lightning or {}).get("hyper_parameters")
-        known = {"hparams": hparams, "exp_conf": settings["experiment_config"]}
+        has_context = given.get("context") is not None  # which has the settings
+        known = {} if has_context else {"hparams": hparams, "exp_conf": settings["experiment_config"]}
         takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
         taken = {
             name: value for name, value in known.items() if value is not None and (takes_any or name in parameters)

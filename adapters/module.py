@@ -17,6 +17,7 @@ from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.adapters.runs import ModuleRuns
 from det_lightning.adapters.strategies.processes import use_trial_strategy
 from det_lightning.adapters.trial_schedule import ModuleSchedule
+from det_lightning.arguments import refuse_texts
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
@@ -50,8 +51,7 @@ class TrialModule(InferenceModule):
         aggregation_frequency: number of batches whose gradients make one optimizer update.
         average_aggregated_gradients: divide the gradients of an update by ``aggregation_frequency``.
         trial_seed: the value of ``context.get_trial_seed()``.
-        max_length: number of batches or epochs to train for, before a final validation. By default ``pl.Trainer``
-            decides, then ``exp_conf``.
+        max_length: number of batches or epochs before a final validation. Default to ``pl.Trainer`` or ``exp_conf``.
         validation_period: one period or several. Defaults to ``check_val_every_n_epoch`` and ``val_check_interval`` of
             ``pl.Trainer``.
         reporting_period: defaults to ``log_every_n_steps`` of ``pl.Trainer``.
@@ -66,8 +66,8 @@ class TrialModule(InferenceModule):
 
     Raises:
         ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
-        TypeError: ``trial`` is not a trial, or a period is not a ``Batch`` or ``Epoch``.
-        InvalidExperimentException: ``hparams`` or ``exp_conf`` is not a dict, or a hyperparameter is a range.
+        TypeError: ``trial`` is not a trial, a period no ``Batch`` or ``Epoch``, or ``context`` has an argument already.
+        InvalidExperimentException: ``hparams`` or ``exp_conf`` is not a dict, or a hyperparameter is unusable.
 
     Example:
         >>> import pytorch_lightning as pl
@@ -94,7 +94,7 @@ class TrialModule(InferenceModule):
         validation_period: TrainUnit | Sequence[TrainUnit] | None = None,
         reporting_period: TrainUnit | None = None,
         step_zero_validation: bool | None = None,
-        test_mode: int = False,
+        test_mode: int | bool = False,
         context: PyTorchTrialContext | None = None,
         trusted: bool = False,
         storage_options: Mapping[str, Any] | None = None,
@@ -103,6 +103,7 @@ class TrialModule(InferenceModule):
     ) -> None:
         super().__init__()
         conflicts.warn_of_mixture()
+        refuse_texts("TrialModule()", step_zero_validation=step_zero_validation, test_mode=test_mode, trusted=trusted)
         self._initial_type = self.dtype
         self.automatic_optimization = False
         self.trial_builder = TrialBuilder(
@@ -125,10 +126,9 @@ class TrialModule(InferenceModule):
         )
         self._taken: flags.TakenFlags | None = None
         self._forget_run()
-        hparams = configuration.hparams if context is None else hparams
-        if hparams:
+        if context is None and configuration.hparams:
             # For Lightning's checkpoints and loggers, under the variable's name; the trial has a copy.
-            hparams = mask(as_plain(hparams, "hparams", Losses(), MOST_IN_SETTINGS))
+            hparams = mask(as_plain(configuration.hparams, "hparams", Losses(), MOST_IN_SETTINGS))
             self.save_hyperparameters(hparams)
 
     def _forget_run(self) -> None:

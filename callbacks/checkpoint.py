@@ -274,6 +274,7 @@ def _refuse_wrong_kinds(given: Mapping[str, Any]) -> None:
     kinds: dict[str, tuple[Any, str]] = {
         "retention": (Retention, "a Retention, such as Retention(trial_latest=3)"),
         "code_dir": ((str, os.PathLike), "the path of a directory"),
+        "period": (TrainUnit, "a Batch or an Epoch, such as Epoch(5)"),
         "metric": (str, "the name of a metric"),
         **dict.fromkeys(("smaller_is_better", "code_with_secrets", "async_write", "fall_back"), flag),
     }

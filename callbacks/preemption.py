@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from det_lightning.adapters.lightning_internals import choose_exit_code, interrupts_come_through
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import TrialModule, require_trial_module
-from det_lightning.arguments import wrong_argument
+from det_lightning.arguments import refuse_texts, wrong_argument
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.engine.stopping import StopRequest, end_without_traceback
 from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
@@ -57,6 +57,7 @@ class PreemptionHandler(pl.Callback):
         *,
         save_on_interrupt: bool = False,
     ) -> None:
+        refuse_texts("PreemptionHandler()", save_on_interrupt=save_on_interrupt)
         self.signals = _check_signals(_default_signals() if signals is None else signals)
         if save_on_interrupt:
             self.signals += (signal.SIGINT,)

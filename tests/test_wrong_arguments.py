@@ -99,6 +99,10 @@ ON_A_CONTEXT: list[tuple[Call, str]] = [
         lambda c: api.Trainer(SmallTrial(c), c, callbacks=[checkpoints("c", policy="all")]),
         r"of type DeterminedCheckpoint. Pass the callback that writes the checkpoints to fit\(checkpoints=...\)",
     ),
+    (
+        lambda c: trial_module(SmallTrial(c), {"a": 1}, context=c, trial_seed=3),
+        r"does not take hparams, trial_seed: pass",
+    ),
     (lambda c: trial_module(SmallTrial, context={}), r"TrialModule\(context=...\) takes the context of"),
 ]
 
@@ -131,6 +135,8 @@ def test_reducer_is_an_object(context: pytorch.PyTorchTrialContext, reducer: Any
         ({"aggregation_frequency": "2"}, TypeError, "aggregation_frequency takes a number.*got '2' of type str"),
         ({"trial_seed": "7"}, ValueError, r"trial_seed takes an integer from 0 to 2\*\*32 - 1; got '7' of type str"),
         ({"trial_seed": -1}, ValueError, "got -1 of type int"),
+        ({"aggregation_frequency": 0}, ValueError, "aggregation_frequency must be a whole number, at least 1; got 0"),
+        ({"aggregation_frequency": 1.5}, ValueError, "got 1.5"),
         ({"tensorboard_path": 7}, TypeError, r"init\(tensorboard_path=...\) takes a path; got 7 of type int"),
         ({"enable_tensorboard_logging": "no"}, TypeError, "got enable_tensorboard_logging='no'"),
         ({"strategy": PerModelDDPStrategy}, ValueError, "strategy must be 'trial_ddp'.*got the class PerModelDDPStrat"),
@@ -168,6 +174,8 @@ def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], me
         (lambda: api.Batch(1, 5, 10), r"Batch\(\) takes one value; got 3. Pass .* as a list: Batch\(\[1, 5, 10\]\)"),
         (lambda: api.Epoch(1, 2), r"Epoch\(\[1, 2\]\)"),
         (lambda: trial_module(SmallTrial, validation_period=api.Batch("5")), r"whole numbers .*got Batch\('5'\)"),
+        (lambda: trial_module(SmallTrial, trusted="no"), r"TrialModule\(\) takes True or False; got trusted='no'"),
+        (lambda: trial_module(SmallTrial, aggregation_frequency="2"), "takes a number of batches; got '2' of type str"),
         (lambda: trial_module(SmallTrial, trial_kwargs=[3]), "trial_kwargs= takes a dict.*got \\[3\\] of type list"),
         (lambda: one_batch(torch.nn.Linear), r"test_one_batch\(\) takes the class of a trial.*got <class"),
         (lambda: one_batch(SmallTrial, "a.yaml"), "config=...\\) takes a dict; got 'a.yaml' of type str"),
@@ -184,11 +192,16 @@ def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], me
             r"retention=...\) takes a Retention, such as Retention\(trial_latest=3\); got 3 of type int",
         ),
         (lambda: checkpoints("c", retention=Retention), "got the class Retention, not an object of the class"),
+        (
+            lambda: checkpoints("c", period=5),
+            r"period=...\) takes a Batch or an Epoch, .* got 5 of type int",
+        ),
         (lambda: checkpoints("c", metric=5), r"metric=...\) takes the name of a metric; got 5"),
         (lambda: checkpoints("c", smaller_is_better="no"), r"smaller_is_better=...\) takes True or False; got 'no'"),
         (lambda: checkpoints("c", fall_back="no"), r"fall_back=...\) takes True or False; got 'no'"),
         (lambda: checkpoints("c", code_dir=5), r"code_dir=...\) takes the path of a directory; got 5"),
         (lambda: callbacks.DeterminedTensorBoard("runs"), r"TensorBoard\(\) takes context.tensorboard; got 'runs'"),
+        (lambda: callbacks.PreemptionHandler(save_on_interrupt="no"), "True or False; got save_on_interrupt='no'"),
         (lambda: callbacks.TorchProfiler("runs"), r"TorchProfiler\(\) takes a torch.profiler.profile; got 'runs'"),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import os
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_strategies
@@ -14,17 +16,6 @@ from det_lightning.adapters.lightning_package import ClusterEnvironment, pl
 from det_lightning.distributed.backend import Backend
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import ProcessTopology, free_port
-
-_OF_PROCESSES = {
-    "accelerator",
-    "checkpoint_io",
-    "cluster_environment",
-    "parallel_devices",
-    "precision_plugin",
-    "process_group_backend",
-    "start_method",
-    "timeout",
-}
 
 
 class ContextEnvironment(ClusterEnvironment):
@@ -100,15 +91,35 @@ class PerModelStrategy(pl.strategies.DDPStrategy, StaysOnDevice):
 
     strategy_name: str
 
-    def __init__(self, **kwargs: Any) -> None:
-        unknown = sorted(kwargs.keys() - _OF_PROCESSES)
-        if unknown:
+    # Named one by one, because LightningCLI passes every argument that it finds.
+    def __init__(
+        self,
+        accelerator: pl.accelerators.Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: pl.plugins.CheckpointIO | None = None,
+        precision_plugin: pl.plugins.Precision | None = None,
+        process_group_backend: str | None = None,
+        timeout: datetime.timedelta | None = default_pg_timeout,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        **others: Any,
+    ) -> None:
+        if others:
             raise TypeError(
-                f"{type(self).__name__} does not take {', '.join(unknown)}, but its own options and DDPStrategy's "
-                f"options about processes: {', '.join(sorted(_OF_PROCESSES))}."
+                f"{type(self).__name__} does not take {', '.join(sorted(others))}, but its own options and the options "
+                "of DDPStrategy about processes, such as process_group_backend, start_method and timeout."
             )
-        super().__init__(**kwargs)
-        self._starts_by = kwargs.get("start_method", "popen")
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+        )
+        self._starts_by = start_method
 
     def setup_environment(self) -> None:
         """Connect the processes; raise a ValueError if torch or the device lacks ``process_group_backend``."""

@@ -7,8 +7,10 @@ from typing import Any
 
 from det_lightning.config.document import KeyPath
 from det_lightning.config.experiment import ExperimentConfig
-from det_lightning.config.hyperparameters import Categorical, Const, Int, leaves
+from det_lightning.config.hyperparameters import Categorical, Const, Hyperparameter, Int, leaves
 from det_lightning.config.searchers import GridSearcher, HalvingSearcher
+from det_lightning.config.section import show_value
+from det_lightning.hyperparameters import convert_like_master
 
 _Mistake = tuple[KeyPath, str]
 _PERIODS = ("min_validation_period", "min_checkpoint_period")
@@ -37,7 +39,7 @@ def broken_rules(
         if not isinstance(entry, Const | Categorical) and entry.count is None:
             yield ("hyperparameters", *path, "count"), "is missing: a grid needs to know how many values to take"
     if not forgiving and config.trial_class is not None:
-        yield from _unusable_lengths(config, partial=partial)
+        yield from _unusable_in_a_loop(config, partial=partial)
 
 
 def _incomplete(config: ExperimentConfig, unreadable: set[str]) -> Iterator[_Mistake]:
@@ -54,8 +56,8 @@ def _incomplete(config: ExperimentConfig, unreadable: set[str]) -> Iterator[_Mis
         yield ("searcher", "source_trial_id"), f"{message} checkpoint as source_checkpoint_uuid"
 
 
-def _unusable_lengths(config: ExperimentConfig, *, partial: bool) -> Iterator[_Mistake]:
-    """Yield the lengths unusable in the training loop of a trial class, though perhaps usable in a script."""
+def _unusable_in_a_loop(config: ExperimentConfig, *, partial: bool) -> Iterator[_Mistake]:
+    """Yield lengths and batch sizes unusable in the training loop of a trial class, perhaps usable in a script."""
     searcher = config.searcher
     length = searcher.max_length
     if length is None and not isinstance(searcher, HalvingSearcher) and not partial:
@@ -65,19 +67,30 @@ def _unusable_lengths(config: ExperimentConfig, *, partial: bool) -> Iterator[_M
     if length is None and isinstance(searcher, HalvingSearcher) and searcher.clock not in ("batches", "epochs"):
         message = f"must be batches or epochs for a trial class without max_length; got {searcher.clock}"
         yield ("searcher", "time_metric"), message
-    batch_size = config.hyperparameters.get("global_batch_size")
-    if isinstance(batch_size, Int | Categorical) or (isinstance(batch_size, Const) and _is_count(batch_size.val)):
+    batch_sizes = _batch_sizes(config.hyperparameters.get("global_batch_size"))
+    for wrong in [size for size in batch_sizes if not _is_count(size)][:1]:
+        message = f"must be an integer, at least 1, for a trial class; got {show_value(wrong)}"
+        yield ("hyperparameters", "global_batch_size"), message
+    if batch_sizes:
         return
-    reason = (
-        "there is no hyperparameter global_batch_size"
-        if batch_size is None
-        else "global_batch_size is not a positive integer"
-    )
     periods = [((name,), getattr(config, name)) for name in _PERIODS]
     for path, given in [(("searcher", "max_length"), length), *periods]:
         if given is not None and given.unit == "records" and given.units:
-            yield (*path, "records"), f"records cannot be converted to batches: {reason}"
+            message = "records cannot be converted to batches: there is no hyperparameter global_batch_size"
+            yield (*path, "records"), message
+
+
+def _batch_sizes(entry: Hyperparameter | None) -> list[Any]:
+    """Return values of ``global_batch_size``, of a range only the smallest; none if there is no batch size."""
+    if isinstance(entry, Int):
+        return [entry.minval]
+    if entry is None or (isinstance(entry, Const) and entry.val is None):
+        return []
+    if isinstance(entry, Categorical):
+        return entry.vals
+    return [entry.val if isinstance(entry, Const) else "a group" if isinstance(entry, dict) else f"type: {entry.type}"]
 
 
 def _is_count(value: Any) -> bool:
+    value = convert_like_master(value)
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -177,11 +177,12 @@ def init(
     storage = CheckpointStorage(checkpoint_storage)
     distributed = distributed or DistributedContext()
     _print_stacks_on_signal()
+    preempt = PreemptContext(distributed, preempt_mode, task)
     return Context(
         CheckpointContext(distributed, storage, task),
         distributed=distributed,
-        preempt=PreemptContext(distributed, preempt_mode, task),
-        train=TrainContext(distributed, storage, tensorboard_mode, task),
+        preempt=preempt,
+        train=TrainContext(distributed, storage, tensorboard_mode, task, preempt),
         searcher=SearcherContext(distributed, task),
         profiler=ProfilerContext(distributed, task),
         info=info,

@@ -9,7 +9,7 @@ import signal
 from det_lightning.arguments import find_member
 from det_lightning.core._task import TrialTask
 from det_lightning.ranks.distributed_context import DistributedContext
-from det_lightning.ranks.signals import EndSignals
+from det_lightning.ranks.signals import EndSignals, end_by_signal
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,9 @@ class PreemptMode(enum.Enum):
 class PreemptContext:
     """Whether this process was asked to end, by a ``SIGTERM`` from the runner of an experiment or any scheduler.
 
-    The signal is handled from the first call of :meth:`should_preempt` on, and simply ends other scripts. A second
-    signal ends the process at once.
+    The signal is handled from the first call of :meth:`should_preempt` on, and simply ends other scripts. In an
+    experiment it is handled from :meth:`start` on: the search may stop a trial that still has to save. A script that
+    has not asked by its next validation ends there. A second signal ends the process at once.
 
     Example:
         >>> import det_lightning as det
@@ -61,6 +62,7 @@ class PreemptContext:
         self._started = False
         self._acknowledged = False
         self._requested = False
+        self._was_asked = False
         self._signals = EndSignals(lambda _: self.request())
 
     def start(self) -> PreemptContext:
@@ -72,6 +74,8 @@ class PreemptContext:
         if self._started:
             raise RuntimeError("PreemptContext.start() was called twice; `with core.init()` calls start() already.")
         self._started = True
+        if self._task is not None:
+            self._handle_signal()
         return self
 
     def close(self) -> None:
@@ -100,15 +104,24 @@ class PreemptContext:
                 f"should_preempt() was called by rank {self._distributed.rank}. In the mode ChiefOnly, only the chief, "
                 "rank 0, may; WorkersAskChief is the mode for all ranks."
             )
-        if not self._signals.installed:
-            self._signals.remember([signal.SIGTERM])
-            self._signals.install()
+        self._handle_signal()
+        self._was_asked = True
         asked = self._requested
         if self._mode is PreemptMode.WorkersAskChief:
             asked = any(self._distributed.allgather(asked))
         if asked and auto_ack and (self._distributed.rank == 0 or self._mode is PreemptMode.WorkersAskMaster):
             self.acknowledge_preemption_signal()
         return asked
+
+    def _handle_signal(self) -> None:
+        if not self._signals.installed:
+            self._signals.remember([signal.SIGTERM])
+            self._signals.install()
+
+    def end_unless_asked(self) -> None:
+        """In an experiment, end a process that was asked to end and goes on without :meth:`should_preempt`."""
+        if self._task is not None and self._requested and not self._was_asked:
+            end_by_signal(signal.SIGTERM)
 
     def acknowledge_preemption_signal(self) -> None:
         """Confirm that the script ends now, before it is done; the runner will start the trial again."""

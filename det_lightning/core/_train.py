@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.arguments import find_member
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.core._preempt import PreemptContext
 from det_lightning.core._reports import Reports, read_report
 from det_lightning.core._run_files import default_directory, remember_run
 from det_lightning.core._task import TrialTask
@@ -73,7 +74,9 @@ class TrainContext:
         storage: CheckpointStorage,
         tensorboard_mode: TensorboardMode = TensorboardMode.AUTO,
         task: TrialTask | None = None,
+        preempt: PreemptContext | None = None,
     ) -> None:
+        self._preempt = preempt
         self._distributed = distributed
         self._storage = storage
         self._tensorboard_mode = find_member("tensorboard_mode=", TensorboardMode, tensorboard_mode)
@@ -112,6 +115,8 @@ class TrainContext:
             ValueError: see :meth:`report_metrics`.
             RuntimeError: a metric is None, in a trial of an experiment.
         """
+        if self._preempt is not None:
+            self._preempt.end_unless_asked()
         reported = metrics if self._task is None else _select_reportable(metrics)
         steps = self._reports.add("validation", steps_completed, reported)
         logger.info("Validation metrics after %d batches: %s", steps, metrics)

@@ -30,6 +30,8 @@ from det_lightning.ranks.topology import restarts
 
 logger = logging.getLogger(__name__)
 
+# Flags of pl.Trainer that fit's own periods replace.
+_PERIODS = {"check_val_every_n_epoch", "val_check_interval", "log_every_n_steps"}
 # More damaged checkpoints in a row would be no accident.
 _MOST_FALLBACKS = 10
 # A run that deletes the newest checkpoint has written a newer checkpoint before.
@@ -105,11 +107,11 @@ def make_lightning_trainer(
         "num_sanity_val_steps": 0,
         "inference_mode": False,
     }
-    clashing = sorted(decided.keys() & given.keys())
+    clashing = sorted((decided.keys() | _PERIODS) & given.keys())
     if clashing:
         raise errors.UnsupportedTrainerFlags(
-            f"Trainer() got {', '.join(clashing)}, which fit() sets itself. To choose other values, use pl.Trainer "
-            "with det_lightning.adapters.TrialModule."
+            f"Trainer() got {', '.join(clashing)}, which fit() sets itself, as by max_length=, validation_period= and "
+            "reporting_period=. To choose other values, use pl.Trainer with det_lightning.adapters.TrialModule."
         )
     callbacks: list[pl.Callback] = [checkpoint, DeterminedTensorBoard(context.tensorboard)]
     if experiment is not None:
@@ -127,7 +129,8 @@ def make_lightning_trainer(
     shows_bar = given.get("enable_progress_bar", has_bar or sys.stderr.isatty() or hasattr(sys, "ps1"))
     if shows_bar and not has_bar:
         callbacks.append(TrialProgressBar())
-    defaults = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+    saves = any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks)
+    defaults = {"logger": False, "enable_checkpointing": saves, "enable_model_summary": False}
     defaults["enable_progress_bar"] = shows_bar
     return pl.Trainer(**{**defaults, **given, **decided}, callbacks=callbacks)
 

@@ -30,10 +30,15 @@ _WORDS = 624
 UNFIT = (TypeError, ValueError, RuntimeError, KeyError, IndexError, OverflowError, AttributeError)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed torch's, numpy's and Python's global generators; raise a ValueError unless all generators take the seed."""
+def require_seed(seed: Any) -> None:
+    """Raise a ValueError unless torch's, numpy's and Python's generators take the seed."""
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(wrong_argument("trial_seed", "an integer from 0 to 2**32 - 1", seed))
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch's, numpy's and Python's global generators; raise a ValueError for another value than a seed."""
+    require_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -18,6 +18,7 @@ from det_lightning.core._task import TrialTask
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
 from det_lightning.hyperparameters import choose_hparams, find_ranges
 from det_lightning.masking import MaskedSettings, leave_out_masked, mask
+from det_lightning.pytorch._random_state import require_seed
 
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig, TrainingSettings
@@ -150,6 +151,8 @@ class TrialSettings:
             for kept, settings in ((self.hparams, hparams), (self.exp_conf, exp_conf))
         )
         self.configuration = configuration or RunConfiguration()
+        if trial_seed is not None:
+            require_seed(trial_seed)
         self.trial_seed = trial_seed
         self._slots = slots
         global_batch_size = (hparams or {}).get("global_batch_size")
@@ -158,11 +161,11 @@ class TrialSettings:
         self.average_aggregated_gradients = average_aggregated_gradients
 
     def aggregate_over(self, batches: int) -> None:
-        """Set the number of batches whose gradients make one update; raise a ValueError if it is below 1."""
+        """Set the number of batches whose gradients make one update; raise a ValueError unless whole and at least 1."""
         if not isinstance(batches, Number):
             raise TypeError(wrong_argument("aggregation_frequency", "a number of batches", batches))
-        if batches < 1:
-            raise ValueError(f"aggregation_frequency must be at least 1; got {batches}.")
+        if batches < 1 or batches % 1:
+            raise ValueError(f"aggregation_frequency must be a whole number, at least 1; got {batches}.")
         self.aggregation_frequency = batches
 
     def get_hparams(self) -> dict[str, Any]:

@@ -231,17 +231,16 @@ def _load_each(
         try:
             load(target, saved)
         except _MISFITS as e:
-            mismatches.append(f"{what} {index} ({type(target).__name__}): {e}")
+            mismatches.append(f"{what} {index} ({type(target).__name__}): {' '.join(str(e).split()).rstrip('.')}")
     return mismatches
 
 
 def _raise_if_any(mismatches: list[str], source: str, trial_class: str | None) -> None:
     if mismatches:
         written_by = f" It was written by the trial {trial_class}." if trial_class else ""
-        listed = "\n- ".join(mismatches)
         raise errors.InvalidCheckpointException(
-            f"{source} does not fit the trial:\n- {listed}\nIt is a checkpoint of another trial, or the trial was "
-            f"changed.{written_by}"
+            f"{source} does not fit the trial: {'; '.join(mismatches)}. It is a checkpoint of another trial or of "
+            f"weights alone, or the trial was changed.{written_by}"
         )
 
 

@@ -79,7 +79,7 @@ def test_loading_without_a_trainer(saved: tuple[TrialModule, str]) -> None:
 
 
 def test_given_hparams_come_first(saved: tuple[TrialModule, str], tmp_path: Path) -> None:
-    with pytest.raises(errors.InvalidCheckpointException, match=r"does not fit the trial(.|\n)*size mismatch"):
+    with pytest.raises(errors.InvalidCheckpointException, match=r"does not fit the trial: [^\\]*size mismatch"):
         TrialModule.load_from_checkpoint(saved[1], trial=OneModel, hparams={"width": 4})
     (tmp_path / "hparams.yaml").write_text("width: 3\nextra: 5\n")
     module = TrialModule.load_from_checkpoint(saved[1], trial=OneModel, hparams_file=tmp_path / "hparams.yaml")

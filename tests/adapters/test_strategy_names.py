@@ -20,16 +20,9 @@ SCRIPT = f"""
 from {pl.__name__}.cli import LightningCLI
 
 from det_lightning.adapters import TrialModule
-from tests.trials import SmallTrial
-
-
-class Module(TrialModule):
-    def __init__(self, learning_rate: float = 0.1) -> None:
-        super().__init__(SmallTrial, hparams={{"learning_rate": learning_rate}})
-
 
 if __name__ == "__main__":
-    cli = LightningCLI(Module)
+    cli = LightningCLI(TrialModule)
     module = cli.model
     print(cli.trainer.strategy.strategy_name, module.context.get_hparam("learning_rate"), flush=True)
     print(module.trial_run.state.batches_trained, "batches on", module.context.distributed.size, flush=True)
@@ -51,11 +44,15 @@ def test_imports_register_strategies(imported: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lightning_cli_takes_a_strategy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "strategy", ["trial_ddp", "{class_path: det_lightning.adapters.strategies.PerModelDDPStrategy}"]
+)
+def test_lightning_cli_takes_a_trial_and_a_strategy(strategy: str, tmp_path: Path) -> None:
     pytest.importorskip("jsonargparse", reason="LightningCLI needs it")
     flags = ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.logger=false"]
-    flags += ["--trainer.enable_checkpointing=false", "--model.learning_rate=0.5"]
-    printed = run(SCRIPT, "fit", "--trainer.strategy", "trial_ddp", *flags, directory=tmp_path)
+    flags += ["--trainer.enable_checkpointing=false", "--model.trial=tests.trials.SmallTrial"]
+    flags += ["--model.hparams={learning_rate: 0.5}", f"--trainer.strategy={strategy}"]
+    printed = run(SCRIPT, "fit", *flags, directory=tmp_path)
     assert printed.count("trial_ddp 0.5") == 2
     assert printed.count("4 batches on 2") == 2
 

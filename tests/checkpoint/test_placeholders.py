@@ -224,7 +224,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[SmallTrial, str, Pa
         patch.chdir(folder)  # whose files become the code
         trial = WeightsTrial(context)
         saver = ModelCheckpoint(folder, filename="it", every_n_train_steps=1)
-        pytorch.Trainer(trial, context, callbacks=[saver, LightningKeeper()], enable_checkpointing=True).fit(
+        pytorch.Trainer(trial, context, callbacks=[saver, LightningKeeper()]).fit(
             max_length=pytorch.Batch(2), checkpoint_storage=folder / "storage"
         )
     path = CheckpointStorage(folder / "storage").newest()

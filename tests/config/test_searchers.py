@@ -99,16 +99,20 @@ def test_refused_searches_get_advice(text: str, path: str, message: str) -> None
     assert message in mistake.message
 
 
+BATCH_SIZE = "hyperparameters.global_batch_size"
+
+
 @pytest.mark.parametrize(
     ("text", "path", "message"),
     [
         ("searcher: {max_length: 100}", "searcher.max_length", "needs a unit for a trial class, such as {batches: 10"),
         ("searcher: {max_length: {records: 9}}", "searcher.max_length.records", "no hyperparameter global_batch_size"),
         ("min_validation_period: {records: 9}", "min_validation_period.records", "no hyperparameter global_batch_size"),
+        ("hyperparameters: {global_batch_size: {type: categorical, vals: [8, 'x']}}", BATCH_SIZE, "at least 1, for a"),
         (
-            "min_validation_period: {records: 9}\nhyperparameters: {global_batch_size: 0}",
-            "min_validation_period.records",
-            "global_batch_size is not a positive integer",
+            "hyperparameters: {global_batch_size: {type: int, minval: 0, maxval: 9}}",
+            BATCH_SIZE,
+            "for a trial class; got 0",
         ),
         (
             "searcher: {name: adaptive_asha, max_trials: 4, max_time: 9, time_metric: seen}",
@@ -118,7 +122,7 @@ def test_refused_searches_get_advice(text: str, path: str, message: str) -> None
     ],
 )
 @pytest.mark.parametrize("entrypoint", ["model_def:T", "python3 -m determined.launch.torch_distributed --trial m:T"])
-def test_trial_classes_need_usable_lengths(entrypoint: str, text: str, path: str, message: str) -> None:
+def test_trial_classes_need_usable_lengths_and_batch_sizes(entrypoint: str, text: str, path: str, message: str) -> None:
     (mistake,) = mistakes_in(f"entrypoint: {entrypoint}\n{text}")
     assert (mistake.line, mistake.path) == (2, path)
     assert message in mistake.message

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,26 @@ def test_restart_reports_a_step_again(task: TrialTask) -> None:
 def test_progress_that_is_no_fraction_is_named(progress: Any) -> None:
     with core.init() as context, pytest.raises(ValueError, match="Progress must be a number from 0 to 1; got"):
         context.train.report_progress(progress)
+
+
+@pytest.mark.usefixtures("task")
+@pytest.mark.parametrize(("reports", "status"), [(0, 0), (1, -signal.SIGTERM)])
+def test_a_stopped_script_that_never_asks_ends_at_its_next_validation(reports: int, status: int) -> None:
+    if (child := os.fork()) == 0:
+        with core.init() as context:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for step in range(reports):
+                context.train.report_validation_metrics(step, {"loss": 0.5})
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+
+
+@pytest.mark.usefixtures("task")
+def test_a_stopped_script_may_ask_after_the_signal() -> None:
+    with core.init() as context:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert context.preempt.should_preempt()
+        context.train.report_validation_metrics(1, {"loss": 0.5})
 
 
 def test_no_cluster_outside_of_experiments() -> None:

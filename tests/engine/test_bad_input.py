@@ -212,9 +212,11 @@ def test_a_resume_without_that_metric_fails_too(tmp_path: Path) -> None:
 def test_flags_of_fit_are_not_taken() -> None:
     with (
         pytorch.init(enable_tensorboard_logging=False) as context,
-        pytest.raises(errors.UnsupportedTrainerFlags, match="got max_epochs, which"),
+        pytest.raises(errors.UnsupportedTrainerFlags, match="got log_every_n_steps, max_epochs, which"),
     ):
-        pytorch.Trainer(SmallTrial(context), context, max_epochs=3).fit(max_length=pytorch.Batch(2))
+        pytorch.Trainer(SmallTrial(context), context, max_epochs=3, log_every_n_steps=5).fit(
+            max_length=pytorch.Batch(2)
+        )
 
 
 def test_torn_checkpoints_are_not_taken(tmp_path: Path) -> None:

@@ -137,11 +137,6 @@ def test_gradients_without_zeroing() -> None:
     assert weight.grad == 3
 
 
-def test_aggregation_below_one() -> None:
-    with pytest.raises(ValueError, match="aggregation_frequency must be at least 1; got 0"):
-        make_context(aggregation_frequency=0)
-
-
 def test_unusable_steps() -> None:
     context = make_context(aggregation_frequency=2)
     with pytest.raises(errors.InvalidExperimentException, match=r"got a SGD that was not wrapped.*0 optimizer"):

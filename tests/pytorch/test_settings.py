@@ -64,11 +64,6 @@ def test_batches_are_split_evenly(global_batch_size: int, slots: int) -> None:
         assert settings().get_global_batch_size() == global_batch_size // slots * slots
 
 
-def test_wrong_batch_sizes() -> None:
-    with pytest.raises(errors.InvalidExperimentException, match="must be an integer; got '32' of type str"):
-        PyTorchTrialContext(hparams={"global_batch_size": "32"})
-
-
 LR_RANGE = {"type": "double", "minval": 0.1, "maxval": 0.2}
 
 
@@ -80,6 +75,8 @@ LR_RANGE = {"type": "double", "minval": 0.1, "maxval": 0.2}
         ({"exp_conf": ["password=hunter2"]}, r"got \['password=\*+'\]"),
         ({"hparams": {"a": {"b": {"type": "categorical", "vals": [1, 2]}}}}, r"hparams\['a'\]\['b'\] describes"),
         ({"hparams": {"a": {"type": "const", "val": 1}, "b": LR_RANGE}}, r"\['a'\] describes val.*\['b'\] describes"),
+        ({"hparams": {"global_batch_size": "32"}}, "must be an integer; got '32' of type str"),
+        ({"hparams": {"global_batch_size": -3}}, "is -3, less than the number of slots, 1;"),
         ({"hparams": {"global_batch_size": 0}}, r"hparams\['global_batch_size'\] must be .* at least 1; got 0"),
     ],
 )
