@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,7 @@ class CallRecorder:
 
 
 def profiled(recorder: Callable[[FrameType, str, Any], None], run: Callable[[], Any]) -> None:
+    gc.collect()  # not meanwhile: ending the generators of an earlier run calls them
     before = sys.getprofile()
     sys.setprofile(recorder)
     try:
