@@ -6,6 +6,7 @@ import ast
 import collections
 import json
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -161,7 +162,8 @@ def test_hparams_override_constants() -> None:
 def test_missing_determined_is_named(tmp_path: Path) -> None:
     code = f"import runpy, sys; sys.modules['determined'] = None; runpy.run_path({str(SOURCE)!r}, run_name='__main__')"
     command = [sys.executable, "-c", code, "model_def:MyTrial", "--output", "ref.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}  # otherwise the recorder starts itself again
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environ)
     assert done.returncode == 2
     assert f"determined is not installed for {sys.executable}" in done.stderr
     assert not list(tmp_path.iterdir())
