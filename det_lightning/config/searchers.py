@@ -89,6 +89,9 @@ class HalvingSearcher(SearcherConfig):
     def doubts(self) -> Iterator[tuple[str, str]]:
         if self.stop_once:
             yield "stop_once", "has no effect: a stopped trial never continues"
+        if self.validates_at_rungs and self.max_length is not None and self.max_length.unit is None:
+            message = "counts the steps_completed of validations; to count epochs, report a metric epochs and write"
+            yield "max_length", f"{message} time_metric: epochs and max_time in its place"
         if self.max_time is not None and self.max_length is not None:
             same_unit = self.max_length.unit in (None, self.time_metric)
             if not same_unit or self.max_length.units != self.max_time:

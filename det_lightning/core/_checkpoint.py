@@ -133,7 +133,7 @@ class CheckpointContext:
             if directory is not None:
                 put(directory, names, target, self.storage)
             ranks.allgather(None)  # all files are there
-        self._complete(staging, target, merged)
+        self._complete(ranks, staging, target, merged)
         return target.name
 
     @for_with_statement("with core_context.checkpoint.store_path(...) as (directory, checkpoint_id)")
@@ -161,7 +161,7 @@ class CheckpointContext:
             if not target.is_local:
                 put(directory, choose_share(ranks, directory, None), target, self.storage)
                 ranks.allgather(None)
-        self._complete(staging, target, merged)
+        self._complete(ranks, staging, target, merged)
 
     def download(
         self,
@@ -276,10 +276,15 @@ class CheckpointContext:
             raise ValueError(f"In the metadata of a checkpoint {mistake}.")
         return plain if self._job is None else {**plain, "job": self._job}
 
-    def _complete(self, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]) -> None:
+    def _complete(
+        self, ranks: DistributedContext, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]
+    ) -> None:
+        """Write the manifest; no rank returns before."""
+        with fail_together(ranks):
+            if staging is not None:
+                self.storage.commit(staging, metadata)
         if staging is None:
             return
-        self.storage.commit(staging, metadata)
         logger.info("Checkpoint %s is in %s.", target.name, self.storage)
         if self._task is not None:
             self._task.report("checkpoint", metadata["steps_completed"], {"checkpoint_id": target.name})

@@ -128,7 +128,12 @@ class ExperimentRunner:
 
     def _answer_to_validation(self, event: Mapping[str, Any]) -> list[Operation]:
         metrics = event["metrics"]
-        at = as_number(metrics.get(self._search.searcher.clock))
+        clock = self._search.searcher.clock
+        at = as_number(metrics.get(clock))
+        batch_size = self.state.trials[event["trial"]].hparams.get("global_batch_size")
+        if at is None and clock == "records" and isinstance(batch_size, int):
+            # A length in records is rounded down to batches.
+            at = (event["steps_completed"] + 1) * batch_size - 1
         return self._search.validation_completed(event["trial"], as_number(metrics.get(self.state.metric)), at)
 
     def _answer_to_close(self, event: Mapping[str, Any]) -> list[Operation]:

@@ -155,6 +155,11 @@ def test_doubtful_fields_are_noted(text: str, given: str, notes: list[str]) -> N
         assert str(note).startswith(f"line 1: searcher.{expected}")
 
 
+def test_a_length_without_a_unit_counts_steps() -> None:
+    (note,) = read_part("searcher: {name: adaptive_asha, metric: a, max_trials: 4, max_length: 20}").notes
+    assert str(note).startswith("line 1: searcher.max_length: counts the steps_completed")
+
+
 def test_platform_trials_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"source_trial_id: .* as source_checkpoint_uuid"):
         read_alone("entrypoint: python3 train.py\nsearcher: {name: single, metric: loss, source_trial_id: 3}")

@@ -205,6 +205,7 @@ def test_ranks_contribute_files(
         of_rank = CheckpointContext(context, storage)
         own = make_files(tmp_path / f"own{rank}", **{f"shard{rank}": rank, "same": "in both"})
         uploaded = of_rank.upload(own, {"steps_completed": 2, "of": {rank: context.rank}}, shard=True)
+        assert of_rank.get_metadata(uploaded) == {"steps_completed": 2, "of": {"0": 0, "1": 1}}
         with of_rank.store_path({"steps_completed": 2}, shard=True) as (path, stored):
             make_files(path, **{f"shard{rank}": rank})
         return [uploaded, stored, of_rank.upload(common, shard=True)]
@@ -213,7 +214,6 @@ def test_ranks_contribute_files(
     assert ids == of_other
     shards = {"shard0": "0", "shard1": "1"}
     assert [content_of(checkpoint, one) for one in ids] == [{**shards, "same": "in both"}, shards, {"model": "weights"}]
-    assert checkpoint.get_metadata(ids[0]) == {"steps_completed": 2, "of": {"0": 0, "1": 1}}
 
 
 @pytest.mark.slow

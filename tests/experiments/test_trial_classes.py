@@ -150,10 +150,11 @@ def test_own_callback_reports_checkpoints(tmp_path: Path) -> None:
     assert storage.read_metadata(kept)["trial"] == "1.1"
 
 
-def test_search_by_length_validates_at_its_rungs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_length", [{"epochs": 4}, {"records": 135}])  # 4 epochs of 32 records, and a rest
+def test_search_by_length_validates_at_its_rungs(max_length: dict[str, int], tmp_path: Path) -> None:
     searcher = {
         "name": "adaptive_asha", "metric": "validation_loss", "max_trials": 2, "max_concurrent_trials": 1,
-        "max_length": {"epochs": 4}, "divisor": 2, "mode": "aggressive",
+        "max_length": max_length, "divisor": 2, "mode": "aggressive",
     }  # fmt: skip
     experiment = run_experiment(tmp_path, searcher=searcher, min_validation_period={"batches": 0})
     first = [event["metrics"]["epochs"] for event in events_of(experiment, "validation") if event["trial"] == 1]
