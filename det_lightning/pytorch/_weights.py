@@ -149,7 +149,30 @@ def load_state(
     schedulers = context.lr_schedulers
     mismatches += _load_each("learning rate scheduler", schedulers, state, "lr_schedulers_state_dict", load_scheduler)
     _raise_if_any(mismatches, source, trial_class)
+    if with_weights and not context.backend.states.is_sharded and _have_same_types(context, state):
+        for optimizer, saved in zip(context.optimizers, state["optimizers_state_dict"], strict=False):
+            if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+                _keep_types(optimizer, saved)
     _load_rest(context, callbacks, state)
+
+
+def _have_same_types(context: PyTorchTrialContext, state: dict[str, Any]) -> bool:
+    def types_of(weights: dict[str, Any]) -> list[Any]:
+        return [getattr(value, "dtype", None) for value in weights.values()]
+
+    pairs = zip(context.models, state["models_state_dict"], strict=False)
+    return all(types_of(model.state_dict()) == types_of(saved) for model, saved in pairs)
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Undo the conversion of a loaded state to the types of the parameters, which torch makes and which may round."""
+    for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for parameter, key in zip(group["params"], saved_group["params"], strict=True):
+            loaded = optimizer.state.get(parameter, {})
+            for name, value in saved["state"].get(key, {}).items():
+                found = loaded.get(name) if name != "step" and isinstance(value, torch.Tensor) else None
+                if found is not None and found.dtype != value.dtype and torch.equal(value.to(found), found):
+                    loaded[name] = value.to(found.device)
 
 
 def _load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:

@@ -121,6 +121,19 @@ class LivingOn(SmallTrial):
         return pytorch.DataLoader(make_data(), batch_size=4, num_workers=1, persistent_workers=True)
 
 
+class InDoublePrecision(SmallTrial):
+    """NAdam keeps a product in single precision, also for weights in double precision."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        super().__init__(context)
+        for model in context.models:
+            model.double()
+        self.adam = context.wrap_optimizer(torch.optim.NAdam(self.body.parameters()))
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return super().loss([values.double() for values in batch])
+
+
 class OneLater(pytorch.DataLoader):
     def get_data_loader(self, repeat: bool = False, skip: int = 0, **shares: Any) -> Any:
         return super().get_data_loader(repeat, skip + 1, **shares)
@@ -156,6 +169,7 @@ def cases(trial_class: type[SmallTrial], stops: list[int], lengths: Sequence[int
         *cases(WithWorkers, [2, 7, 13]),
         *cases(LivingOn, [7], [3, 7]),
         *cases(OwnLoader, [3, 16]),
+        *cases(InDoublePrecision, [7]),
         *cases(ValidatingAtRandom, [7], [8, 10]),
         *cases(SharingGenerator, [7], [8, 10]),
         *cases(TellingTheEpoch, [7], [8, 10]),
