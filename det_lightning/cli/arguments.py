@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from det_lightning.files.file_kinds import require_file
+from det_lightning.files.file_kinds import require_output
 from det_lightning.masking import mask_text
 
 EXIT_CODES = (
@@ -65,9 +65,9 @@ def output_file(output: str, force: bool) -> pathlib.Path:
     file = _expand_path(output)
     if file.is_dir() or not file.name:
         raise ValueError(f"--output takes the path of a file; {output!r} is a directory.")
-    require_file(file, may_be_missing=True)
     if not file.parent.is_dir():
         raise ValueError(f"--output {output!r}: there is no directory {file.parent}.")
+    require_output(file)
     if file.exists() and not force:
         raise ValueError(f"--output {output!r} exists; --force replaces it.")
     return file
