@@ -31,7 +31,11 @@ Storage = Annotated[
 Experiment = Annotated[
     pathlib.Path, typer.Argument(metavar="EXPERIMENT", help="The directory of an experiment.", show_default=False)
 ]
-Experiments = Annotated[pathlib.Path, typer.Option("--experiments", help="Where experiments get a directory each.")]
+Experiments = Annotated[
+    pathlib.Path,
+    # A shell leaves the ~ of --experiments=~/runs to the program.
+    typer.Option("--experiments", callback=pathlib.Path.expanduser, help="Where experiments get a directory each."),
+]
 Options = Annotated[
     list[str] | None,
     typer.Option(
@@ -55,7 +59,7 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
         key, equals, value = entry.partition("=")
         if not equals or not key.isidentifier():
             shown = f"the key {key!r}" if equals else repr(mask_text(key))  # the value may be a secret
-            raise ValueError(f"--option takes KEY=VALUE, such as anon=true; got {shown}.")
+            raise ValueError(f"--option must be name=value, such as anon=true; got {shown}.")
         options[key] = _parse_value(key, value)
     return options
 
