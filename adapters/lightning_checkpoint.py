@@ -15,7 +15,7 @@ from det_lightning import errors
 from det_lightning.adapters.lightning_internals import get_hint_logger
 from det_lightning.adapters.lightning_package import lightning_version, pl
 from det_lightning.checkpoint import safe_load
-from det_lightning.checkpoint.format.code_copy import CodeCopier
+from det_lightning.checkpoint.format.code_copy import CodeCopier, require_code_directory
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models, to_entry
@@ -242,6 +242,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(pl.plugins.TorchCheckpointIO(), trusted, options)
+        require_code_directory("DeterminedCheckpointIO", code_dir)
         self._code = CodeCopier(code_dir, code_with_secrets)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:

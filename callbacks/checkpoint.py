@@ -11,7 +11,7 @@ from typing import Any
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import require_trial_module
 from det_lightning.arguments import wrong_argument
-from det_lightning.checkpoint.format.code_copy import CodeCopier
+from det_lightning.checkpoint.format.code_copy import CodeCopier, require_code_directory
 from det_lightning.checkpoint.retention.policy import Retention, complete_policy, find_differences
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.engine.checkpointing import RunCheckpoints, Saving
@@ -285,3 +285,4 @@ def _refuse_wrong_kinds(given: Mapping[str, Any]) -> None:
     ]
     if mistakes:
         raise TypeError(" ".join(mistakes))
+    require_code_directory("DeterminedCheckpoint", given["code_dir"])

@@ -218,6 +218,7 @@ CORE: list[tuple[Call, type[Exception], str]] = [
     (lambda c: c.restore_path(5).__enter__(), TypeError, r"checkpoint.restore_path\(\) takes.*got 5"),
     (lambda c: c.download("x", "y", "one"), ValueError, r"takes a DownloadMode \(LocalWorkersShareDownload, NoShared"),
     (lambda _: core.init(preempt_mode="x"), ValueError, r"preempt_mode= takes a PreemptMode \(.*ChiefOnly.*got 'x'"),
+    (lambda _: checkpoints("c", code_dir="no"), NotADirectoryError, r"takes the path of a directory; got 'no'"),
     (lambda _: callbacks.PreemptionHandler("USR1"), ValueError, r"signals=...\) takes a list of signals, .*got 'USR1'"),
 ]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from det_lightning.files.file_kinds import require_file
+from det_lightning.files.file_kinds import require_output
 from det_lightning.masking import mask_text
 
 EXIT_CODES = (
@@ -31,7 +31,11 @@ Storage = Annotated[
 Experiment = Annotated[
     pathlib.Path, typer.Argument(metavar="EXPERIMENT", help="The directory of an experiment.", show_default=False)
 ]
-Experiments = Annotated[pathlib.Path, typer.Option("--experiments", help="Where experiments get a directory each.")]
+Experiments = Annotated[
+    pathlib.Path,
+    # A shell leaves the ~ of --experiments=~/runs to the program.
+    typer.Option("--experiments", callback=pathlib.Path.expanduser, help="Where experiments get a directory each."),
+]
 Options = Annotated[
     list[str] | None,
     typer.Option(
@@ -55,7 +59,7 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
         key, equals, value = entry.partition("=")
         if not equals or not key.isidentifier():
             shown = f"the key {key!r}" if equals else repr(mask_text(key))  # the value may be a secret
-            raise ValueError(f"--option takes KEY=VALUE, such as anon=true; got {shown}.")
+            raise ValueError(f"--option must be name=value, such as anon=true; got {shown}.")
         options[key] = _parse_value(key, value)
     return options
 
@@ -65,9 +69,9 @@ def output_file(output: str, force: bool) -> pathlib.Path:
     file = _expand_path(output)
     if file.is_dir() or not file.name:
         raise ValueError(f"--output takes the path of a file; {output!r} is a directory.")
-    require_file(file, may_be_missing=True)
     if not file.parent.is_dir():
         raise ValueError(f"--output {output!r}: there is no directory {file.parent}.")
+    require_output(file)
     if file.exists() and not force:
         raise ValueError(f"--output {output!r} exists; --force replaces it.")
     return file

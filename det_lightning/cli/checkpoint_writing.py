@@ -227,7 +227,7 @@ def prune(
 
 
 def _confirm(count: int, storage: str) -> bool:
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise ValueError(
             f"The deletion of {count} checkpoints in {escape(storage)} needs confirmation, and there is no terminal. "
             "Use --yes to delete without confirmation, or --dry-run to list the checkpoints."

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from det_lightning.experiments.launcher import Machines
 
 EXIT_CODES = (
-    "Exit codes: 0 the experiment is complete; 1 the experiment failed; 2 wrong usage, or a wrong configuration; "
-    "130 a signal paused the experiment."
+    "Exit codes: 0 success; 2 wrong usage, or a wrong configuration; of `run` and `resume` also 1 the experiment "
+    "failed, and 130 a signal paused the experiment."
 )
 
 # The changes by --try: one trial, and no kept checkpoint. A script may read the length in the unit of the file.

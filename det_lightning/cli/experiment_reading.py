@@ -16,9 +16,9 @@ import typer
 from det_lightning import errors
 from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag, Options, parse_options
 from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
-from det_lightning.files.file_kinds import require_file
+from det_lightning.files.file_kinds import require_output
 
-Page = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts instead.")]
+Page = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page (.html) with charts instead.")]
 
 
 @report_errors()
@@ -159,7 +159,7 @@ def _require_alone(option: str, is_given: bool, others: dict[str, bool]) -> None
 def _write_page(details: dict[str, Any], file: Path, more_columns: Sequence[str] = ()) -> None:
     from det_lightning.experiments.report import write_report
 
-    require_file(file, may_be_missing=True)
+    require_output(file, (".html",))
     try:
         write_report(details, file, more_columns)
     except ImportError as error:

@@ -17,7 +17,7 @@ import typer
 from det_lightning.cli.arguments import JsonFlag, output_file
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
 from det_lightning.escaping import escape
-from det_lightning.files.file_kinds import require_file
+from det_lightning.files.file_kinds import require_output
 from det_lightning.missing_parts import explain_requirement, how_to_install
 
 if TYPE_CHECKING:
@@ -109,11 +109,9 @@ def _page_writer(file: pathlib.Path, check_files: list[pathlib.Path]) -> Callabl
     """Return a function that writes the page of ``--report``; raise at once if an option is wrong."""
     from det_lightning.porting import move_report
 
-    if file.suffix not in move_report.FORMATS:
-        raise ValueError(f"--report writes a file that ends with {' or '.join(move_report.FORMATS)}; got {file}.")
+    require_output(file, move_report.FORMATS)
     if importlib.util.find_spec("jinja2") is None:
         raise ValueError(f"--report needs jinja2: {how_to_install('port')}.")
-    require_file(file, may_be_missing=True)
     checks = [check for found in check_files for check in move_report.read_checks(found)]
     return functools.partial(move_report.write_report, file, checks=checks)
 

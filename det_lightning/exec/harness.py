@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 from typing import Any
@@ -28,6 +29,10 @@ def main(entrypoint: str) -> int:
     level = logging.DEBUG if task.config.get("debug") else logging.INFO
     logging.basicConfig(level=level, format=det_lightning.LOG_FORMAT)
     compat.install()
+    module = entrypoint.partition(":")[0].partition(".")[0]
+    if importlib.util.find_spec(module) is None:
+        advice = "`det-lightning run CONFIG DIR` names the directory with the code"
+        raise ModuleNotFoundError(f"No module named {module!r} in the code of the experiment: {advice}.", name=module)
     trial_class = load_class(entrypoint)
     api = _choose_api(trial_class)
     with api.init() as context:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 _KINDS = {
@@ -17,13 +18,19 @@ _KINDS = {
 _OF_SHELL = ("/dev/fd/", "/dev/std", "/proc/")
 
 
-def require_file(path: str | os.PathLike[str], may_be_missing: bool = False) -> None:
+def require_file(path: str | os.PathLike[str]) -> None:
     """Raise an OSError unless there is a file at a path; the pipes of a shell count as files."""
-    try:
-        kind = stat.S_IFMT(Path(path).stat().st_mode)
-    except FileNotFoundError:
-        if may_be_missing:
-            return
-        raise
+    kind = stat.S_IFMT(Path(path).stat().st_mode)
     if kind in _KINDS and not (kind == stat.S_IFIFO and os.fspath(path).startswith(_OF_SHELL)):
         raise OSError(f"{os.fspath(path)} is {_KINDS[kind]}, and not a file")
+
+
+def require_output(path: Path, suffixes: Sequence[str] = ()) -> None:
+    """Raise an error unless a file can be made or replaced at a path, which ends with one of the suffixes, if any."""
+    if suffixes and path.suffix not in suffixes:
+        raise ValueError(f"The file of the page must end with {' or '.join(suffixes)}; got {path}.")
+    try:
+        require_file(path)
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise OSError(f"There is no directory {path.parent} for {path.name}.") from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from det_lightning.errors import ConfigError
-from det_lightning.files.file_kinds import require_file
+from det_lightning.files.file_kinds import require_output
 from det_lightning.hyperparameters import choose_hparams
 from det_lightning.masking import mask_text
 from det_lightning.missing_parts import how_to_install
@@ -79,7 +79,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         hparams = {**(attempt(choose_hparams, config) or {}), **(hparams or {})}
     arguments = attempt(_parse_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
     for output in paths.keys() & {"record", "report"}:
-        attempt(require_file, paths[output], True)
+        attempt(require_output, paths[output], (".html",) if output == "report" else ())
     if "report" in paths and not all(map(importlib.util.find_spec, ("jinja2", "plotly"))):
         mistakes.append(f"--trial-report needs jinja2 and plotly: {how_to_install('testing')}.")
     metrics = attempt(_parse_object, "--trial-metrics", values.trial_metrics, '{"validation_loss": 0.25}') or {}

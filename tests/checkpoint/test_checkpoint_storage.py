@@ -21,12 +21,14 @@ def code_of(checkpoint: Path) -> list[str]:
     return sorted(f"{p.relative_to(code).as_posix()}{'/' * p.is_dir()}" for p in code.rglob("*"))
 
 
-def test_found_by_id_and_path(tmp_path: Path) -> None:
+def test_found_by_id_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write(tmp_path)
     storage = CheckpointStorage(tmp_path)
     for name in (directory.name, directory, str(directory), f"file://{directory}"):
         assert storage.find(name) == str(directory)
     assert storage.list_ids() == [directory.name]
+    monkeypatch.chdir(tmp_path)
+    assert CheckpointStorage("elsewhere").find(directory.name) == str(directory), "a relative path without a slash"
 
 
 def test_local_storages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -505,6 +505,8 @@ def test_at_a_terminal_prune_asks(
     indexed: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = indexed["a1"].parent
+    monkeypatch.setattr(sys, "stdin", None)  # closed, as by <&-
+    assert app(["checkpoint", "prune", str(storage)], standalone_mode=False) == 2
     for answer, left in (("n\n", 6), ("y\n", 4)):
         ours, theirs = pty.openpty()
         os.write(ours, answer.encode())
@@ -658,7 +660,9 @@ def test_errors_in_arguments_show_no_password(arguments: list[str]) -> None:
 @pytest.mark.parametrize("option", ["x", "=1", "a-b=1", "list=[1", "object={"])
 def test_malformed_option_is_refused(option: str, checkpoint: Path) -> None:
     for command in COMMANDS.values():
-        assert "--option" in error_of(*(part.format(checkpoint) for part in command), "--option", option)
+        said = error_of(*(part.format(checkpoint) for part in command), "--option", option)
+        assert "--option" in said
+        assert "***" not in said
 
 
 def test_unknown_option_is_refused(s3_options: list[str]) -> None:

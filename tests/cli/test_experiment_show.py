@@ -201,6 +201,13 @@ WITH_HTML = ["show --html=p.html --json", "show --html=p.html --best", "show --h
 WITHOUT = ["show --best --json", "show --best --sort=loss"]
 
 
+def test_page_replaces_pages_only(tmp_path: Path) -> None:
+    Path("train.py").write_text("the code")
+    said = run("show", made_experiment(tmp_path).path, "--html", "train.py", ends_with=2).stderr
+    assert "must end with .html; got train.py" in said
+    assert Path("train.py").read_text() == "the code"
+
+
 @pytest.mark.parametrize("arguments", [*WITH_HTML, "compare --html=p.html --json", *WITHOUT])
 def test_options_with_an_output_go_alone(arguments: str, tmp_path: Path) -> None:
     command, *options = arguments.split()

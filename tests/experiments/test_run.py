@@ -254,9 +254,17 @@ def test_missing_source_checkpoint_is_an_error(checkpoint: str, storage: str | N
     assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
 
 
-def test_failed_experiment_names_its_logs(tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", entrypoint="python3 -c 'raise OSError(5)'", max_restarts=0)
+@pytest.mark.parametrize(
+    ("entrypoint", "error"),
+    [
+        ("python3 -c 'raise OSError(5)'", "OSError: 5"),
+        ("no_module:Trial", "No module named 'no_module' in the code of the experiment: `det-lightning run"),
+    ],
+)
+def test_failed_experiment_names_its_logs(entrypoint: str, error: str, tmp_path: Path) -> None:
+    searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 8}}
+    config = write_project(tmp_path / "project", entrypoint=entrypoint, searcher=searcher)
     result = run("run", config, config.parent, "--experiments", tmp_path, ends_with=1)
     (command,) = (line.partition("det-lightning ")[2] for line in result.stderr.splitlines() if "logs" in line)
     assert command == f"experiment logs {tmp_path / 'small-1'} 1"
-    assert "OSError: 5" in run(*command.split()).stdout
+    assert error in run(*command.split()).stdout

@@ -186,6 +186,8 @@ def test_missing_searcher_metric_is_named(pytester: pytest.Pytester) -> None:
         (["--trial", "model_def"], "*--trial must be module:Class, such as model_def:MyTrial; got 'model_def'."),
         (["--trial", "m:T", "--trial-hparams", "{lr: 1}"], "*--trial-hparams must be a JSON object*got '{lr: 1}'*"),
         (["--trial", "m:T", "--trial-batches", "3"], "*--trial-batches must be at least 6; got 3."),
+        (["--trial", "m:T", "--trial-report", "t.py"], "*The file of the page must end with .html; got */t.py."),
+        (["--trial", "m:T", "--trial-record", "no/r.json"], "*There is no directory */no for r.json."),
         (["--trial", "m:T", "--trial-report", "p.html"], "*--trial-report needs jinja2 and plotly: pip install *"),
         (["--trial", "m:T", "--trial-config", "no.yaml"], "*no.yaml: cannot be read: No such file*"),
     ],

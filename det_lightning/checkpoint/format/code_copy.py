@@ -13,6 +13,8 @@ import stat
 import time
 from typing import Any
 
+from det_lightning.arguments import wrong_argument
+
 # Imported here and not at the first checkpoint: CPython loses a Ctrl-C while an optional `from` import fails.
 from det_lightning.checkpoint.format.code_selection import CodeRules, CodeSelection, read_regular_file
 from det_lightning.checkpoint.format.layout import CODE_DIR
@@ -175,3 +177,9 @@ class CodeCopier:
         is_news = text not in self._reported
         self._reported.add(text)
         return is_news
+
+
+def require_code_directory(owner: str, code_dir: str | os.PathLike[str] | None) -> None:
+    """Raise a NotADirectoryError unless the ``code_dir`` of an ``owner`` is a directory or None."""
+    if code_dir is not None and not pathlib.Path(code_dir).is_dir():
+        raise NotADirectoryError(wrong_argument(f"{owner}(code_dir=...)", "the path of a directory", code_dir))

@@ -255,7 +255,7 @@ class CheckpointStorage:
             require_checkpoint_path(id_or_path)
         name = os.fspath(id_or_path)
         directory = self._find_directory(name)
-        if directory is None and "/" in name:
+        if directory is None and name:
             elsewhere = Location.parse(name, self.options)
             with explain_errors("looking for", elsewhere):
                 directory = elsewhere if elsewhere.is_dir() else None
