@@ -38,6 +38,9 @@ _NUMPY_CONTENT = "numpy_content"
 _PLAIN_KINDS = "biufcSUmM"
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 
+#: Return the names of the attributes that objects of a class have in slots, as pickle itself finds them.
+list_slots: Callable[[type], list[str]] = functools.cache(copyreg._slotnames)  # type: ignore[attr-defined]
+
 
 def _checking(kind: Any) -> Callable[..., Any]:
     """Return a constructor of dates or times that checks the values in pickled bytes; Python itself does not."""

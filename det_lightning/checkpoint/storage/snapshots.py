@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from det_lightning.checkpoint.safe_load.stand_ins import list_slots
+from det_lightning.checkpoint.format.standard_values import list_slots
 
 _State = TypeVar("_State")
 # Memory for the copy of a storage: its size in bytes, and whether it is pinned.

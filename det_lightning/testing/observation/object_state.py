@@ -23,7 +23,7 @@ import torchmetrics
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from det_lightning.checkpoint.safe_load.stand_ins import list_slots
+from det_lightning.checkpoint.format.standard_values import list_slots
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._reducer import MetricReducer
 from det_lightning.testing.recorder import describe, is_lazy
