@@ -38,7 +38,7 @@ class PreemptContext:
 
     The signal is handled from the first call of :meth:`should_preempt` on, and simply ends other scripts. In an
     experiment it is handled from :meth:`start` on: the search may stop a trial that still has to save. A script that
-    has not asked by its next validation ends there. A second signal ends the process at once.
+    reports a later step without asking ends there. A second signal ends the process at once.
 
     Example:
         >>> import det_lightning as det

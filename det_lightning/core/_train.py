@@ -77,6 +77,7 @@ class TrainContext:
         preempt: PreemptContext | None = None,
     ) -> None:
         self._preempt = preempt
+        self._validated_at: int | float = 0
         self._distributed = distributed
         self._storage = storage
         self._tensorboard_mode = find_member("tensorboard_mode=", TensorboardMode, tensorboard_mode)
@@ -103,6 +104,8 @@ class TrainContext:
         self._report("training", steps, metrics)
         if (output := self._find_output()) is not None:
             output.add_training(int(steps), metrics, batch_metrics or [])
+        if self._preempt is not None and steps > self._validated_at:
+            self._preempt.end_unless_asked()
 
     def report_validation_metrics(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Report the metrics of a validation, the basis of a search's decisions.
@@ -118,7 +121,7 @@ class TrainContext:
         if self._preempt is not None:
             self._preempt.end_unless_asked()
         reported = metrics if self._task is None else _select_reportable(metrics)
-        steps = self._reports.add("validation", steps_completed, reported)
+        self._validated_at = steps = self._reports.add("validation", steps_completed, reported)
         logger.info("Validation metrics after %d batches: %s", steps, metrics)
         # A search may compare trials by how far training has come.
         self._report("validation", steps, {"batches": steps, **reported})

@@ -23,8 +23,8 @@ _WORD = re.compile(r"[^\s\"'`,;&|()\[\]]+")
 _FILE = re.compile(r"[\w./-]+\.(?:py|sh|ya?ml)")
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _DET = re.compile(r"(?:^|[\s;&|(`@!\"'])(?:(?:[^\s;&|(`@!\"']{0,200}/bin/)?det|det-lightning)[\"']?[\s,]+[\"']?[a-z]")
-# A directory entered by a command, before all else.
-_ENTERS = re.compile(r"(?:^|[\n;&\"']|-c)\s*cd\s+(?:\./)?([\w/-]+?)/?\s*(?:&&|[;\n])")
+# A directory below that a command enters, and stays in.
+_ENTERS = re.compile(r"(?:^|[\n;&\"']|-c)\s*cd\s+(?:\./)?(\w[\w/-]*?)/?\s*(?:&&|[;\n])(?![\s\S]*\bcd\s)")
 _FOR_TYPES = re.compile(r"(?:\w+\.)*TYPE_CHECKING")
 _LAUNCHED = re.compile(r"-m[\"']?[\s,]+[\"']?(?:determined|det_lightning)\b")
 

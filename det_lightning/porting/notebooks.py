@@ -80,7 +80,7 @@ def _number_lines(notebook: dict[str, Any], cells: list[tuple[dict[str, Any], st
     for (cell, text), source in zip(cells, sources, strict=True):
         cell["source"] = source
         parts = [source] if isinstance(source, str) else source
-        found = [number for part in parts for number in [next(numbers)] * (part.rstrip("\n").count("\n") + 1)]
+        found = [number for part in parts for number in [next(numbers)] * (part.count("\n") + (part[-1:] != "\n"))]
         count = text.rstrip("\n").count("\n") + 1
         lines += [*found[:count], *[0] * (count - len(found)), 0]
     return lines

@@ -127,9 +127,9 @@ class StepUnless:
 
 
 def _decides_on_device(optimizer: Any) -> bool:
-    # With dampening, momentum must begin with a whole gradient, which a skipped first step lacks.
-    is_dampened = any(group.get("momentum") and group.get("dampening") for group in optimizer.param_groups)
-    return getattr(optimizer, "_step_supports_amp_scaling", False) and not is_dampened
+    # A loaded state may not be fused. With dampening, a skipped first step lacks the gradient that begins the momentum.
+    waits = (not g.get("fused", True) or (g.get("momentum") and g.get("dampening")) for g in optimizer.param_groups)
+    return getattr(optimizer, "_step_supports_amp_scaling", False) and not any(waits)
 
 
 def _begin_momentum(optimizer: Any) -> None:

@@ -48,7 +48,8 @@ class History(pl.Callback):
     """Keeps values, in types that torch's reader fills only by calls."""
 
     def __init__(self, *values: float) -> None:
-        self.state = {"values": deque([defaultdict(OrderedDict, a=OrderedDict(b=value)) for value in values], 3)}
+        kept = deque([defaultdict(OrderedDict, a=OrderedDict(b=value)) for value in values], 3)
+        self.state = {"values": kept, "same": kept}
 
     def state_dict(self) -> dict[str, Any]:
         return self.state
@@ -65,6 +66,7 @@ def test_states_of_callbacks_come_back(plugin: type[pl.plugins.CheckpointIO], fo
     trained(SmallTrial, first.best_model_path, callbacks=[second, after], max_epochs=2, plugins=[plugin()])
     assert (second.best_model_path, second.best_model_score) == (first.best_model_path, first.best_model_score)
     assert repr(after.state) == repr(before.state)
+    assert after.state["same"] is after.state["values"]
 
 
 def test_a_trial_is_built_from_it(folder: str) -> None:

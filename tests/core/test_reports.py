@@ -128,13 +128,16 @@ def test_progress_that_is_no_fraction_is_named(progress: Any) -> None:
 
 
 @pytest.mark.usefixtures("task")
-@pytest.mark.parametrize(("reports", "status"), [(0, 0), (1, -signal.SIGTERM)])
-def test_a_stopped_script_that_never_asks_ends_at_its_next_validation(reports: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("group", "steps", "status"),
+    [("training", 1, 0), ("training", 2, -signal.SIGTERM), ("validation", 2, -signal.SIGTERM)],
+)
+def test_a_stopped_script_that_never_asks_ends_at_a_later_step(group: str, steps: int, status: int) -> None:
     if (child := os.fork()) == 0:
         with core.init() as context:
+            context.train.report_validation_metrics(1, {"loss": 0.5})
             os.kill(os.getpid(), signal.SIGTERM)
-            for step in range(reports):
-                context.train.report_validation_metrics(step, {"loss": 0.5})
+            context.train.report_metrics(group, steps, {"loss": 0.5})
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 

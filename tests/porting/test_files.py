@@ -396,7 +396,7 @@ def test_unset_variables_are_findings(name: str, text: str, line: int | None, tm
     ("name", "text"),
     [
         ("a.py", "'/run/determined/workdir'\nsys.path += ['/run/determined/workdir/x']\n"),
-        ("a.sh", "# /run/determined/workdir\ncd /run/determined/workdir/x\n"),
+        ("a.sh", "# /run/determined/workdir\ncd /run/determined/workdir/x ~/run/determined/y\n"),
         ("a.yaml", "environment:\n  environment_variables: ['PYTHONPATH=/run/determined/workdir/x:.']\n"),
     ],
 )
@@ -527,8 +527,10 @@ def test_commands_in_cells_are_translated(tmp_path: Path) -> None:
     before = notebook("import os\n!det e create c.yaml .", logs)
     port = port_text(tmp_path, "a.ipynb", before)
     assert port.after == notebook("import os\n!det-lightning run c.yaml .", logs)
-    (found,) = port.findings
-    assert before.splitlines()[found.line - 1].strip() == '"!det e logs 3"'
+    # Other programs than Jupyter write several lines into one text.
+    for text in (before, before.replace('\\n",\n    "\\n",', '\\n\\n",')):
+        (found,) = port_text(tmp_path, "a.ipynb", text).findings
+        assert text.splitlines()[found.line - 1].strip() == '"!det e logs 3"'
     loop = "for i in x:\n\tif i:\n\t\t!python train.py \\\n          --lr {i} \\\n\t --fast\n"
     port = port_text(tmp_path, "a.ipynb", notebook("import determined", loop))
     assert port.after == notebook("import det_lightning", loop)

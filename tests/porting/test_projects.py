@@ -167,6 +167,8 @@ def test_code_is_found_for_any_entrypoint(entrypoint: str, folder: str) -> None:
         ("pkg.model:T", " src"),
         ("cd src && python3 pkg/model.py", ""),
         ("[bash, -c, 'cd ./src/; python3 -m pkg.model']", ""),
+        ("cd data && sh get.sh; cd - && python3 src/pkg/model.py", ""),
+        ("cd /data && python3 src/pkg/model.py", ""),
     ],
 )
 def test_code_is_found_in_src(entrypoint: str, directory: str) -> None:

@@ -38,6 +38,14 @@ def fused_momentum(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True)
 
 
+def resumed_momentum(parameters: Any) -> torch.optim.Optimizer:
+    """Its state is of an optimizer that was not fused."""
+    parameters = list(parameters)
+    optimizer = fused_momentum(parameters)
+    optimizer.load_state_dict(torch.optim.SGD(parameters, lr=0.01, momentum=0.9).state_dict())
+    return optimizer
+
+
 def squares(outputs: torch.Tensor, targets: torch.Tensor, index: int) -> torch.Tensor:
     assert outputs.dtype is torch.float32
     return ((outputs - targets) ** 2).mean() * (float("inf") if index in OVERFLOWS else 1.0)
@@ -99,7 +107,9 @@ class Configured:
         return scales
 
 
-@pytest.mark.parametrize("make_optimizer", [pytest.param(adam, marks=pytest.mark.slow), fused_momentum])
+@pytest.mark.parametrize(
+    "make_optimizer", [pytest.param(adam, marks=pytest.mark.slow), fused_momentum, resumed_momentum]
+)
 @pytest.mark.parametrize(
     ("level", "scale", "rules"),
     [

@@ -38,6 +38,9 @@ _NUMPY_CONTENT = "numpy_content"
 _PLAIN_KINDS = "biufcSUmM"
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 
+#: Return the names of the attributes that objects of a class have in slots, as pickle itself finds them.
+list_slots: Callable[[type], list[str]] = functools.cache(copyreg._slotnames)  # type: ignore[attr-defined]
+
 
 def _checking(kind: Any) -> Callable[..., Any]:
     """Return a constructor of dates or times that checks the values in pickled bytes; Python itself does not."""
@@ -115,24 +118,27 @@ class _PickleModule:
 save_state = functools.partial(torch.save, pickle_module=_PickleModule)
 
 
-class _Call:
-    """Is pickled as the call that makes a value."""
+class _Call(list[Any]):
+    """A function and its arguments, pickled as the call that makes a value. Lightning copies the tensors in lists."""
 
-    def __init__(self, *reduced: Any) -> None:
-        self._reduced = reduced
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._reduced
+    def __reduce__(self) -> Any:
+        return tuple(self)
 
 
 def with_calls(value: Any) -> Any:
     """Return a copy of ``value`` that any pickler writes in the form of :data:`save_state`."""
+    done: dict[int, Any] = {}
+    kept: list[Any] = []  # so that ids are not reused
 
     def replace(one: Any) -> Any:
         reduce = _AS_CALLS.get(type(one))
-        return one if reduce is None else _Call(*with_calls(reduce(one)))
+        if reduce is not None and id(one) not in done:
+            kept.append(reduce(one))
+            done[id(one)] = call = _Call()  # in case the value holds itself
+            call += _replace_values(kept[-1], replace, done)
+        return one if reduce is None else done[id(one)]
 
-    return _replace_values(value, replace, {})
+    return _replace_values(value, replace, done)
 
 
 def with_plain_values(value: Any) -> Any:

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copyreg
-import functools
 import math
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from det_lightning.checkpoint.format.standard_values import CONSTRUCTORS
+from det_lightning.checkpoint.format.standard_values import CONSTRUCTORS, list_slots
 
 # Others, whose items torch cannot set, hold values in attributes only.
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, slice)
 # torch's lists of allowed names belong to the whole process.
 _lock = threading.RLock()
-
-#: Return the names of the attributes that objects of a class have in slots, as pickle itself finds them.
-list_slots: Callable[[type], list[str]] = functools.cache(copyreg._slotnames)  # type: ignore[attr-defined]
 
 
 class DataType:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from det_lightning.checkpoint.format.standard_values import list_slots
+
 _State = TypeVar("_State")
 # Memory for the copy of a storage: its size in bytes, and whether it is pinned.
 _Kind = tuple[int, bool]
@@ -145,6 +147,7 @@ def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:
                 left += one
             if isinstance(attributes := getattr(one, "__dict__", None), dict) and not isinstance(one, ModuleType):
                 left.append(attributes)
+            left += [getattr(one, name, None) for name in list_slots(type(one))]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

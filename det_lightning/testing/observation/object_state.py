@@ -23,6 +23,7 @@ import torchmetrics
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from det_lightning.checkpoint.format.standard_values import list_slots
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._reducer import MetricReducer
 from det_lightning.testing.recorder import describe, is_lazy
@@ -211,8 +212,8 @@ def _list_parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
                 state = {**state, "param_groups": groups}
             return [("", state)]
         return []
-    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
-    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+    slots = {name: getattr(value, name) for name in list_slots(type(value)) if hasattr(value, name)}
+    attributes = slots | getattr(value, "__dict__", {})
     if isinstance(value, types.FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         attributes |= {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}

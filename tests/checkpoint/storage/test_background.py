@@ -128,7 +128,10 @@ def test_snapshot_keeps_shared_memory(make: Any) -> None:
     assert not (one == snapshot["one"]).all()
 
 
-@pytest.mark.parametrize("around", [lambda loss: deque([[loss]]), lambda loss: Namespace(meter=Namespace(last=loss))])
+Meter = dataclasses.make_dataclass("Meter", ["last"], slots=True)
+
+
+@pytest.mark.parametrize("around", [lambda loss: deque([[loss]]), lambda loss: Namespace(meter=Meter(loss))])
 def test_snapshot_of_results(around: Any) -> None:
     """deepcopy() refuses a tensor that was computed from parameters, such as a loss."""
     loss = parameter().sum()
