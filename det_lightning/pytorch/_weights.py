@@ -166,13 +166,14 @@ def _have_same_types(context: PyTorchTrialContext, state: dict[str, Any]) -> boo
 
 def _keep_types(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Undo the conversion of a loaded state to the types of the parameters, which torch makes and which may round."""
-    for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        for parameter, key in zip(group["params"], saved_group["params"], strict=True):
-            loaded = optimizer.state.get(parameter, {})
-            for name, value in saved["state"].get(key, {}).items():
-                found = loaded.get(name) if name != "step" and isinstance(value, torch.Tensor) else None
-                if found is not None and found.dtype != value.dtype and torch.equal(value.to(found), found):
-                    loaded[name] = value.to(found.device)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    keys = [key for group in saved["param_groups"] for key in group["params"]]
+    for parameter, key in zip(parameters, keys, strict=True):
+        loaded = optimizer.state.get(parameter, {})
+        for name, value in saved["state"].get(key, {}).items():
+            found = loaded.get(name) if name != "step" and isinstance(value, torch.Tensor) else None
+            if found is not None and found.dtype != value.dtype and torch.equal(value.to(found), found):
+                loaded[name] = value.to(found.device)
 
 
 def _load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
