@@ -9,7 +9,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from det_lightning import errors
 from det_lightning.adapters.lightning_internals import get_hint_logger
@@ -18,7 +18,14 @@ from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.code_copy import CodeCopier, require_code_directory
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import modernize
-from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_entry, from_lightning, split_models, to_entry
+from det_lightning.checkpoint.format.lightning_file import (
+    TRIAL_KEY,
+    from_entry,
+    from_lightning,
+    join_models,
+    split_models,
+    to_entry,
+)
 from det_lightning.checkpoint.format.manifest import find_damage
 from det_lightning.checkpoint.format.standard_values import with_calls, with_plain_numbers
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -73,6 +80,12 @@ def take_content(
             modernize(content.state, content.source)
             load_models(context, content.state, content.source, content.trial_class)
         rest = (content.lightning or {}).get("state_dict", {})
+        averaging, callbacks = getattr(pl.callbacks, "WeightAveraging", ()), cast("Any", module.trainer).callbacks
+        averages = fitting and "current_model_state" in checkpoint
+        if averages and any(isinstance(one, averaging) for one in callbacks):
+            # The callback expects its averages in the place of the weights.
+            rest = {**join_models(content.state["models_state_dict"]), **rest}
+            content.state["models_state_dict"], _ = split_models(checkpoint["current_model_state"])
     elif checkpoint.get(TRIAL_KEY) is not None:
         content = from_entry(checkpoint[TRIAL_KEY])
         require_resumable(content)
@@ -152,13 +165,14 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
                 return dict(safe_load.finish(self.inner.load_checkpoint(path, map_location, **options)))
         content = self._load(str(path), trusted=trusted)
         return {
+            "callbacks": {},
+            **(content.lightning or {}),  # also entries by on_save_checkpoint
             "pytorch-lightning_version": lightning_version,
             "epoch": content.trial_state.epochs_trained,
             "global_step": content.trial_state.batches_trained,
             "state_dict": {},
             "optimizer_states": [],
             "lr_schedulers": [],
-            "callbacks": (content.lightning or {}).get("callbacks", {}),
             DETERMINED_KEY: content,
         }
 

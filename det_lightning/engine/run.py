@@ -104,6 +104,8 @@ class TrialRun:
             self.data.restore_validation()
         self.context.backend.placement.begin_training()
         self.events.emit("on_training_start")
+        resume = None if resumed is None else resumed.resume
+        self.context.wrapped.begin_training({} if resume is None else resume.requires_grad)
         self.context.wrapped.is_complete = True
         self._at_end.callback(setattr, self.context.wrapped, "is_complete", False)
         self._log.begin(self.state.batches_trained, resumed)

@@ -86,6 +86,7 @@ def collect_resume_state(
         settings=settings,
         has_validated=has_validated,
         positions=all_positions,
+        requires_grad=context.wrapped.frozen_or_unfrozen(),
     )
 
 

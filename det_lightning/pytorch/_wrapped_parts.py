@@ -6,7 +6,7 @@ Change here: a new point in a backward pass or an update; ``adapters/hooks.py`` 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any, TypeVar
 
@@ -51,6 +51,24 @@ class WrappedParts:
         self.lr_schedulers: list[LRScheduler] = []
         self.averages: dict[torch.optim.Optimizer, bool] = {}
         self.is_complete = False
+        self._required_grad: list[bool] = []
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for model in self.models for parameter in model.parameters()]
+
+    def begin_training(self, changes: Mapping[int, bool]) -> None:
+        """Note which parameters are frozen, then repeat the ``changes`` that an interrupted run has made since."""
+        parameters = self._parameters()
+        self._required_grad = [parameter.requires_grad for parameter in parameters]
+        for position, flag in changes.items():
+            if position < len(parameters):
+                parameters[position].requires_grad_(flag)
+
+    def frozen_or_unfrozen(self) -> dict[int, bool]:
+        """Return ``requires_grad`` of parameters frozen or unfrozen since training began, by position."""
+        flags = [parameter.requires_grad for parameter in self._parameters()]
+        before = self._required_grad
+        return {position: now for position, (now, was) in enumerate(zip(flags, before, strict=False)) if now != was}
 
     def _require_open(self, method: str) -> None:
         if self.is_complete:

@@ -19,6 +19,7 @@ from det_lightning.pytorch import Batch, load_trial_from_checkpoint_path
 from tests.adapters.training import resumes_exactly, trained
 from tests.lightning import BoringModel, fit, lightning_version, pl, trainer
 from tests.trials import SmallTrial, weights_of
+from tests.versions import from_lightning_2_6
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -67,6 +68,17 @@ def test_states_of_callbacks_come_back(plugin: type[pl.plugins.CheckpointIO], fo
     assert (second.best_model_path, second.best_model_score) == (first.best_model_path, first.best_model_score)
     assert repr(after.state) == repr(before.state)
     assert after.state["same"] is after.state["values"]
+
+
+@from_lightning_2_6
+@pytest.mark.parametrize("plugin", [DeterminedCheckpointIO, pl.plugins.TorchCheckpointIO])
+def test_averaged_weights_resume(plugin: type[pl.plugins.CheckpointIO], folder: str) -> None:
+    def train(epochs: int, checkpoint: str | None = None) -> Any:
+        callbacks = [pl.callbacks.ModelCheckpoint(folder), pl.callbacks.EMAWeightAveraging(decay=0.5)]
+        return trained(SmallTrial, checkpoint, max_epochs=epochs, callbacks=callbacks, plugins=[plugin()])
+
+    resumed = train(2, train(1).trainer.checkpoint_callback.best_model_path)
+    assert torch.equal(weights_of(resumed.trial), weights_of(train(2).trial))
 
 
 def test_a_trial_is_built_from_it(folder: str) -> None:

@@ -442,13 +442,6 @@ def test_strategies_refuse_other_modules() -> None:
         strategy.configure_ddp()
 
 
-@from_lightning_2_6
-def test_averaged_weights_resume(tmp_path: Path) -> None:
-    trained(callbacks=[pl.callbacks.WeightAveraging()]).trainer.save_checkpoint(tmp_path / "saved.ckpt")
-    module = trained(SmallTrial, tmp_path / "saved.ckpt", max_epochs=2, callbacks=[pl.callbacks.WeightAveraging()])
-    assert module.trial_run.state.batches_trained == 2 * EPOCH_LEN
-
-
 def test_two_aggregations_are_refused() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"accumulate_grad_batches=4: it means the same as .* 2"):
         fit(TrialModule(SmallTrial, aggregation_frequency=2), accumulate_grad_batches=4)

@@ -99,8 +99,8 @@ class ByEpoch(torch.utils.data.Sampler[int]):
         return self.size
 
 
-class TellingTheEpoch(SmallTrial):
-    """Tells the sampler the next epoch while the current one is trained."""
+class ChangingByEpoch(SmallTrial):
+    """Tells the sampler the next epoch while the current one is trained, and freezes a model in the second epoch."""
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
         self.sampler = ByEpoch(SAMPLES)
@@ -108,6 +108,7 @@ class TellingTheEpoch(SmallTrial):
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
         self.sampler.epoch = epoch_idx + 1
+        self.body.requires_grad_(epoch_idx != 1)
 
 
 class WithWorkers(SmallTrial):
@@ -172,7 +173,7 @@ def cases(trial_class: type[SmallTrial], stops: list[int], lengths: Sequence[int
         *cases(InDoublePrecision, [7]),
         *cases(ValidatingAtRandom, [7], [8, 10]),
         *cases(SharingGenerator, [7], [8, 10]),
-        *cases(TellingTheEpoch, [7], [8, 10]),
+        *cases(ChangingByEpoch, [7], [8, 10, 13]),
     ],
 )
 def test_resume(

@@ -48,6 +48,7 @@ class ResumeState:
             from the samplers, where workers may be ahead of training, and the states of the samplers.
         best_value: the best value so far of the metric that chooses checkpoints.
         trial: name of the trial in its storage.
+        requires_grad: of parameters frozen or unfrozen since training began, by their positions in all models.
 
     Example:
         >>> from det_lightning.checkpoint import ResumeState
@@ -68,6 +69,7 @@ class ResumeState:
     positions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     best_value: float | None = None
     trial: str | None = None
+    requires_grad: dict[int, bool] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``resume.pth``."""
@@ -198,6 +200,10 @@ def _is_start(value: Any) -> bool:
     return isinstance(value, dict) and _is_count(value.get("first_batch", 0))
 
 
+def _is_flags(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_count(place) and type(flag) is bool for place, flag in value.items())
+
+
 def _is_of_model(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(name, str) and isinstance(gradient, torch.Tensor) for name, gradient in value.items()
@@ -229,4 +235,5 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
     "positions": ("a list of the positions of the loaders of each rank", [_POSITION]),
     "best_value": ("a number", (int, float, NoneType)),
     "trial": ("a name", (str, NoneType)),
+    "requires_grad": ("a dict of true or false, by position", _is_flags),
 }
