@@ -9,7 +9,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from det_lightning import errors
 from det_lightning.adapters.lightning_internals import get_hint_logger
@@ -80,9 +80,10 @@ def take_content(
             modernize(content.state, content.source)
             load_models(context, content.state, content.source, content.trial_class)
         rest = (content.lightning or {}).get("state_dict", {})
-        averaging, callbacks = getattr(pl.callbacks, "WeightAveraging", ()), cast("Any", module.trainer).callbacks
-        averages = fitting and "current_model_state" in checkpoint
-        if averages and any(isinstance(one, averaging) for one in callbacks):
+        averaging = getattr(pl.callbacks, "WeightAveraging", ())
+        trainer: Any = module.trainer
+        is_averaged = fitting and "current_model_state" in checkpoint
+        if is_averaged and any(isinstance(one, averaging) for one in trainer.callbacks):
             # The callback expects its averages in the place of the weights.
             rest = {**join_models(content.state["models_state_dict"]), **rest}
             content.state["models_state_dict"], _ = split_models(checkpoint["current_model_state"])

@@ -51,24 +51,18 @@ class WrappedParts:
         self.lr_schedulers: list[LRScheduler] = []
         self.averages: dict[torch.optim.Optimizer, bool] = {}
         self.is_complete = False
-        self._required_grad: list[bool] = []
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [parameter for model in self.models for parameter in model.parameters()]
+        self._at_begin: list[tuple[torch.nn.Parameter, bool]] = []
 
     def begin_training(self, changes: Mapping[int, bool]) -> None:
         """Note which parameters are frozen, then repeat the ``changes`` that an interrupted run has made since."""
-        parameters = self._parameters()
-        self._required_grad = [parameter.requires_grad for parameter in parameters]
+        self._at_begin = [(p, p.requires_grad) for model in self.models for p in model.parameters()]
         for position, flag in changes.items():
-            if position < len(parameters):
-                parameters[position].requires_grad_(flag)
+            if position < len(self._at_begin):
+                self._at_begin[position][0].requires_grad_(flag)
 
     def frozen_or_unfrozen(self) -> dict[int, bool]:
         """Return ``requires_grad`` of parameters frozen or unfrozen since training began, by position."""
-        flags = [parameter.requires_grad for parameter in self._parameters()]
-        before = self._required_grad
-        return {position: now for position, (now, was) in enumerate(zip(flags, before, strict=False)) if now != was}
+        return {place: p.requires_grad for place, (p, was) in enumerate(self._at_begin) if p.requires_grad != was}
 
     def _require_open(self, method: str) -> None:
         if self.is_complete:

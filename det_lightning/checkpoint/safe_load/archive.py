@@ -183,8 +183,8 @@ class Parts(_Stream):
 
     def __init__(self, file: Section, parts: Iterable[bytes | Entry] = ()) -> None:
         super().__init__(size=0)
-        self._file = file
-        self._crc32s: dict[str, int] = {}
+        self.file = file
+        self.crc32s: dict[str, int] = {}  # of entries that were read whole
         self._parts: list[bytes | Entry] = []  # an entry stands for the content in the file
         self._begins: list[int] = []
         for part in parts:
@@ -220,9 +220,9 @@ class Parts(_Stream):
             target[: len(found)] = found
             return len(found)
         count = min(len(target), part.size - offset)
-        crc32 = self._file.fill(part.begin + offset, target[:count])
+        crc32 = self.file.fill(part.begin + offset, target[:count])
         if count == part.size:  # as torch reads the content of a storage
-            self._crc32s[part.name] = crc32
+            self.crc32s[part.name] = crc32
         return count
 
 
@@ -250,6 +250,6 @@ class CheckedArchive(Parts):
 
     def find_damage(self) -> list[str]:
         """Return the names of the entries whose checksum differs; read entries first that torch did not read."""
-        for name in self._entries.keys() - self._crc32s.keys():
-            self._crc32s[name] = self._file.checksum(self._entries[name])
-        return [name for name, entry in self._entries.items() if entry.crc32 not in (None, self._crc32s[name])]
+        for name in self._entries.keys() - self.crc32s.keys():
+            self.crc32s[name] = self.file.checksum(self._entries[name])
+        return [name for name, entry in self._entries.items() if entry.crc32 not in (None, self.crc32s[name])]

@@ -112,17 +112,19 @@ def put_placeholders(pickled: bytes, placeholder: type, kept: Container[str]) ->
     begin = 0
     is_dropped = False
     for operation, argument, position in pickletools.genops(file):
-        step, replacement = operation.name, None
-        if step in _CALLS and glance.has_placeholder(-2):
-            step, replacement = "BUILD", pickle.BUILD
-        glance.step(step, argument)
+        step = operation.name
+        gets_state = step in _CALLS and glance.has_placeholder(-2)
+        replacement = pickle.BUILD if gets_state else None
+        glance.step("BUILD" if gets_state else step, argument)
         if is_dropped:
             # An object within itself is made twice, and the inner one fetched. Either placeholder will do.
             if step not in _FETCHES or not glance.has_placeholder(-1):
                 raise pickle.UnpicklingError("an object is dropped")
-            is_dropped, replacement = False, b""
+            is_dropped = False
+            replacement = b""
         elif step == "POP":
-            is_dropped, replacement = True, b""
+            is_dropped = True
+            replacement = b""
         elif step == "GLOBAL" and glance.names_placeholder():
             replacement = reference
         elif step in _ITEMS_AS_STATE and glance.has_placeholder(-1):

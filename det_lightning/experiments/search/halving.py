@@ -138,7 +138,7 @@ class HalvingBracket:
             return []
         if metric is None or at is None or not math.isfinite(at):
             field, name = ("metric", self._searcher.metric) if metric is None else ("time_metric", self._searcher.clock)
-            error = f"a validation has no number as {name!r}, which is the searcher's {field}; report it among the metrics"
+            error = f"a validation must report {name!r}, which is the searcher's {field}, as a number"
             return [StopTrial(trial_id, error), *self._fail(trial_id)]
         operations: list[Operation] = []
         if math.isnan(metric):

@@ -188,6 +188,7 @@ def _make_trainer(**flags: Any) -> pl.Trainer:
 
 def _make_checkpoints(plan: RunPlan) -> DeterminedCheckpoint:
     period = _make_schedule(plan.checkpoint_after)
+    plan.no_code.mkdir(parents=True, exist_ok=True)
     return DeterminedCheckpoint(plan.storage, policy="none", period=period, code_dir=plan.no_code)
 
 
@@ -196,8 +197,7 @@ def _make_schedule(batches: frozenset[int]) -> Batch | None:
 
 
 def _observe_run(source: TrialSource, plan: RunPlan, observer: Observer, fit: Callable[[type], None]) -> Run:
-    for directory in (plan.storage, plan.no_code):
-        directory.mkdir(parents=True, exist_ok=True)
+    plan.storage.mkdir(parents=True, exist_ok=True)
     failure = None
     settings = _process_settings(plan.threads)
     # Names that the trial imports are observed, too.
