@@ -75,6 +75,7 @@ def collect_resume_state(
     rng_states, journals, all_positions, of_each = map(list, columns)
     if distributed.size > 1:
         gradients = [gradients] if states.is_sharded else of_each
+    required_grad = enumerate(context.wrapped.required_grad)
     return ResumeState(
         trial_state=dict(vars(trial_state)),
         rng_states=rng_states,
@@ -86,7 +87,7 @@ def collect_resume_state(
         settings=settings,
         has_validated=has_validated,
         positions=all_positions,
-        requires_grad=context.wrapped.frozen_or_unfrozen(),
+        requires_grad={place: p.requires_grad for place, (p, was) in required_grad if p.requires_grad != was},
     )
 
 

@@ -51,18 +51,15 @@ class WrappedParts:
         self.lr_schedulers: list[LRScheduler] = []
         self.averages: dict[torch.optim.Optimizer, bool] = {}
         self.is_complete = False
-        self._at_begin: list[tuple[torch.nn.Parameter, bool]] = []
+        #: The parameters, and whether each required a gradient when training began.
+        self.required_grad: list[tuple[torch.nn.Parameter, bool]] = []
 
     def begin_training(self, changes: Mapping[int, bool]) -> None:
         """Note which parameters are frozen, then repeat the ``changes`` that an interrupted run has made since."""
-        self._at_begin = [(p, p.requires_grad) for model in self.models for p in model.parameters()]
+        self.required_grad = [(p, p.requires_grad) for model in self.models for p in model.parameters()]
         for position, flag in changes.items():
-            if position < len(self._at_begin):
-                self._at_begin[position][0].requires_grad_(flag)
-
-    def frozen_or_unfrozen(self) -> dict[int, bool]:
-        """Return ``requires_grad`` of parameters frozen or unfrozen since training began, by position."""
-        return {place: p.requires_grad for place, (p, was) in enumerate(self._at_begin) if p.requires_grad != was}
+            if position < len(self.required_grad):
+                self.required_grad[position][0].requires_grad_(flag)
 
     def _require_open(self, method: str) -> None:
         if self.is_complete:
