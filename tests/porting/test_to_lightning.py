@@ -119,6 +119,12 @@ def test_unloggable_metrics_get_comments(train: str, todos: int) -> None:
     assert written.count("# TODO: Lightning logs numbers only: choose one number, or leave the metric out\n") == todos
 
 
+def test_names_of_training_and_evaluation_are_marked() -> None:
+    written, todos = written_trial(train="return {'a': 1}")
+    assert '    # TODO: training_step() logs "a" too: rename one, or loggers mix the two\n    def validation' in written
+    assert todos == 1
+
+
 def test_get_hparam_may_have_an_alias() -> None:
     written, todos = written_trial("hp = self.context.get_hparam; self.rate = hp('lr')")
     assert "        hp = self.hparams.__getitem__\n        self.rate = hp('lr')\n" in written
@@ -178,8 +184,8 @@ def test_clipping_callbacks_get_a_call() -> None:
         ("a = self.context.is_epoch_end()", "a = self.trainer.is_last_batch"),
         ("a = self.context._epoch_len", "a = self.trainer.num_training_batches"),
         ("a = f'é {self.context.device} {b}'", "a = f'é {self.device} {b}'"),
-        ("return {'a': epoch_idx}", "epoch_idx = self.current_epoch\n        self.log_dict({'a': epoch_idx})"),
-        ("if a: return {'a': 1}", "if a:\n            self.log_dict({'a': 1})\n            return"),
+        ("return {'b': epoch_idx}", "epoch_idx = self.current_epoch\n        self.log_dict({'b': epoch_idx})"),
+        ("if a: return {'b': 1}", "if a:\n            self.log_dict({'b': 1})\n            return"),
         ("return a", 'self.log_dict(metrics if isinstance(metrics, dict) else {"loss": metrics})'),
     ],
 )

@@ -28,6 +28,12 @@ def rewrite_steps(trial: Trial) -> None:
             trial.file.replace_statement(statement, _step_lines(trial, call))
         else:
             trial.file.todo(call, "clip, step and zero the optimizer here")
+    trained = _find_metric_names(trial.file, trial.methods["train_batch"])
+    for evaluate in [
+        trial.methods[name] for name in ("evaluate_batch", "evaluate_full_dataset") if name in trial.methods
+    ]:
+        for name in sorted(trained & _find_metric_names(trial.file, evaluate)):
+            trial.file.todo(evaluate, f'training_step() logs "{name}" too: rename one, or loggers mix the two')
     _rewrite_train_batch(trial.file, trial.methods["train_batch"])
     if "evaluate_batch" in trial.methods:
         reducer = trial.methods.get("evaluation_reducer")
@@ -182,6 +188,15 @@ def _rewrite_return(file: ModuleFile, method: cst.FunctionDef, returned: cst.Ret
             if is_list or isinstance(value, _NO_NUMBERS):
                 file.todo(value, "Lightning logs numbers only: choose one number, or leave the metric out")
     file.replace_statement(returned, lines if is_last else [*lines, "return"])
+
+
+def _find_metric_names(file: ModuleFile, method: cst.FunctionDef) -> set[str]:
+    """Return the names in the dicts that a method returns."""
+    returned = [
+        value for node in _in_method(file, method, cst.Return) for value in _find_values(file, method, node.value)
+    ]
+    elements = [element for value in returned if isinstance(value, cst.Dict) for element in value.elements]
+    return {read_string(element.key) or "" for element in elements if isinstance(element, cst.DictElement)} - {""}
 
 
 def _training_log(file: ModuleFile, method: cst.FunctionDef, returned: cst.Return) -> list[str]:
