@@ -44,6 +44,8 @@ def describe(folder: Path, name: str, ranks: int) -> Found:
     checkpoints = checkpoints_in(storage)
     contents = [{file.name: json.loads(file.read_text()) for file in path.iterdir()} for path in checkpoints]
     outputs = {content["metadata.json"].pop("default_output_uuid") for content in contents}
+    for content in contents:
+        content["metadata.json"].pop("records_per_step", None)  # of ours
     others = {path for path in storage.glob("*/") if path not in checkpoints and not path.name.startswith(".")}
     files = [(path, other) for other in others for path in other.rglob("*") if path.is_file()]
     return {

@@ -79,7 +79,7 @@ def test_optimizers_in_dicts_are_returned() -> None:
 
 def test_late_values_become_properties() -> None:
     late = {
-        "x": ("self.context.device", "self.device"),
+        "_device": ("self.context.device", "self.device"),
         "rank": ("context.distributed.get_rank()", "self.global_rank"),
         "size": ("context.distributed.size", "self.trainer.world_size"),
         "b": ("context.get_per_slot_batch_size()", 'self.hparams["global_batch_size"] // self.trainer.world_size'),
@@ -90,7 +90,7 @@ def test_late_values_become_properties() -> None:
     init = "; ".join(f"self.{name} = {given}" for name, (given, _) in late.items())
     written, todos = written_trial(init, train="; ".join(f"use(self.{name})" for name in late))
     for name, (_, value) in late.items():
-        member = "trial_logger" if name == "logger" else name
+        member = f"trial_{name}" if name in ("logger", "_device") else name
         assert f"    @property\n    def {member}(self):\n        return {value}\n" in written
         assert f"        use(self.{member})\n" in written
         assert f"self.{name} =" not in written
@@ -109,6 +109,7 @@ def test_the_device_of_a_module_is_its_own() -> None:
     [
         ("return {'lr': self.scheduler.get_last_lr()}", 1),
         ("metrics = {'names': [1, 2], 'kind': 'x'}; return metrics", 1),
+        ("return {'loss': loss.numpy()}", 1),
         ("return {'lr': self.scheduler.get_last_lr()[0], 'loss': loss, 'n': len(x)}", 0),
     ],
 )
@@ -116,6 +117,12 @@ def test_unloggable_metrics_get_comments(train: str, todos: int) -> None:
     written, found = written_trial(train=train)
     assert found == todos
     assert written.count("# TODO: Lightning logs numbers only: choose one number, or leave the metric out\n") == todos
+
+
+def test_names_of_training_and_evaluation_are_marked() -> None:
+    written, todos = written_trial(train="return {'a': 1}")
+    assert '    # TODO: training_step() logs "a" too: rename one, or loggers mix the two\n    def validation' in written
+    assert todos == 1
 
 
 def test_get_hparam_may_have_an_alias() -> None:
@@ -177,8 +184,8 @@ def test_clipping_callbacks_get_a_call() -> None:
         ("a = self.context.is_epoch_end()", "a = self.trainer.is_last_batch"),
         ("a = self.context._epoch_len", "a = self.trainer.num_training_batches"),
         ("a = f'é {self.context.device} {b}'", "a = f'é {self.device} {b}'"),
-        ("return {'a': epoch_idx}", "epoch_idx = self.current_epoch\n        self.log_dict({'a': epoch_idx})"),
-        ("if a: return {'a': 1}", "if a:\n            self.log_dict({'a': 1})\n            return"),
+        ("return {'b': epoch_idx}", "epoch_idx = self.current_epoch\n        self.log_dict({'b': epoch_idx})"),
+        ("if a: return {'b': 1}", "if a:\n            self.log_dict({'b': 1})\n            return"),
         ("return a", 'self.log_dict(metrics if isinstance(metrics, dict) else {"loss": metrics})'),
     ],
 )
@@ -186,6 +193,9 @@ def test_context_in_steps_is_rewritten(before: str, after: str) -> None:
     written, todos = written_trial(train=before)
     assert f"        {after}\n" in written
     assert todos == 0
+
+
+SCHEDULES = [f"context.wrap_lr_scheduler(s, LRScheduler.StepMode.STEP_EVERY_{kind})" for kind in ("EPOCH", "BATCH")]
 
 
 @pytest.mark.parametrize(
@@ -199,6 +209,11 @@ def test_context_in_steps_is_rewritten(before: str, after: str) -> None:
         ("b = context.get_per_slot_batch_size()", "divide by the number of processes"),
         ("self.w = context.wrap_scaler(s)", "nothing replaces context.wrap_scaler(); leave the scaler out"),
         ("getattr(context, 'device')", "a LightningModule has no context"),
+        (
+            "self.o = context.wrap_optimizer(O()) if a else None",
+            "the hooks below must leave self.o out where it is not",
+        ),
+        ("self.s = " + " if a else ".join(SCHEDULES), "call self.s.step() when its step mode says"),
     ],
 )
 def test_doubts_get_comments(init: str, todo: str) -> None:
@@ -213,6 +228,8 @@ def test_metrics_are_reduced_as_before() -> None:
         written, _ = written_trial(rest=f"\ndef evaluation_reducer(self):\n    return {reducer}\n")
         assert log in written
         assert "evaluation_reducer" not in written
+    either = "def evaluation_reducer(self):\n    if a: return Reducer.SUM\n    return Reducer.MAX"
+    assert written_trial(rest=either)[1] == 1
 
 
 @pytest.mark.slow

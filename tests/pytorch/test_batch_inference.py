@@ -64,6 +64,8 @@ def test_resume() -> None:
     (checkpoint,) = Path("storage").resolve().glob("*/metadata.json")
     torch_batch_process(Seeing, NUMBERS, checkpoint_storage="storage", latest_checkpoint=str(checkpoint.parent))
     assert seen == [[0, 1], [2, 3, 4]]
+    with pytest.raises(ValueError, match="batch_size times the number of ranks must be 1, as before; got 2"):
+        torch_batch_process(Seeing, NUMBERS, 2, checkpoint_storage="storage", latest_checkpoint=str(checkpoint.parent))
     assert len([path for path in Path("storage").glob("*/") if not (path / "metadata.json").exists()]) == 1
 
 

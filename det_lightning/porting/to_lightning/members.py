@@ -13,11 +13,13 @@ from det_lightning.porting.to_lightning.trial import Trial, rename_holder
 
 # Names of LightningModule; a trial's members with these names are renamed.
 _RESERVED = re.compile(
-    "all_gather|automatic_optimization|backward|clip_gradients|configure_callbacks|configure_gradient_clipping"
-    "|configure_model|configure_optimizers|current_epoch|device|device_mesh|dtype|example_input_array|fabric|freeze"
-    "|global_rank|global_step|hparams_initial|local_rank|log|log_dict|logger|loggers|lr_scheduler_step|lr_schedulers"
-    "|manual_backward|on_gpu|optimizer_step|optimizer_zero_grad|optimizers|prepare_data|print|setup|strict_loading"
-    "|teardown|to|trainer|training|training_step|type|validation_step"
+    "_buffers|_device|_fabric|_modules|_parameters|all_gather|automatic_optimization|backward|children|clip_gradients"
+    "|configure_callbacks|configure_gradient_clipping|configure_model|configure_optimizers|current_epoch|device"
+    "|device_mesh|dtype|eval|example_input_array|fabric|freeze|global_rank|global_step|hparams_initial|local_rank|log"
+    "|log_dict|logger|loggers|lr_scheduler_step|lr_schedulers|manual_backward|modules|named_parameters|on_\\w+"
+    "|optimizer_step|optimizer_zero_grad|optimizers|parameters|predict_step|prepare_data|print|setup|state_dict"
+    "|strict_loading|teardown|test_step|to|train|trainer|training|training_step|transfer_batch_to_device|type"
+    "|validation_step|zero_grad|(?:predict|test|train|val)_dataloader"
 )
 
 

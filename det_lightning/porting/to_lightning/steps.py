@@ -12,7 +12,7 @@ from det_lightning.porting.to_lightning.module_file import ModuleFile, argument,
 from det_lightning.porting.to_lightning.trial import Trial, is_by_name
 
 _NO_NUMBERS = (cst.List, cst.ListComp, cst.Tuple, cst.SimpleString, cst.FormattedString)
-_RETURN_LISTS = ("get_last_lr", "get_lr", "tolist")
+_RETURN_SEVERAL = ("get_last_lr", "get_lr", "numpy", "tolist")
 _REDUCTIONS = {"AVG": "mean", "SUM": "sum", "MAX": "max", "MIN": "min"}
 _ALL_ALIKE = "batch_size=1, sync_dist=True)  # every batch has the same weight"
 # Longer values get a line.
@@ -28,6 +28,12 @@ def rewrite_steps(trial: Trial) -> None:
             trial.file.replace_statement(statement, _step_lines(trial, call))
         else:
             trial.file.todo(call, "clip, step and zero the optimizer here")
+    trained = _find_metric_names(trial.file, trial.methods["train_batch"])
+    for evaluate in [
+        trial.methods[name] for name in ("evaluate_batch", "evaluate_full_dataset") if name in trial.methods
+    ]:
+        for name in sorted(trained & _find_metric_names(trial.file, evaluate)):
+            trial.file.todo(evaluate, f'training_step() logs "{name}" too: rename one, or loggers mix the two')
     _rewrite_train_batch(trial.file, trial.methods["train_batch"])
     if "evaluate_batch" in trial.methods:
         reducer = trial.methods.get("evaluation_reducer")
@@ -130,7 +136,7 @@ def _rewrite_evaluate_batch(file: ModuleFile, method: cst.FunctionDef, reducer: 
     """Write ``validation_step``, with logging in place of the returned metrics, reduced in the same way."""
     names = parameter_names(method)
     _rewrite_signature(file, method, "validation_step", names[1] if len(names) > 1 else "batch")
-    reductions = _read_reductions(reducer)
+    reductions = _read_reductions(file, reducer)
     if reductions is None:
         file.todo(method, "log each metric with the reduce_fx= that corresponds to evaluation_reducer()")
     if len(names) > 2 and names[2] != "batch_idx":
@@ -178,10 +184,19 @@ def _rewrite_return(file: ModuleFile, method: cst.FunctionDef, returned: cst.Ret
     for literal in _find_values(file, method, returned.value):
         for element in literal.elements if isinstance(literal, cst.Dict) else []:
             value = element.value
-            is_list = isinstance(value, cst.Call) and last_name(value.func) in _RETURN_LISTS
+            is_list = isinstance(value, cst.Call) and last_name(value.func) in _RETURN_SEVERAL
             if is_list or isinstance(value, _NO_NUMBERS):
                 file.todo(value, "Lightning logs numbers only: choose one number, or leave the metric out")
     file.replace_statement(returned, lines if is_last else [*lines, "return"])
+
+
+def _find_metric_names(file: ModuleFile, method: cst.FunctionDef) -> set[str]:
+    """Return the names in the dicts that a method returns."""
+    returned = [
+        value for node in _in_method(file, method, cst.Return) for value in _find_values(file, method, node.value)
+    ]
+    elements = [element for value in returned if isinstance(value, cst.Dict) for element in value.elements]
+    return {read_string(element.key) or "" for element in elements if isinstance(element, cst.DictElement)} - {""}
 
 
 def _training_log(file: ModuleFile, method: cst.FunctionDef, returned: cst.Return) -> list[str]:
@@ -218,12 +233,12 @@ def _find_values(
     return [one.value for one in assigns if any(dotted_name(given.target) == value.value for given in one.targets)]
 
 
-def _read_reductions(reducer: cst.FunctionDef | None) -> dict[str, str] | str | None:
+def _read_reductions(file: ModuleFile, reducer: cst.FunctionDef | None) -> dict[str, str] | str | None:
     """Return Lightning's reduction, for all metrics or by name; None if the code does not say."""
     if reducer is None:
         return "mean"
-    last = list_statements(reducer.body)[-1]
-    returned = last.value if isinstance(last, cst.Return) else None
+    *others, last = file.find(cst.Return, within=reducer)
+    returned = None if others else last.value
     if not isinstance(returned, cst.Dict):
         return _REDUCTIONS.get(last_name(returned))
     found: dict[str, str] = {}

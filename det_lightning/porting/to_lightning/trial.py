@@ -29,7 +29,7 @@ class Scheduler:
     """A wrapped learning rate scheduler."""
 
     holder: str  # see _find_holders()
-    mode: str  # empty if the code does not say
+    mode: str  # empty if the code does not say, or says several
     frequency: cst.BaseExpression | None
     every: str = "1"  # the frequency as written
 
@@ -120,11 +120,18 @@ class Trial:
         return set(found)
 
     def _find_wrapped(self, method: str, advice: str) -> Iterator[tuple[cst.Call, list[str]]]:
-        """Yield the calls of a method with the holders of the results; note the advice for calls without holders."""
-        for call in self.context_calls(method):
-            holders = _find_holders(self.file, call, list(self.assignments()))
+        """Yield the calls of a method with the holders of the results; note missing and conditional holders."""
+        assigned = list(self.assignments())
+        calls = [(call, _find_holders(self.file, call, assigned)) for call in self.context_calls(method)]
+        held = [holder for _, holders in calls for holder in holders if not holder.startswith("*")]
+        unset = {f"self.{name}" for name, value in assigned if dotted_name(value) == "None"}
+        for call, holders in calls:
             if not holders:
                 self.file.todo(call, advice)
+            is_conditional = any(isinstance(outer, cst.If | cst.IfExp) for outer in self.file.ancestors(call))
+            for holder in holders:
+                if holder in unset or (is_conditional and held.count(holder) == 1):
+                    self.file.todo(call, f"the hooks below must leave {holder} out where it is not set")
             yield call, holders
 
     def _find_models(self) -> None:
@@ -139,11 +146,7 @@ class Trial:
 
     def _find_optimizers(self) -> None:
         advice = "configure_optimizers() must return this optimizer too; keep it in an attribute"
-        for call, holders in self._find_wrapped("wrap_optimizer", advice):
-            unset = {f"self.{name}" for name, value in self.assignments() if dotted_name(value) == "None"}
-            for holder in holders:
-                if holder in unset:
-                    self.file.todo(call, f"configure_optimizers() must leave {holder} out where it is None")
+        for _, holders in self._find_wrapped("wrap_optimizer", advice):
             self.optimizers += [holder for holder in holders if holder not in self.optimizers]
 
     def _find_schedulers(self) -> None:
@@ -152,9 +155,14 @@ class Trial:
             frequency = argument(call, 2, "frequency")
             if holders and frequency is not None and self._is_local(frequency):
                 self.file.todo(call, "on_train_batch_end() needs the frequency: keep it in an attribute")
-            known = [scheduler.holder for scheduler in self.schedulers]
             mode = last_name(argument(call, 1, "step_mode"))
-            self.schedulers += [Scheduler(holder, mode, frequency) for holder in holders if holder not in known]
+            every = "1" if frequency is None else self.file.source(frequency)
+            for holder in holders:
+                known = [scheduler for scheduler in self.schedulers if scheduler.holder == holder]
+                self.schedulers += [] if known else [Scheduler(holder, mode, frequency, every)]
+                for scheduler in known:
+                    if (scheduler.mode, scheduler.every) != (mode, every):
+                        scheduler.mode = ""
 
     def render_frequencies(self) -> None:
         """Keep the rewritten frequencies of schedulers, before the wrapping calls are removed."""

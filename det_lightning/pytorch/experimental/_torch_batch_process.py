@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 # Determined's names; it reads these checkpoints too.
 _STEPS_COMPLETED = "steps_completed"
 _OUTPUT_ID = "default_output_uuid"
+_RECORDS = "records_per_step"  # of all ranks; Determined ignores this
 _FILE = "batch_completed.json"
 
 
@@ -106,7 +107,8 @@ def torch_batch_process(
             checkpoint.
 
     Raises:
-        ValueError: arguments cannot be used; all are named. Or the trial has several slots, but only one process.
+        ValueError: arguments cannot be used; all are named. Or the trial has several slots, but only one process. Or
+            ``batch_size`` times the number of ranks is not that of the ``latest_checkpoint``.
         TypeError: the dataset has no length.
         InvalidCheckpointException: ``latest_checkpoint`` is not a checkpoint of the progress.
         CheckpointNotFound: ``latest_checkpoint`` does not exist.
@@ -132,8 +134,8 @@ def torch_batch_process(
     with init(distributed=distributed_context, checkpoint_storage=checkpoint_storage) as core_context:
         if latest_checkpoint is None and core_context.info is not None:
             latest_checkpoint = core_context.info.latest_checkpoint
-        progress = _Progress.begin(core_context, latest_checkpoint)
         ranks = core_context.distributed
+        progress = _Progress.begin(core_context, latest_checkpoint, options["batch_size"] * ranks.size)
         context = TorchBatchProcessorContext(core_context, f"{progress.output_id}/rank_{ranks.rank}")
         processor = batch_processor_cls(context=context)
         loader = DataLoader(dataset, **options)
@@ -234,13 +236,14 @@ class _Progress:
     core_context: Context
     steps_completed: int  # number of batches that each rank has processed in earlier runs
     output_id: str  # name of the output directory
+    records_per_step: int  # of all ranks
 
     @classmethod
-    def begin(cls, core_context: Context, latest_checkpoint: str | None) -> _Progress:
+    def begin(cls, core_context: Context, latest_checkpoint: str | None, records_per_step: int) -> _Progress:
         """Return the progress in a checkpoint, or of a new run."""
         output_id = core_context.distributed.broadcast(str(uuid.uuid4()))
         if latest_checkpoint is None:
-            return cls(core_context, 0, output_id)
+            return cls(core_context, 0, output_id, records_per_step)
         metadata = core_context.checkpoint.get_metadata(latest_checkpoint)
         missing = [name for name in (_STEPS_COMPLETED, _OUTPUT_ID) if name not in metadata]
         if missing:
@@ -248,8 +251,14 @@ class _Progress:
                 f"{latest_checkpoint} is not a checkpoint of torch_batch_process(): the metadata lack "
                 f"{' and '.join(missing)}. Load the checkpoint of a model in the processor."
             )
+        before = metadata.get(_RECORDS, records_per_step)
+        if before != records_per_step:
+            raise ValueError(
+                f"torch_batch_process() cannot continue from {latest_checkpoint}: batch_size times the number of ranks "
+                f"must be {before}, as before; got {records_per_step}."
+            )
         logger.info("%d batches were processed before.", metadata[_STEPS_COMPLETED])
-        return cls(core_context, metadata[_STEPS_COMPLETED], metadata[_OUTPUT_ID])
+        return cls(core_context, metadata[_STEPS_COMPLETED], metadata[_OUTPUT_ID], records_per_step)
 
     def save(self, steps_completed: int) -> None:
         """Write a checkpoint with the number of batches that each rank has processed."""
@@ -257,7 +266,7 @@ class _Progress:
         if of_ranks is None:
             return
         completed = min(of_ranks)
-        metadata = {_STEPS_COMPLETED: completed, _OUTPUT_ID: self.output_id}
+        metadata = {_STEPS_COMPLETED: completed, _OUTPUT_ID: self.output_id, _RECORDS: self.records_per_step}
         with self.core_context.checkpoint.store_path(metadata) as (path, _):
             (path / _FILE).write_text(json.dumps({"batch_completed": completed}), encoding="utf-8")
 
