@@ -29,9 +29,7 @@ def rewrite_steps(trial: Trial) -> None:
         else:
             trial.file.todo(call, "clip, step and zero the optimizer here")
     trained = _find_metric_names(trial.file, trial.methods["train_batch"])
-    for evaluate in [
-        trial.methods[name] for name in ("evaluate_batch", "evaluate_full_dataset") if name in trial.methods
-    ]:
+    for evaluate in filter(None, map(trial.methods.get, ("evaluate_batch", "evaluate_full_dataset"))):
         for name in sorted(trained & _find_metric_names(trial.file, evaluate)):
             trial.file.todo(evaluate, f'training_step() logs "{name}" too: rename one, or loggers mix the two')
     _rewrite_train_batch(trial.file, trial.methods["train_batch"])
@@ -237,8 +235,8 @@ def _read_reductions(file: ModuleFile, reducer: cst.FunctionDef | None) -> dict[
     """Return Lightning's reduction, for all metrics or by name; None if the code does not say."""
     if reducer is None:
         return "mean"
-    *others, last = file.find(cst.Return, within=reducer)
-    returned = None if others else last.value
+    returns = [*file.find(cst.Return, within=reducer)]
+    returned = returns[0].value if len(returns) == 1 else None
     if not isinstance(returned, cst.Dict):
         return _REDUCTIONS.get(last_name(returned))
     found: dict[str, str] = {}
