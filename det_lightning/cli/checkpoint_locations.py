@@ -23,6 +23,7 @@ def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
     storage = CheckpointStorage(url, options=options)
     with explain_errors(f"looking for {escape(storage)}"):
         if not storage.root.is_dir():
+            storage.root.exists()  # raises where gcsfs is refused access, which is_dir() takes for an absence
             raise errors.StorageError(f"There is no directory {escape(storage)}, or nothing is in it.")
         if is_checkpoint(storage.root):
             raise errors.StorageError(f"{escape(storage)} is a checkpoint; name the storage that holds the checkpoint.")

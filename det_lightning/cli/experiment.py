@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from det_lightning import errors
 from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
 from det_lightning.startup_hook import STARTUP_HOOK, find_all_installs
@@ -268,7 +269,13 @@ def _run(directory: ExperimentDirectory, machines: Machines, options: Options, *
     from det_lightning.experiments.overview import find_failed_trials
 
     with live_view(directory) as update:
-        outcome = lifecycle.run(directory, update, machines, options, retry_failed=retry_failed)
+        try:
+            outcome = lifecycle.run(directory, update, machines, options, retry_failed=retry_failed)
+        except BrokenPipeError:
+            raise
+        except OSError as e:  # such as a full disk
+            again = _command("resume", directory.path)
+            raise errors.ExperimentError(f"The experiment stopped: {e}. After a remedy, resume with: {again}") from e
     if outcome is None:
         warn(f"Paused. Resume with: {_command('resume', directory.path)}")
         raise typer.Exit(130)

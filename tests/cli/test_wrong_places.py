@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.server
 import logging
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -70,6 +72,24 @@ def test_place_without_checkpoints_is_an_error(place: Location) -> None:
     (place / "code/notes.txt").write(b"no checkpoint")
     for command in COMMANDS:
         assert f"{place} holds no checkpoints." in error_at(place, command)
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """Answers like a service whose user lacks the rights."""
+
+    def do_GET(self) -> None:
+        self.send_response_only(403)
+        self.end_headers()
+
+
+def test_refused_access_to_a_google_bucket_is_no_absence(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gcsfs")
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = ("--option", "token=anon", "--option", f"endpoint_url=http://127.0.0.1:{server.server_port}")
+        assert "Forbidden" in error_of("ls", "gs://bucket/prefix", *options)
+        server.shutdown()
 
 
 def test_place_that_does_not_exist_is_an_error(tmp_path: Path) -> None:

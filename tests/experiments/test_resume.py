@@ -42,6 +42,12 @@ def test_resume_keeps_options(tmp_path: Path) -> None:
     arguments = ("run", config, config.parent, "--experiments", folder, "--cpu", "--slots", 2)
     error = run_until(lambda: len(events_of(experiment, "validation")) >= 2, *arguments)
     (command,) = (line.partition("Resume with: ")[2] for line in error.splitlines() if "Resume with" in line)
+    # A runner that cannot write, as on a full disk, says how to go on.
+    best = experiment / "trials/best.json"
+    best.unlink()
+    best.mkdir()
+    assert f"resume with: {command}" in run("experiment", "resume", experiment, ends_with=2).stderr
+    best.rmdir()
     done = run_printed(command)
     assert done.returncode == 0, done.stderr
     assert "COMPLETED" in done.stderr
