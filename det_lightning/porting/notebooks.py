@@ -64,8 +64,7 @@ def port_notebook(text: str, libraries: Libraries = UNKNOWN) -> tuple[str, list[
         line += old.rstrip("\n").count("\n") + 2
         shown += before[len(before.rstrip("\n")) :]
         cell["source"] = shown.splitlines(keepends=True) if isinstance(cell["source"], list) else shown
-    left = drop_resolved(findings, program)
-    located = [dataclasses.replace(finding, line=numbers[finding.line]) for finding in left]
+    located = [dataclasses.replace(one, line=numbers[one.line]) for one in drop_resolved(findings, program)]
     return dump(notebook) + _ending(text), located + _findings_of_others(notebook)
 
 

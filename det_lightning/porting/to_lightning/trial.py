@@ -158,11 +158,15 @@ class Trial:
             mode = last_name(argument(call, 1, "step_mode"))
             every = "1" if frequency is None else self.file.source(frequency)
             for holder in holders:
-                known = [scheduler for scheduler in self.schedulers if scheduler.holder == holder]
-                self.schedulers += [] if known else [Scheduler(holder, mode, frequency, every)]
-                for scheduler in known:
-                    if (scheduler.mode, scheduler.every) != (mode, every):
-                        scheduler.mode = ""
+                self._add_scheduler(Scheduler(holder, mode, frequency, every))
+
+    def _add_scheduler(self, found: Scheduler) -> None:
+        """Note a scheduler, without its mode if an earlier call with the same holder says another."""
+        known = next((one for one in self.schedulers if one.holder == found.holder), None)
+        if known is None:
+            self.schedulers.append(found)
+        elif (known.mode, known.every) != (found.mode, found.every):
+            known.mode = ""
 
     def render_frequencies(self) -> None:
         """Keep the rewritten frequencies of schedulers, before the wrapping calls are removed."""
