@@ -80,10 +80,7 @@ def take_content(
             modernize(content.state, content.source)
             load_models(context, content.state, content.source, content.trial_class)
         rest = (content.lightning or {}).get("state_dict", {})
-        averaging = getattr(pl.callbacks, "WeightAveraging", ())
-        trainer: Any = module.trainer
-        is_averaged = fitting and "current_model_state" in checkpoint
-        if is_averaged and any(isinstance(one, averaging) for one in trainer.callbacks):
+        if fitting and "current_model_state" in checkpoint and _averages_weights(module.trainer):
             # The callback expects its averages in the place of the weights.
             rest = {**join_models(content.state["models_state_dict"]), **rest}
             content.state["models_state_dict"], _ = split_models(checkpoint["current_model_state"])
@@ -99,6 +96,11 @@ def take_content(
         checkpoint["state_dict"] = {**module.state_dict(), **rest}
     checkpoint.pop("loops", None)
     return content
+
+
+def _averages_weights(trainer: Any) -> bool:
+    kind = getattr(pl.callbacks, "WeightAveraging", ())  # new in Lightning 2.6
+    return any(isinstance(callback, kind) for callback in trainer.callbacks)
 
 
 def _uses_files_of_torch(plugin: pl.plugins.CheckpointIO | None) -> bool:

@@ -51,7 +51,8 @@ class TrialModule(InferenceModule):
         aggregation_frequency: number of batches whose gradients make one optimizer update.
         average_aggregated_gradients: divide the gradients of an update by ``aggregation_frequency``.
         trial_seed: the value of ``context.get_trial_seed()``.
-        max_length: number of batches or epochs before a final validation. Default to ``pl.Trainer`` or ``exp_conf``.
+        max_length: number of batches or epochs before a final validation. Defaults to the length of ``pl.Trainer``, or
+            else of ``exp_conf``.
         validation_period: one period or several. Defaults to ``check_val_every_n_epoch`` and ``val_check_interval`` of
             ``pl.Trainer``.
         reporting_period: defaults to ``log_every_n_steps`` of ``pl.Trainer``.

@@ -82,13 +82,15 @@ def _unusable_in_a_loop(config: ExperimentConfig, *, partial: bool) -> Iterator[
 
 def _batch_sizes(entry: Hyperparameter | None) -> list[Any]:
     """Return values of ``global_batch_size``, of a range only the smallest; none if there is no batch size."""
-    if isinstance(entry, Int):
-        return [entry.minval]
-    if entry is None or (isinstance(entry, Const) and entry.val is None):
+    if entry is None:
         return []
+    if isinstance(entry, dict):
+        return ["a group"]
+    if isinstance(entry, Const):
+        return [] if entry.val is None else [entry.val]
     if isinstance(entry, Categorical):
         return entry.vals
-    return [entry.val if isinstance(entry, Const) else "a group" if isinstance(entry, dict) else f"type: {entry.type}"]
+    return [entry.minval if isinstance(entry, Int) else f"type: {entry.type}"]
 
 
 def _is_count(value: Any) -> bool:

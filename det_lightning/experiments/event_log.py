@@ -100,7 +100,7 @@ class EventLog:
         self._file = open_private(path, "a+b")
         self._lock = None
         with contextlib.suppress(NoLocks):
-            # Not the log itself: filelock before 4.2.1, the last for Python 3.10, empties the file that it locks.
+            # Not the log itself: filelock before 4.2.1 empties what it locks, and Python 3.10 has no later one.
             self._lock = lock_file(_runner_file(path), f"{os.getpid()} {platform.node()}".encode())
             if self._lock is None:
                 self._file.close()

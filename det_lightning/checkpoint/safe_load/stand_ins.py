@@ -124,7 +124,8 @@ def _encode_latin(text: str, encoding: str) -> bytes:
 
 
 # Stand for classes of schedulers.
-_OneCycle, _SWA = (type(name, (), {"__slots__": ()}) for name in ("_OneCycle", "_SWA"))
+_OneCycle = type("_OneCycle", (), {"__slots__": ()})
+_SWA = type("_SWA", (), {"__slots__": ()})
 # Their functions that are in states: of OneCycleLR before torch 2.0, of SWALR also in 2.7.
 _ANNEALING: dict[Any, Any] = {
     _OneCycle: (torch.optim.lr_scheduler.OneCycleLR, "_annealing_cos", "_annealing_linear"),
