@@ -17,10 +17,10 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from det_lightning import errors
 from det_lightning.engine.device_copies import SideStream, copy_aside
 from det_lightning.engine.loader_workers import RunLoader
-from det_lightning.engine.resume import read_journal
+from det_lightning.engine.resume import continue_batches, read_journal, warn_of_own_data
 from det_lightning.engine.run_options import RunOptions
 from det_lightning.pytorch._data import DataLoader
-from det_lightning.pytorch._position import TrainingPosition
+from det_lightning.pytorch._position import GlobalBatch, TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import PassJournal, SamplerStates
@@ -67,6 +67,7 @@ class TrialData:
 
     Attributes:
         journal: how the passes over the training data began.
+        global_batch: how batches are divided among ranks; None if the trial divides its data itself.
         epoch_len: number of batches in an epoch.
         training, validation: the data.
         prepare_batch: moves and casts a batch.
@@ -84,8 +85,9 @@ class TrialData:
         self._context = context
         self._replicas = context.distributed.size
         self._rank = context.distributed.rank
-        journal, resumed_at = read_journal(options.resumed, self._rank)
-        self._resumed_at = resumed_at or {}
+        self._resumed = options.resumed
+        self.global_batch: GlobalBatch | None = None
+        journal, self._resumed_at = read_journal(options.resumed, self._rank, self._replicas)
         self.journal = PassJournal(journal, position=self._resumed_at.get("training"))
         limit = options.epoch_limit
         loader = loaders.build_training(limit if options.overfits else None)
@@ -142,10 +144,28 @@ class TrialData:
                 "drop_last=True. See build_training_data_loader()."
             )
         if not isinstance(loader, DataLoader):
+            if self._rank == 0:
+                warn_of_own_data(self._resumed, loader, self._replicas)
             return loader
+        self.global_batch = self._choose_global_batch(loader.batch_sampler)
+        self.journal.ranks = self.global_batch.ranks
+        if self.global_batch.ranks != self._replicas:
+            loader = copy.copy(loader)  # the trial may return the same loader for another run
+            loader.batch_sampler = self.global_batch.resize(loader.batch_sampler)
         initial_batch = self._context.position.initial_batch
         shares = {"num_replicas": self._replicas, "rank": self._rank}
         return loader.get_resumable_loader(self.journal, initial_batch, **shares, pins=copies_aside)
+
+    def _choose_global_batch(self, batch_sampler: Any) -> GlobalBatch:
+        size = (self._context.settings.hparams or {}).get("global_batch_size") or None
+        now = GlobalBatch.measure(batch_sampler, self._replicas, size)
+        if self._resumed is None:
+            return now
+        chosen, follows_order = continue_batches(self._resumed, batch_sampler, now, warns=self._rank == 0)
+        if not follows_order:
+            self.journal.forget()
+        self._context.position.initial_batch = self._resumed.trial_state.batches_trained
+        return chosen
 
     def _shard_validation(self, loader: Any, sharded: bool) -> Any:
         if not isinstance(loader, DataLoader):

@@ -11,10 +11,12 @@ from det_lightning import errors
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import RESUME_FILE, modernize
+from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.engine.events import TrialEvents
+from det_lightning.pytorch._position import GlobalBatch
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._random_state import require_rng, restore_rng
-from det_lightning.pytorch._weights import load_resume_state, load_state, of_rank
+from det_lightning.pytorch._weights import load_resume_state, load_state
 from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = logging.getLogger(__name__)
@@ -51,33 +53,82 @@ def require_resumable(content: CheckpointContent) -> None:
 
 
 def read_journal(
-    content: CheckpointContent | None, rank: int
-) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
-    """Return how a rank's passes over the training data began, and the positions of the loaders; None if unknown."""
-    if content is None or content.resume is None:
-        return None, None
-    resume = content.resume
-    return list(of_rank(resume.journals, rank)), of_rank(resume.positions, rank) if resume.positions else None
+    content: CheckpointContent | None, rank: int, ranks: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return how a rank's passes over the training data began, and the positions of the loaders; empty if unknown.
 
-
-def adapt_position(content: CheckpointContent, size: int) -> None:
-    """Convert the position, counted in batches per rank, to another number of ranks.
-
-    If the batch size stays the same, so does the number of samples seen, rounded up to whole batches of all ranks.
+    If another number of ranks wrote the checkpoint, all ranks get those of the chief, and so share one order.
     """
-    before = 1 if content.resume is None else content.resume.world_size
+    if content is None or content.resume is None:
+        return [], {}
+    resume = content.resume
+    writer = rank if resume.world_size == ranks else 0
+    return list(resume.journals[writer]), resume.positions[writer] if resume.positions else {}
+
+
+def continue_batches(
+    content: CheckpointContent, batch_sampler: Any, now: GlobalBatch, *, warns: bool
+) -> tuple[GlobalBatch, bool]:
+    """Return the global batch to continue with, and whether the recorded order of the samples still applies.
+
+    A position counts global batches. If their size is another one now, the position becomes the same number of samples.
+    Otherwise the position stays, and the former global batches are dealt to the ranks, if possible.
+    """
+    before = _read_global_batch(content, now)
+    kept, follows_order = now, before.batch_size == now.batch_size
+    notice: str | None = None
+    if not content.trial_state.batches_trained or (before.ranks == now.ranks and before.equals(now)):
+        return kept, follows_order
+    if not before.equals(now):
+        notice = _convert_position(content, before, now)
+    elif obstacle := before.find_obstacle(batch_sampler, now):
+        follows_order = False
+        notice = f"{obstacle}. The position stays, but samples of the current pass may be repeated or left out"
+    else:
+        kept, follows_order = before, True
+        notice = before.describe_partial(now.ranks)
+    if notice and warns:
+        logger.warning(
+            "The run resumes on %d process(es) after %d batches; earlier batches were divided among %d: %s.",
+            *(now.ranks, content.trial_state.batches_trained, before.ranks, notice),
+        )
+    return kept, follows_order
+
+
+def warn_of_own_data(content: CheckpointContent | None, loader: Any, ranks: int) -> None:
+    """Warn if other ranks than before continue with data that the trial divides among ranks itself."""
+    if content is not None and content.resume is not None and content.resume.world_size != ranks:
+        logger.warning(
+            "The run resumes on %d process(es) after %d batches of %d: the trial divides its data, a %s, itself, and "
+            "must continue after as many batches of all processes.",
+            *(ranks, content.trial_state.batches_trained, content.resume.world_size, type(loader).__name__),
+        )
+
+
+def _read_global_batch(content: CheckpointContent, now: GlobalBatch) -> GlobalBatch:
+    """Return the global batch of the checkpoint; for old ones from the hyperparameters, if the loader follows them."""
+    resume = content.resume
+    if resume is not None and resume.global_batch:
+        return GlobalBatch(**resume.global_batch)
+    ranks = now.ranks if resume is None else resume.world_size  # Determined does not write the number
+    size = (read_settings(resume, content.load_data)["hparams"] or {}).get("global_batch_size")
+    if type(size) is not int or size < ranks:
+        return GlobalBatch(ranks, now.batch_size if ranks == now.ranks else None, None, now.global_batch_size)
+    share = size // ranks if now.follows_hyperparameter() else now.batch_size
+    return GlobalBatch(ranks, share, now.samples_per_epoch, size)
+
+
+def _convert_position(content: CheckpointContent, before: GlobalBatch, now: GlobalBatch) -> str:
+    """Convert the counts of batches to batches of the present size; return what was done."""
+    if not before.can_convert(now):
+        return "the sizes of the batches are unknown, and the position stays"
     state = content.trial_state
-    if before == size or state.batches_trained == 0:
-        return
     for name in ("batches_trained", "last_ckpt", "last_val"):
-        setattr(state, name, -(-getattr(state, name) * before // size))
+        setattr(state, name, before.convert(getattr(state, name), now))
     content.epochs_known = False
-    logger.warning(
-        "The checkpoint was written by %d process(es) and is read by %d: the run resumes after %d batches of each "
-        "process, approximately as many samples.",
-        before,
-        size,
-        state.batches_trained,
+    return (
+        f"a batch of all processes had {before.count_samples()} samples and has {now.count_samples()}, and the "
+        "position is the same number of samples"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.engine.data_stream import LoaderFactory, TrialData
 from det_lightning.engine.events import TrialEvents
-from det_lightning.engine.resume import StateBeforeValidation, adapt_position, apply, require_same_checkpoint
+from det_lightning.engine.resume import StateBeforeValidation, apply, require_same_checkpoint
 from det_lightning.engine.run_log import LoggedWorkload, RunLog
 from det_lightning.engine.run_options import RunOptions
 from det_lightning.engine.run_warnings import RunWarnings
@@ -45,8 +45,6 @@ class TrialRun:
         self.schedule = schedule
         self.options = options
         resumed = options.resumed
-        if resumed is not None:
-            adapt_position(resumed, context.distributed.size)
         self.state = TrialState() if resumed is None else resumed.trial_state
         self.evaluation = Evaluation(trial, context, bool(schedule.test_mode), options.keeps_validation_metrics)
         self._at_end = contextlib.ExitStack()

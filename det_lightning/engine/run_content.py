@@ -81,13 +81,16 @@ class RunContent:
 
     def _resume_state(self, rng: dict[str, Any]) -> ResumeState:
         run = self._run
-        journal = run.data.journal.state_dict(run.state.batches_trained * run.context.distributed.size)
+        journal = run.data.journal.state_dict(run.state.batches_trained)
         now = StateBeforeValidation(rng, run.data.journal.positions(), run.has_validated)
         kept = run.before_final_validation or now
         self._follow_settings()
-        return collect_resume_state(
+        resume = collect_resume_state(
             run.context, run.state, kept.rng, journal, kept.positions, self._settings, kept.has_validated
         )
+        if run.data.global_batch is not None:
+            resume.global_batch = vars(run.data.global_batch)
+        return resume
 
     def _follow_settings(self) -> None:
         """Describe the settings again if the trial has changed settings during the training."""

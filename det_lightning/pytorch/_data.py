@@ -14,7 +14,7 @@ from torch.utils import data
 
 from det_lightning.arguments import wrong_argument
 from det_lightning.pytorch import samplers
-from det_lightning.pytorch._position import ResumableBatchSampler
+from det_lightning.pytorch._position import DealtBatchSampler, ResumableBatchSampler
 from det_lightning.pytorch._random_state import PassJournal
 
 logger = logging.getLogger(__name__)
@@ -134,10 +134,14 @@ class DataLoader:
         """
         if self._journal is None or not repeat:
             return self._build(batch_sampler=adapt_batch_sampler(self.batch_sampler, repeat, skip, num_replicas, rank))
-        # Prefetching workers may be this many batches ahead of training, and each batch may begin a new pass.
-        self._journal.keep = 2 + self.num_workers * (self.prefetch_factor or 0)
-        endless = ResumableBatchSampler(self.batch_sampler, self._journal, skip * num_replicas)
-        sampler = adapt_batch_sampler(endless, num_replicas=num_replicas, rank=rank)
+        ranks = self._journal.ranks
+        # Prefetching workers may be this many batches ahead of training, and each batch may begin new passes.
+        self._journal.keep = (2 + self.num_workers * (self.prefetch_factor or 0)) * ranks
+        sampler: Any = ResumableBatchSampler(self.batch_sampler, self._journal, skip * ranks)
+        if ranks == num_replicas:
+            sampler = adapt_batch_sampler(sampler, num_replicas=num_replicas, rank=rank)
+        else:
+            sampler = DealtBatchSampler(sampler, ranks, num_replicas, rank)
         return self._build(self._pins, batch_sampler=sampler)
 
     def copies_aside(self, device: torch.device) -> bool:

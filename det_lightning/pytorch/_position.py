@@ -1,16 +1,18 @@
-"""The position of a run in the training data, and a batch sampler that repeats the order of an interrupted run."""
+"""The position of a run in the training data, and batch samplers that continue the order of an interrupted run."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 from torch.utils.data import BatchSampler
 
 from det_lightning import errors
+from det_lightning.pytorch import samplers
 from det_lightning.pytorch._random_state import PassJournal, SamplerStates, isolated_rng, restore_rng
 
 
@@ -131,3 +133,128 @@ class ResumableBatchSampler(BatchSampler):
                 index += len(drawn)
         samplers.restore(self.journal.resumed_at["samplers"])
         return ready, batches, begun_at, index
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalBatch:
+    """The batch of all ranks together, of which each rank trains on a share.
+
+    Attributes:
+        ranks: number of ranks among which the batch was divided when the training began.
+        batch_size: number of samples in a share; None if the batch sampler does not tell.
+        samples_per_epoch: number of samples in a pass over the data; None if unknown.
+        global_batch_size: the hyperparameter of this name, if there is one.
+    """
+
+    ranks: int
+    batch_size: int | None = None
+    samples_per_epoch: int | None = None
+    global_batch_size: int | None = None
+
+    @classmethod
+    def measure(cls, batch_sampler: Any, ranks: int, global_batch_size: int | None) -> GlobalBatch:
+        """Return the global batch of a loader with this ``batch_sampler`` on each of ``ranks`` ranks."""
+        plain = _find_plain(batch_sampler)
+        size = getattr(batch_sampler if plain is None else plain, "batch_size", None)
+        if not isinstance(size, int) or size < 1 or not isinstance(batch_sampler, Sized):
+            return cls(ranks, None, None, global_batch_size)
+        samples = len(batch_sampler) * size
+        if plain is not None and isinstance(plain.sampler, Sized):
+            samples = min(samples, len(plain.sampler))
+        return cls(ranks, size, samples, global_batch_size)
+
+    def follows_hyperparameter(self) -> bool:
+        """Return whether a share is what ``global_batch_size`` gives each rank."""
+        return self.global_batch_size is not None and self.batch_size == self.global_batch_size // self.ranks
+
+    def equals(self, other: GlobalBatch) -> bool:
+        """Return whether the batch has the same size; a remainder that ranks drop makes no difference."""
+        if self.batch_size is None or other.batch_size is None:
+            return self.global_batch_size == other.global_batch_size
+        if self.follows_hyperparameter() and other.follows_hyperparameter():
+            return self.global_batch_size == other.global_batch_size
+        return self.ranks * self.batch_size == other.ranks * other.batch_size
+
+    def count_samples(self) -> int:
+        """Return the number of samples in a whole batch."""
+        return self.ranks * (self.batch_size or 0)
+
+    def can_convert(self, now: GlobalBatch) -> bool:
+        """Return whether a position can be converted to batches of the size of ``now``."""
+        return None not in (self.batch_size, now.batch_size) and bool(self.samples_per_epoch and now.samples_per_epoch)
+
+    def convert(self, batches: int, now: GlobalBatch) -> int:
+        """Return how many batches of the size of ``now`` hold the samples of ``batches``, rounded up in each pass."""
+        passes, shares = divmod(batches * self.ranks, self.count_shares())
+        shares_now = min(-(-shares * (self.batch_size or 1) // (now.batch_size or 1)), now.count_shares())
+        return -(-(passes * now.count_shares() + shares_now) // now.ranks)
+
+    def count_shares(self) -> int:
+        """Return the number of shares in a pass over the data, the last of which may be smaller."""
+        return -(-(self.samples_per_epoch or 1) // (self.batch_size or 1))
+
+    def find_obstacle(self, batch_sampler: Any, now: GlobalBatch) -> str | None:
+        """Return why the samples of this batch cannot be dealt to the ranks of ``now``; None if they can."""
+        if self.batch_size is None:
+            return f"the size of the batches of {type(batch_sampler).__name__} is unknown"
+        if _find_plain(batch_sampler) is None:
+            return f"{type(batch_sampler).__name__} is a batch sampler of your own"
+        if self.count_samples() != now.count_samples():
+            whole = max(self.global_batch_size or 0, self.count_samples())
+            return f"a batch of {whole} samples does not divide among {now.ranks} processes"
+        return None
+
+    def resize(self, batch_sampler: Any) -> Any:
+        """Return a copy of ``batch_sampler`` with batches of :attr:`batch_size` over the same samplers of samples."""
+        resized = copy.copy(batch_sampler)
+        if type(batch_sampler) is BatchSampler:
+            resized.batch_size = self.batch_size
+        else:
+            resized.batch_sampler = self.resize(batch_sampler.batch_sampler)
+        return resized
+
+    def describe_partial(self, ranks: int) -> str | None:
+        """Return how the samples of a partial batch count when ``ranks`` ranks share them; None if they count alike."""
+        partial = (self.samples_per_epoch or 0) % (self.batch_size or 1)
+        if not partial or (self.ranks == 1 and partial % ranks == 0):
+            return None
+        return (
+            f"the last batch of a pass over the data has {partial} samples in place of {self.batch_size}, which count "
+            "for more or less in the mean over the processes than without the change"
+        )
+
+
+class DealtBatchSampler(BatchSampler):
+    """Deals the batches of ``ranks`` ranks to another number of ranks, so that each global batch has the same samples.
+
+    ``batch_sampler`` yields the shares of all ``ranks`` in turn. Rank ``rank`` of ``num_replicas`` gets its part of
+    each global batch; if there are fewer samples than ranks, some ranks get the same sample.
+
+    Example:
+        >>> from det_lightning.pytorch._position import DealtBatchSampler
+        >>> of_one_rank = [[0, 1, 2, 3], [4, 5, 6, 7]]
+        >>> list(DealtBatchSampler(of_one_rank, ranks=1, num_replicas=2, rank=1))
+        [[2, 3], [6, 7]]
+    """
+
+    def __init__(self, batch_sampler: Any, ranks: int, num_replicas: int, rank: int) -> None:
+        self.batch_sampler = batch_sampler
+        self.ranks = ranks
+        self.num_replicas = num_replicas
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return -(-len(self.batch_sampler) // self.ranks)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        shares = iter(self.batch_sampler)
+        while samples := [*itertools.chain.from_iterable(itertools.islice(shares, self.ranks))]:
+            begin, end = (len(samples) * rank // self.num_replicas for rank in (self.rank, self.rank + 1))
+            yield samples[begin : max(begin + 1, end)]
+
+
+def _find_plain(batch_sampler: Any) -> BatchSampler | None:
+    """Return torch's BatchSampler below Determined's samplers, which only reorder or repeat batches; else None."""
+    while type(batch_sampler) in (samplers.RepeatBatchSampler, samplers.ReproducibleShuffleBatchSampler):
+        batch_sampler = batch_sampler.batch_sampler
+    return batch_sampler if type(batch_sampler) is BatchSampler else None

@@ -212,8 +212,11 @@ class PassJournal:
     An entry has the number of the pass's ``first_batch``, counted over the whole run and all ranks, and the states
     before the first draw: ``rng`` of the global generators, and ``samplers``. From a checkpoint come ``recorded``, the
     result of :meth:`state_dict`, and ``resumed_at``, the training position of :meth:`positions`. ``keep`` passes are
-    remembered, because workers may be passes ahead of training.
+    remembered, because workers may be passes ahead of training. ``ranks`` batches, one for each rank when the training
+    began, make a global batch.
     """
+
+    ranks = 1
 
     def __init__(
         self, recorded: list[dict[str, Any]] | None = None, keep: int = 2, position: dict[str, Any] | None = None
@@ -237,8 +240,13 @@ class PassJournal:
         self._starts.append({"first_batch": first_batch, "rng": capture_rng(), "samplers": self.samplers.capture()})
         del self._starts[: -self.keep]
 
-    def state_dict(self, next_batch: int) -> list[dict[str, Any]]:
-        """Return the passes needed to continue with batch ``next_batch`` (over all ranks)."""
+    def forget(self) -> None:
+        """Drop all that was recorded before: the batches have another size now."""
+        self.recorded, self.resumed_at, self._starts = [], {}, []
+
+    def state_dict(self, batches_trained: int) -> list[dict[str, Any]]:
+        """Return the passes needed to continue after ``batches_trained`` global batches."""
+        next_batch = batches_trained * self.ranks
         following = bisect.bisect_right(self._starts, next_batch, key=operator.itemgetter("first_batch"))
         return [*map(dict, self._starts[max(following - 1, 0) :])]
 

@@ -97,17 +97,13 @@ def load_resume_state(context: PyTorchTrialContext, resume: ResumeState, source:
     rank = context.distributed.rank
     states = context.backend.states
     of_ranks = [resume.gradients] if resume.world_size == 1 else resume.gradients
+    is_own = len(of_ranks) == context.distributed.size and not states.is_sharded
     with _explain_misfits(f"The gradients in {source}"):
-        gradients = _average_gradients(of_ranks) if states.is_sharded else of_rank(of_ranks, rank)
+        gradients = of_ranks[rank] if is_own else _average_gradients(of_ranks)
         for model, saved in zip(context.models, gradients[: len(context.models)], strict=True):
             states.load_gradients(model, saved)
         context.precision.scaling.load_partial(resume.precision)
-    restore_rng(of_rank(resume.rng_states, rank), context.device)
-
-
-def of_rank(entries: list[Any], rank: int) -> Any:
-    """Return the entry of a rank; if fewer ranks wrote entries, the entry of one of the writers."""
-    return entries[rank % len(entries)]
+    restore_rng(resume.rng_states[rank % len(resume.rng_states)], context.device)
 
 
 def _average_gradients(ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[str, torch.Tensor]]:

@@ -197,7 +197,7 @@ def test_several_resumes(straight: Callable[..., Any], tmp_path: Path) -> None:
 
 
 def test_resume_with_another_batch_size(tmp_path: Path) -> None:
-    """As in Determined, which skips as many batches of the new size as were trained."""
+    """The position is the same number of samples: twelve are two batches of seven."""
 
     class OfBatchSize(SmallTrial):
         batch_size = 4
@@ -213,7 +213,7 @@ def test_resume_with_another_batch_size(tmp_path: Path) -> None:
     train(tmp_path, OfBatchSize, stop_after=3)
     OfBatchSize.batch_size = 7
     train(tmp_path, OfBatchSize, latest_checkpoint=only_checkpoint(tmp_path), max_length=9)
-    assert sizes == [4] * 3 + [7] * 6
+    assert sizes == [4] * 3 + [7] * 7
 
 
 def test_resume_with_other_validation_samplers(tmp_path: Path) -> None:

@@ -93,8 +93,10 @@ def test_loaders_repeat_shard_skip(size: int, batch_size: int, repeat: bool, ski
 @given(st.integers(0, 20), st.integers(1, 3))
 def test_a_resumable_loader(first_batch: int, num_replicas: int) -> None:
     loader = DataLoader(TEN, 3)
+    journal = PassJournal()
+    journal.ranks = num_replicas
     for rank in range(num_replicas):
-        resumable = loader.get_resumable_loader(PassJournal(), first_batch, num_replicas, rank)
+        resumable = loader.get_resumable_loader(journal, first_batch, num_replicas, rank)
         assert values(resumable, 8) == values(loader.get_data_loader(True, first_batch, num_replicas, rank), 8)
 
 

@@ -49,6 +49,8 @@ class ResumeState:
         best_value: the best value so far of the metric that chooses checkpoints.
         trial: name of the trial in its storage.
         requires_grad: of parameters frozen or unfrozen since training began, by their positions in all models.
+        global_batch: among how many ``ranks`` a batch was divided when training began, the ``batch_size`` of each, the
+            ``samples_per_epoch`` and the hyperparameter ``global_batch_size``; empty if the trial divides its own data.
 
     Example:
         >>> from det_lightning.checkpoint import ResumeState
@@ -70,6 +72,7 @@ class ResumeState:
     best_value: float | None = None
     trial: str | None = None
     requires_grad: dict[int, bool] = dataclasses.field(default_factory=dict)
+    global_batch: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``resume.pth``."""
@@ -204,6 +207,16 @@ def _is_flags(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_count(place) and type(flag) is bool for place, flag in value.items())
 
 
+def _is_global_batch(value: Any) -> bool:
+    sizes = ("batch_size", "samples_per_epoch", "global_batch_size")
+    return value == {} or (
+        isinstance(value, dict)
+        and value.keys() == {"ranks", *sizes}
+        and _is_count(value["ranks"], 1, _MAX_WORLD_SIZE)
+        and all(value[name] is None or _is_count(value[name], 1) for name in sizes)
+    )
+
+
 def _is_of_model(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(name, str) and isinstance(gradient, torch.Tensor) for name, gradient in value.items()
@@ -236,4 +249,5 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
     "best_value": ("a number", (int, float, NoneType)),
     "trial": ("a name", (str, NoneType)),
     "requires_grad": ("a dict of true or false, by position", _is_flags),
+    "global_batch": ("the sizes of a batch on all ranks", _is_global_batch),
 }
