@@ -58,7 +58,7 @@ def start(
     return process
 
 
-def wait(process: subprocess.Popen[str], timeout_s: float = 90) -> Ended:
+def wait(process: subprocess.Popen[str], timeout_s: float = 300) -> Ended:
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.launching import ROOT
+from tests.tracked import tracked
 from tests.warm_python import WarmPython
 
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), ROOT / "benchmarks" / "README.md"]
-)
+PAGES = tracked("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/README.md")
 #: Examples that the tests in tests/testing run.
 TESTED_ELSEWHERE = ROOT / "docs" / "testing.md"
 #: The trial that the examples import: any with the metric "validation_loss".

@@ -18,10 +18,11 @@ from det_lightning.config import read_config
 from tests.experiments.running import events_of
 from tests.experiments.running import run as run_command
 from tests.launching import TORCHRUN
+from tests.tracked import tracked
 from tests.warm_python import WarmPython
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-CONFIGURATIONS = sorted(EXAMPLES.glob("*/*.yaml"))
+CONFIGURATIONS = tracked("examples/*/*.yaml")
 #: The file that train.py draws, and the metric of the search.
 PROJECTS = {
     "mnist": ("mistakes.png", "validation_loss"),
@@ -51,7 +52,7 @@ def test_configurations_are_valid(file: Path) -> None:
 
 def test_index_names_every_example() -> None:
     index = (EXAMPLES / "README.md").read_text()
-    folders = {file.parent for file in EXAMPLES.glob("*/*.*") if file.suffix in (".py", ".yaml", ".ipynb")}
+    folders = {file.parent for file in tracked("examples/*/*.*") if file.suffix in (".py", ".yaml", ".ipynb")}
     assert [folder.name for folder in sorted(folders) if f"({folder.name}/README.md)" not in index] == []
     assert [folder.name for folder in sorted(folders) if not (folder / "README.md").exists()] == []
 

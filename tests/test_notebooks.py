@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.tracked import tracked
+
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed; the extra [test] has it")
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed; nbclient brings it")
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*/*.ipynb"))
+NOTEBOOKS = tracked("examples/*/*.ipynb")
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def exit_status(work: Callable[..., None], *arguments: Any) -> int | None:
     process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
     process.start()
     gc.unfreeze()
-    process.join(120)
+    process.join(500)
     status = process.exitcode
     process.kill()
     process.join()

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 from tests.launching import ROOT
+from tests.tracked import tracked
 
 #: The pages with commands: those of the site, and those that a visitor of the repository reads.
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
+PAGES = tracked("*.md", "docs/**/*.md", "benchmarks/README.md")
 
 #: Why commands are not run, as comments of their pages say it.
 REASONS = (
