@@ -75,6 +75,10 @@ MISSING_PARTS = {
         "is any error of a checkpoint",
     ),
     "determined.exec": ("it runs inside of Determined's containers", "remove it"),
+    "determined.experimental.core_v2": (
+        "the Core API as module attributes is not covered",
+        "use `with det_lightning.core.init() as core_context:`, which has the same parts",
+    ),
     "determined.gpu": ("it looks for the GPUs of an agent", "ask torch.cuda"),
     "determined.horovod": (
         "Horovod is set up for the trial, not by it",

@@ -28,10 +28,6 @@ PUBLIC = {
         TorchBatchProcessor TorchBatchProcessorContext get_default_device torch_batch_process
     """,
     "det_lightning.experimental": "test_one_batch",
-    "det_lightning.experimental.core_v2": """
-        Config DefaultConfig DistributedContext PreemptMode TensorboardMode UnmanagedConfig checkpoint close distributed
-        info init init_context preempt searcher train url_reverse_webui_exp_view
-    """,
     "det_lightning.horovod": "hvd",
     "det_lightning.util": """
         download_gcs_blob_with_backoff filter_duplicates has_param is_overridden merge_dicts

@@ -82,17 +82,6 @@ class CheckpointContext:
         self._distributed = distributed
         self.storage = storage
         self._task = task
-        self._job: str | None = None
-
-    def continue_job(self, job: str) -> str | None:
-        """Record ``job`` in the metadata of new checkpoints; return the id of the job's newest checkpoint, or None.
-
-        All ranks call this. Raise a StorageError if the storage cannot be read.
-        """
-        self._job = job
-        newest = next(self.storage.newest_first(job), None) if self._distributed.rank == 0 else None
-        checkpoint_id: str | None = self._distributed.broadcast(newest and newest.rpartition("/")[2])
-        return checkpoint_id
 
     def upload(
         self,
@@ -274,7 +263,7 @@ class CheckpointContext:
         plain: dict[str, Any] = spell_numbers(as_plain(merged, "metadata"))
         for mistake in [] if self._task is None else find_mistakes_in_steps(plain["steps_completed"]):
             raise ValueError(f"In the metadata of a checkpoint {mistake}.")
-        return plain if self._job is None else {**plain, "job": self._job}
+        return plain
 
     def _complete(
         self, ranks: DistributedContext, staging: StagingDirectory | None, target: Location, metadata: dict[str, Any]

@@ -18,12 +18,9 @@ class TrialInfo:
         hparams: the values of the hyperparameters.
 
     Example:
-        >>> from det_lightning.experimental import core_v2
-        >>> config = core_v2.Config(hparams={"lr": 0.1}, data={"size": 8}, checkpoint_storage="checkpoints")
-        >>> with core_v2.init_context(config=config) as context:
-        ...     trial = context.info.trial
-        >>> trial.hparams["lr"], trial.user_data
-        (0.1, {'size': 8})
+        >>> import det_lightning as det
+        >>> info = det.get_cluster_info()
+        >>> learning_rate = 0.1 if info is None else info.trial.hparams["lr"]
     """
 
     def __init__(
@@ -107,11 +104,9 @@ class ClusterInfo:
         task_type: ``"TRIAL"``; there are no other tasks here.
 
     Example:
-        >>> from det_lightning.experimental import core_v2
-        >>> with core_v2.init_context(config=core_v2.Config(checkpoint_storage="checkpoints")) as context:
-        ...     info = context.info
-        >>> info.task_type, info.latest_checkpoint, info.slot_ids
-        ('TRIAL', None, [])
+        >>> import det_lightning as det
+        >>> info = det.get_cluster_info()
+        >>> resumes_from = None if info is None else info.latest_checkpoint
     """
 
     def __init__(

@@ -53,7 +53,7 @@ _BLOCKED = (
     "determined.pytorch.deepspeed",
     "determined.pytorch.lightning",
 )
-_IN_BLOCKED = ("determined.experimental.core_v2", "determined.experimental.test_one_batch")
+_IN_BLOCKED = ("determined.experimental.test_one_batch",)
 
 # For packages that code imports along with Determined, parts of one first: how much it matters, what it is, and what to
 # do.

@@ -24,7 +24,6 @@ MODULES = (
     "det_lightning.checkpoint",
     "det_lightning.testing",
     "det_lightning.experimental",
-    "det_lightning.experimental.core_v2",
     "det_lightning.util",
     "det_lightning.horovod",
     "det_lightning",
