@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -63,8 +62,9 @@ class DrivenModule(pl.LightningModule):
     """A module whose subclasses may override every hook, but must not replace a method marked by :func:`answers`.
 
     Raises:
-        InvalidExperimentException: a subclass replaces a marked method, or hides an attribute that drives the trial.
-            The class statement raises the error.
+        InvalidExperimentException: a subclass hides an attribute that drives the trial, or a step does not take an
+            iterator: the class statement raises the error. A run raises the error if an override did not call
+            ``super()``.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class DrivenModule(pl.LightningModule):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _refuse(cls, _find_hidden_names(cls) or cls.find_replaced_answers())
+        _refuse(cls, _find_hidden_names(cls) or cls.find_wrong_steps())
 
     @classmethod
     def list_marked_methods(cls) -> dict[str, Any]:
@@ -81,19 +81,15 @@ class DrivenModule(pl.LightningModule):
         return {name: method for base in cls.__mro__[::-1] for name, method in vars(base).items() if _is_answer(method)}
 
     @classmethod
-    def find_replaced_answers(cls) -> dict[str, str]:
-        """Return the mistakes of overrides that never call the overridden method, by name."""
-        found = {}
-        for name, method in cls.list_marked_methods().items():
-            override = inspect.getattr_static(cls, name)
-            if _is_answer(override):
-                continue
-            if name.endswith("_step") and not lightning_internals.takes_dataloader_iter(getattr(cls, name)):
-                way = "an override takes dataloader_iter, below one decorator at most, and passes it to super()"
-                found[name] = f"{method.instead}; {way}"
-            elif not _mentions(override, name):
-                found[name] = f"{cls.__name__}.{name}() does not call super().{name}(): {method.instead}"
-        return found
+    def find_wrong_steps(cls) -> dict[str, str]:
+        """Return the mistakes of overridden steps that do not take an iterator, by name."""
+        way = "an override takes dataloader_iter, below one decorator at most, and passes it to super()"
+        return {
+            name: f"{method.instead}; {way}"
+            for name, method in cls.list_marked_methods().items()
+            if name.endswith("_step") and not _is_answer(inspect.getattr_static(cls, name))
+            if not lightning_internals.takes_dataloader_iter(getattr(cls, name))
+        }
 
     def require_answer(self, name: str) -> None:
         """Raise an InvalidExperimentException if no override has called the marked method."""
@@ -123,27 +119,6 @@ def _is_own(base: type) -> bool:
     return base.__module__.startswith("det_lightning.")
 
 
-def _mentions(override: Any, name: str) -> bool:
-    """Return whether the code of an override names the overridden method, also below decorators."""
-    function = inspect.unwrap(getattr(override, "__func__", override))
-    closure = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
-    codes = [getattr(function, "__code__", None)]
-    while codes:
-        code = codes.pop()
-        if isinstance(code, types.CodeType):
-            if {name, "getattr"} & {*code.co_names}:  # the argument of getattr() is known only at run time
-                return True
-            codes += code.co_consts
-    return any(_mentions(inner, name) for inner in closure if isinstance(inner, types.FunctionType))
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # the variable is not set yet
-        return False
-
-
 def _refuse(module_class: type, wrong: Mapping[str, str]) -> None:
     if wrong:
         raise errors.InvalidExperimentException(
@@ -164,7 +139,7 @@ def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
         if overrides(module, type(module), name)
     }
     if trains:
-        wrong |= module.find_replaced_answers()
+        wrong |= module.find_wrong_steps()
         wrong |= {name: way for name, way in _UNUSED_METHODS.items() if overrides(module, pl.LightningModule, name)}
     _refuse(type(module), wrong)
 
