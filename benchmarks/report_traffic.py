@@ -70,7 +70,7 @@ class Counter(TorchDispatchMode):
     def profile(self, frame: Any, event: str, argument: Any) -> None:
         """Count an exchange through the store; for ``sys.setprofile``."""
         if event == "call" and frame.f_globals.get("__name__") == "det_lightning.ranks.exchange":
-            self.through_store += frame.f_code.co_name == "_run"
+            self.through_store += frame.f_code.co_name == "_take_part"
 
 
 def bytes_of_process() -> np.ndarray[Any, Any]:

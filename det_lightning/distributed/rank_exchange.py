@@ -1,7 +1,7 @@
-"""Exchanges among ranks at the boundaries of a run, by tensor collectives if there is a process group.
+"""Exchanges of objects among ranks at the boundaries of a run, by tensor collectives if there is a process group.
 
-A report or a validation takes two exchanges of tensors for metrics and requests to stop. Values of a user's reducers
-travel as pickles. At a checkpoint the chief gathers random states, positions and gradients of an aggregation.
+A report or a validation takes one exchange, with metrics and requests to stop. At a checkpoint the chief gathers random
+states, positions and gradients of an aggregation.
 """
 
 from __future__ import annotations
@@ -13,18 +13,62 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
-from det_lightning.distributed.group_collectives import (
-    Array,
-    GroupCollectives,
-    Reduced,
-    RowReduction,
-    Rows,
-    find_group_device,
-)
 from det_lightning.ranks.distributed_context import DistributedContext
 
+_Array = np.ndarray[Any, Any]
+
 _LENGTH_BYTES = 8
+# Gloo's all-gather passes data around a ring; sending a copy to each rank takes one round, but more memory.
+_LARGEST_COPIES_BYTES = 1 << 20
+
+
+def find_group_device(distributed: DistributedContext) -> torch.device | None:
+    """Return the device of the process group's tensors; None if these ranks have no usable group."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    if (dist.get_rank(), dist.get_world_size()) != (distributed.rank, distributed.size):
+        return None
+    backend = dist.get_backend()
+    if "gloo" in backend:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
+
+
+class GroupCollectives:
+    """Collectives of a process group, in the same order on all ranks, with arrays of equal size and type.
+
+    ``device`` comes from :func:`find_group_device`.
+    """
+
+    def __init__(self, distributed: DistributedContext, device: torch.device) -> None:
+        self.rank = distributed.rank
+        self.size = distributed.size
+        self._distributed = distributed
+        self._device = device
+
+    def all_to_all(self, outgoing: _Array, operation: str) -> _Array:
+        """Send each rank a part of ``outgoing``, all of equal length; return the parts from all ranks."""
+        sent = torch.from_numpy(outgoing).to(self._device)
+        received = torch.empty_like(sent)
+        self._distributed.wait_for(dist.all_to_all_single(received, sent, async_op=True), operation)
+        return received.cpu().numpy()
+
+    def all_gather(self, own: _Array, operation: str) -> _Array:
+        """Return the vectors of all ranks as an array of shape ``(ranks, n)``."""
+        if own.nbytes * self.size <= _LARGEST_COPIES_BYTES:
+            return self.all_to_all(np.tile(own, self.size), operation).reshape(self.size, -1)
+        sent = torch.from_numpy(own).to(self._device)
+        received = torch.empty((self.size, len(own)), dtype=sent.dtype, device=self._device)
+        self._distributed.wait_for(dist.all_gather(list(received.unbind()), sent, async_op=True), operation)
+        return received.cpu().numpy()
+
+    def broadcast(self, own: _Array, operation: str) -> _Array:
+        exchanged = torch.from_numpy(own).to(self._device)
+        self._distributed.wait_for(dist.broadcast(exchanged, 0, async_op=True), operation)
+        return exchanged.cpu().numpy()
 
 
 class RankExchange:
@@ -37,7 +81,6 @@ class RankExchange:
     def __init__(self, distributed: DistributedContext) -> None:
         self.distributed = distributed
         self.is_alone = distributed.size == 1
-        self._reductions: dict[str, RowReduction] = {}
         self._asked = self.is_alone
         self._found_group: GroupCollectives | None = None
         # From the previous exchange: an exchange of about as many bytes takes a single collective.
@@ -53,21 +96,10 @@ class RankExchange:
             self._asked = True
         return self._found_group
 
-    def reduce(self, rows: Rows | None, flags: int, width: int, operation: str) -> Reduced:
-        """Return the flags of all ranks, and the results of the rows if all ranks have some and a process group.
-
-        Args:
-            rows: the contribution of this rank, each row with ``width`` numbers; None for nothing.
-            flags: bits; the union over all ranks is returned.
-            width: the same in all calls with this operation.
-            operation: a name for messages.
-        """
-        group = self._group()
-        if group is None:
-            return Reduced(functools.reduce(operator.or_, self.distributed.allgather(flags)), None)
-        if operation not in self._reductions:
-            self._reductions[operation] = RowReduction(group, width, operation)
-        return self._reductions[operation].reduce(rows, flags)
+    def unite(self, flags: int) -> int:
+        """Return the bits that any rank has set."""
+        united: int = functools.reduce(operator.or_, self.allgather(flags))
+        return united
 
     def allgather(self, stuff: Any) -> list[Any]:
         """Return the objects of all ranks, in rank order: copies, except the chief's own object on the chief."""
@@ -88,7 +120,7 @@ class RankExchange:
         (frame,) = self._exchange_whole(pickled, lambda frame: [group.broadcast(frame, "broadcast")])
         return stuff if self.distributed.rank == 0 else pickle.loads(_read_content(frame))
 
-    def _exchange_whole(self, pickled: bytes, exchange: Callable[[Array], list[Array]]) -> list[Array]:
+    def _exchange_whole(self, pickled: bytes, exchange: Callable[[_Array], list[_Array]]) -> list[_Array]:
         """Exchange frames with room for the longest pickle: a second time, if the first had not enough."""
         frames = exchange(self._frame(pickled))
         longest = max(map(_read_length, frames))
@@ -99,7 +131,7 @@ class RankExchange:
         self._object_bytes = max(1024, longest + longest // 4)
         return frames
 
-    def _frame(self, pickled: bytes) -> Array:
+    def _frame(self, pickled: bytes) -> _Array:
         """Return a vector, of the same size on all ranks, with the pickle's length and, if small enough, the pickle."""
         frame = np.zeros(_LENGTH_BYTES + self._object_bytes, np.uint8)
         frame[:_LENGTH_BYTES] = np.array([len(pickled)], np.int64).view(np.uint8)
@@ -108,9 +140,9 @@ class RankExchange:
         return frame
 
 
-def _read_length(frame: Array) -> int:
+def _read_length(frame: _Array) -> int:
     return int(frame[:_LENGTH_BYTES].view(np.int64)[0])
 
 
-def _read_content(frame: Array) -> bytes:
+def _read_content(frame: _Array) -> bytes:
     return bytes(frame[_LENGTH_BYTES : _LENGTH_BYTES + _read_length(frame)].data)

@@ -70,7 +70,7 @@ class EarlyEnd:
         agreed = self._agreed
         if agreed is None:
             wishes = self.wishes(users_code_follows=False)
-            agreed = self._exchange.reduce(None, wishes, 1, "agree").flags
+            agreed = self._exchange.unite(wishes)
             self.note(agreed)
         stops = bool(agreed & _STOP)
         # A trial that wants to stop is done: a scheduler must not start the trial again.
