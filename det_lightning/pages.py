@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from typing import Any
 
+from det_lightning.files.strict_json import escape_surrogates
 from det_lightning.missing_parts import how_to_install
 
 # More points of a curve than pixels of a screen only make a page large.
@@ -40,7 +41,9 @@ def render_page(
     environment.filters.update(filters)
     environment.policies["json.dumps_kwargs"] = {}  # by default, names are sorted
     made_at = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    return environment.get_template(template).render(**content, charts=charts, library=library, made_at=made_at)
+    return environment.get_template(template).render(
+        **content, charts=escape_surrogates(charts), library=library, made_at=made_at
+    )
 
 
 def _read_plotly() -> str:

@@ -13,7 +13,7 @@ import typer
 from det_lightning import errors
 from det_lightning.escaping import escape
 from det_lightning.files.plain_values import as_plain
-from det_lightning.files.strict_json import to_json
+from det_lightning.files.strict_json import escape_surrogates, to_json
 from det_lightning.masking import mask_text
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def as_command_line(text: str) -> str:
 
 def print_json(content: Any) -> None:
     """Write ``content`` as strict JSON to standard output."""
-    typer.echo(to_json(as_plain(content), indent=2))
+    typer.echo(to_json(escape_surrogates(as_plain(content)), indent=2))
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -20,6 +20,8 @@ from det_lightning.experiments.trial_process import TrialProcess
 
 # A line of nvidia-smi -L, with the UUID.
 _GPU = re.compile(r"GPU \d+: .*\(UUID: (\S+)\)")
+# Far more than a machine can train with.
+_MOST_PER_CPU = 32
 # How the UUID of a part of a GPU begins.
 _PART = "MIG-"
 _PART_LISTED = re.compile(rf"\(UUID: ({_PART}\S+)\)")
@@ -94,9 +96,15 @@ def find_devices(demand: Demand) -> Devices:
 
 
 def _choose_devices(slots_per_trial: int, on_cpu: bool) -> Devices:
+    cpus = os.cpu_count() or 1
+    if slots_per_trial > _MOST_PER_CPU * cpus:
+        raise errors.ExperimentError(
+            f"A trial of {slots_per_trial:,} processes (--slots, or resources.slots_per_trial) is too large for this "
+            f"machine, which has {cpus} CPUs: at most {_MOST_PER_CPU * cpus}, which are {_MOST_PER_CPU} a CPU."
+        )
     gpus = {} if on_cpu or slots_per_trial == 0 else find_gpus()
     if on_cpu or slots_per_trial == 0 or (not gpus and slots_per_trial == 1):
-        return Devices(tuple(range(max(os.cpu_count() or 1, slots_per_trial))))
+        return Devices(tuple(range(max(cpus, slots_per_trial))))
     if slots_per_trial > len(gpus):
         fewer = f"--slots {len(gpus)} for trials of {len(gpus)} processes, or " if gpus else ""
         raise errors.ExperimentError(

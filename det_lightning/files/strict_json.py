@@ -56,6 +56,15 @@ def read_every_number(value: Any) -> Any:
     return _SPELLED.get(value, value) if isinstance(value, str) else value
 
 
+def escape_surrogates(value: Any) -> Any:
+    r"""Return ``value`` with text that UTF-8 can hold: lone surrogates, as of undecodable file names, as ``\udcff``."""
+    if isinstance(value, dict):
+        return {escape_surrogates(key): escape_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [escape_surrogates(item) for item in value]
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
 def as_number(value: Any) -> float | None:
     """Return a number as a float, even if JSON holds a text; None for anything else, or a number too large."""
     if isinstance(value, bool):

@@ -65,6 +65,12 @@ def test_trials_of_no_slots_run_whatever_the_limit() -> None:
     assert not devices.gpus
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_trial_with_too_many_processes_is_refused(on_cpu: bool) -> None:
+    with pytest.raises(ExperimentError, match=r"1,000,000,000 processes .* which has \d+ CPUs: at most \d+"):
+        find_devices(Demand(slots_per_trial=10**9, on_cpu=on_cpu))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("allowed", "expected"), [("1", "1 [1] ['GPU-9f20']"), ("MIG-78", "MIG-78 [0] ['MIG-78']")])
 def test_trial_sees_its_own_gpus(allowed: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
