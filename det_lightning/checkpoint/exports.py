@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import re
 import shutil
@@ -25,7 +26,7 @@ from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.safe_load import read_checkpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.escaping import escape, name_some
-from det_lightning.files.local_files import is_locked, lock_new_file
+from det_lightning.files.local_files import copy_mode, is_locked, lock_new_file
 from det_lightning.missing_parts import how_to_install
 
 # In the directory of an unfinished file.
@@ -178,6 +179,7 @@ def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
 
     The file is in a directory of its own, since safetensors writes further temporary files beside it.
     """
+    file = pathlib.Path(os.path.realpath(file))  # the target of a link is replaced, and not the link
     _remove_leftovers(file)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent) as directory:
@@ -185,6 +187,7 @@ def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
             unfinished = pathlib.Path(directory, "unfinished")
             try:
                 yield unfinished
+                copy_mode(file, unfinished)
                 unfinished.replace(file)
             finally:
                 lock.release()

@@ -18,6 +18,7 @@ from det_lightning.cli.arguments import JsonFlag, output_file
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
 from det_lightning.escaping import escape
 from det_lightning.files.file_kinds import require_output
+from det_lightning.files.local_files import write_output
 from det_lightning.missing_parts import explain_requirement, how_to_install
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
     else:
         if output.is_symlink():
             raise ValueError(f"{output} is a link to {output.resolve()}; name the target of the link.")
-        output_file(str(output), force).write_text(written.text, encoding="utf-8")
+        write_output(output_file(str(output), force), written.text)
     for todo in written.todos:
         warn(f"{'line ' if output is None else f'{escape(output)}:'}{todo.line}: TODO: {todo.text}")
     count = len(written.todos)

@@ -16,6 +16,7 @@ from det_lightning.core._preempt import PreemptContext
 from det_lightning.core._reports import Reports, read_report
 from det_lightning.core._run_files import default_directory, remember_run
 from det_lightning.core._task import TrialTask
+from det_lightning.files.local_files import write_whole
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import to_json
 from det_lightning.masking import short_text
@@ -243,11 +244,9 @@ class TrainContext:
         return default_directory() if self._task is None else self._task.directory
 
     def _write(self, name: str, content: dict[str, Any]) -> pathlib.Path:
-        self._directory.mkdir(parents=True, exist_ok=True)
         file = self._directory / name
-        draft = file.with_suffix(".tmp")
-        draft.write_text(to_json(as_plain(content, name.removesuffix(".json")), indent=1), encoding="utf-8")
-        return draft.replace(file)
+        write_whole(file, to_json(as_plain(content, name.removesuffix(".json")), indent=1).encode())
+        return file
 
     def _report(self, group: str, steps_completed: float, metrics: dict[str, Any]) -> None:
         if self._task is not None:
@@ -277,7 +276,7 @@ def _select_reportable(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_group_name(group: str) -> None:
-    reserved = ("checkpoint", "checkpoint_deleted", "early_exit", "preempted", "progress", "startup_hook")
+    reserved = ("checkpoint", "checkpoint_deleted", "early_exit", "preempted", "progress")
     if not group or "." in group or group in reserved:
         raise ValueError(
             f"The name of a group of metrics must not be empty, contain '.', or be one of {', '.join(reserved)}; got "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.experiments.trial_table import divide_hparams, format_cell, make_columns, split_metric
+from det_lightning.files.local_files import write_output
 from det_lightning.hyperparameters import flatten
 from det_lightning.pages import make_curve, render_page
 
@@ -53,7 +54,7 @@ def write_report(details: dict[str, Any], file: Path, more_columns: Sequence[str
         columns=make_columns(details, more=more_columns),
         constants=constants,
     )
-    file.write_text(page, encoding="utf-8")
+    write_output(file, page)
 
 
 def _find_values(curves: dict[str, list[tuple[float, float]]], best_batches: int | None) -> dict[str, float]:

@@ -21,8 +21,13 @@ _OF_SHELL = ("/dev/fd/", "/dev/std", "/proc/")
 def require_file(path: str | os.PathLike[str]) -> None:
     """Raise an OSError unless there is a file at a path; the pipes of a shell count as files."""
     kind = stat.S_IFMT(Path(path).stat().st_mode)
-    if kind in _KINDS and not (kind == stat.S_IFIFO and os.fspath(path).startswith(_OF_SHELL)):
+    if kind in _KINDS and not (kind == stat.S_IFIFO and is_of_shell(path)):
         raise OSError(f"{os.fspath(path)} is {_KINDS[kind]}, and not a file")
+
+
+def is_of_shell(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a stream that is open already, such as ``/dev/stdout``."""
+    return os.fspath(path).startswith(_OF_SHELL)
 
 
 def require_output(path: Path, suffixes: Sequence[str] = ()) -> None:

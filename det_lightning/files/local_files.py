@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
+import logging
 import os
 import pathlib
 import stat
 import uuid
 from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any
+
+from det_lightning.escaping import escape
+from det_lightning.files.file_kinds import is_of_shell
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -20,22 +25,27 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+logger = logging.getLogger(__name__)
+
 _PRIVATE = 0o600
-# The answers of systems and file systems without locks.
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+#: The answers of systems and file systems without locks.
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 _MOST_ATTEMPTS = 100
 # Another process may hold a lock for a moment, to see whether there is one.
 _WAIT_S = 0.1
 
 
-def write_whole(path: pathlib.Path, content: bytes, *, mode: int = 0o666, sync: bool = False) -> None:
-    """Write a file completely or not at all, in a directory that is created if necessary.
+def write_whole(
+    path: pathlib.Path, content: bytes, *, mode: int = 0o666, sync: bool = False, keeps_mode: bool = False
+) -> None:
+    """Write a file completely or not at all, in a directory that is created if necessary; an OSError names the file.
 
-    The umask applies to ``mode``. With ``sync``, wait until the content is on the disk.
+    The umask applies to ``mode``. With ``sync``, wait until the content is on the disk. With ``keeps_mode``, the file
+    that is replaced passes on its mode and, where permitted, its owner.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Another container that writes this file may have the same process id.
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    draft = path.with_name(f".{path.name[:50]}.{uuid.uuid4().hex}.tmp")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
         with os.fdopen(descriptor, "wb") as file:
@@ -43,10 +53,38 @@ def write_whole(path: pathlib.Path, content: bytes, *, mode: int = 0o666, sync: 
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
+        if keeps_mode:
+            copy_mode(path, draft)
         draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
+    except BaseException as e:
+        with contextlib.suppress(OSError):  # the directory may have gone
+            draft.unlink(missing_ok=True)
+        if isinstance(e, OSError) and e.errno is not None:
+            raise OSError(e.errno, e.strerror, str(path)) from e
         raise
+
+
+def copy_mode(old: pathlib.Path, new: pathlib.Path) -> None:
+    """Give a new file the mode and, where permitted, the owner of the file that it will replace, if there is one."""
+    with contextlib.suppress(FileNotFoundError):
+        status = old.lstat()
+        if hasattr(os, "chown"):
+            with contextlib.suppress(PermissionError):
+                os.chown(new, status.st_uid, status.st_gid)
+        new.chmod(stat.S_IMODE(status.st_mode))
+
+
+def write_output(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text to a file that a user has named, completely or not at all; an OSError names the file.
+
+    Of a link, the target is replaced. Pipes and devices are written to. Text that UTF-8 cannot hold is escaped.
+    """
+    content = text.encode("utf-8", "backslashreplace")
+    file = pathlib.Path(path)
+    if is_of_shell(path) or (file.exists() and not file.is_file()):
+        file.write_bytes(content)
+    else:
+        write_whole(pathlib.Path(os.path.realpath(path)), content, keeps_mode=True)
 
 
 def write_private(path: pathlib.Path, content: str | bytes) -> None:
@@ -70,6 +108,15 @@ class NoLocks(Exception):
     """The system or the file system has no locks."""
 
 
+@functools.cache
+def warn_of_no_locks(place: str, unprotected: str) -> None:
+    """Say, once in a process, that a directory or storage has no file locks, and the consequence.
+
+    This is the rule for every lock of the product: without locks, everything works without their protection.
+    """
+    logger.warning("%s has no file locks: %s.", escape(place), unprotected)
+
+
 @dataclasses.dataclass(eq=False)
 class LockedFile:
     """A file that this process has locked; ``lock`` is None on a system without locks."""
@@ -89,10 +136,13 @@ class LockedFile:
             self.lock.release()
 
 
-def lock_file(path: pathlib.Path, content: bytes | None = None) -> LockedFile | None:
+def lock_file(
+    path: pathlib.Path, content: bytes | None = None, *, unprotected: str | None = None, wait_s: float = _WAIT_S
+) -> LockedFile | None:
     """Lock a file, created if necessary, and write ``content``; links are not followed.
 
-    Return None if another process has locked the file. Raise :class:`NoLocks` if the file system has no locks.
+    Return None if another process has locked the file for ``wait_s``; -1 waits without end. If the file system has no
+    locks, write the file all the same and warn of the ``unprotected``; without ``unprotected``, raise :class:`NoLocks`.
     """
 
     def write(descriptor: int) -> None:
@@ -103,7 +153,7 @@ def lock_file(path: pathlib.Path, content: bytes | None = None) -> LockedFile | 
     from filelock import FileLock, Timeout  # here, because most commands lock nothing
 
     lock = FileLock(
-        path, timeout=_WAIT_S, poll_interval=_WAIT_S / 10, thread_local=False, fallback_to_soft=False, on_acquired=write
+        path, timeout=wait_s, poll_interval=_WAIT_S / 10, thread_local=False, fallback_to_soft=False, on_acquired=write
     )
     for attempt in range(1, _MOST_ATTEMPTS + 1):
         try:
@@ -117,9 +167,13 @@ def lock_file(path: pathlib.Path, content: bytes | None = None) -> LockedFile | 
             if attempt == _MOST_ATTEMPTS or path.parent.is_file():
                 raise
         except (NotImplementedError, OSError) as e:
-            if isinstance(e, NotImplementedError) or e.errno in _NO_LOCKS:
+            if not isinstance(e, NotImplementedError) and e.errno not in NO_LOCKS:
+                raise
+            if unprotected is None:
                 raise NoLocks from e
-            raise
+            warn_of_no_locks(str(path.parent), unprotected)
+            write_whole(path, content or b"")
+            return LockedFile(path, None)
         else:
             return LockedFile(path, lock)
     return None

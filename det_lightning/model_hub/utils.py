@@ -6,6 +6,7 @@ import os
 import shutil
 import urllib.parse
 import urllib.request
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from det_lightning.files.local_files import lock_file
 
 __all__ = ["AttrDict", "compute_num_training_steps", "download_url", "expand_like", "numpify"]
 
@@ -101,20 +104,25 @@ def download_url(download_directory: str | os.PathLike[str], url: str) -> str:
         ValueError: the URL names no file.
         OSError: the download failed; no file is left.
     """
-    import filelock  # here, because it is rarely needed
-
     name = Path(urllib.parse.unquote(urllib.parse.urlparse(url).path)).name
     if not name:
         raise ValueError(f"The URL of a file must end in the name of the file; got {url}.")
     directory = Path(download_directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / name
-    with filelock.FileLock(f"{path}.lock"):
+    lock = lock_file(Path(f"{path}.lock"), unprotected=f"several processes may download {name}", wait_s=-1)
+    try:
         if not path.exists():
-            part = directory / f"{name}.part"
-            with urllib.request.urlopen(url) as response, part.open("wb") as file:
-                shutil.copyfileobj(response, file)
-            part.replace(path)
+            part = directory / f"{name}.{uuid.uuid4().hex}.part"
+            try:
+                with urllib.request.urlopen(url) as response, part.open("wb") as file:
+                    shutil.copyfileobj(response, file)
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+    finally:
+        if lock is not None:
+            lock.release()
     return str(path)
 
 

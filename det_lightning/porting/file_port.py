@@ -7,14 +7,12 @@ import dataclasses
 import functools
 import importlib
 import io
-import os
 import pathlib
 import re
-import shutil
-import tempfile
 import tokenize
 from collections.abc import Callable
 
+from det_lightning.files.local_files import write_whole
 from det_lightning.masking import mask_text
 from det_lightning.porting.facts import (
     Facts,
@@ -82,21 +80,7 @@ class FilePort:
         """Replace the file by a new file with the ported content, or raise OSError; hard links keep the old content."""
         if self.path.is_symlink():
             raise OSError(f"{self.path} is a link, and nothing is written through a link")
-        content = self.after.encode(self.encoding)
-        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name[:32]}.")
-        temporary = pathlib.Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            old = self.path.lstat()
-            new = temporary.lstat()
-            if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
-                shutil.chown(temporary, old.st_uid, old.st_gid)
-            shutil.copymode(self.path, temporary)
-            temporary.replace(self.path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_whole(self.path, self.after.encode(self.encoding), keeps_mode=True)
 
     def refuse_writing(self, reason: str, advice: str) -> FilePort:
         finding = Finding(0, Severity.problem, f"not written: {reason}", advice)

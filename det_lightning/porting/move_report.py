@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from det_lightning.escaping import escape
 from det_lightning.files.file_kinds import require_file
+from det_lightning.files.local_files import write_output
 from det_lightning.pages import render_page
 from det_lightning.porting.entry_points import EntryPoint, Outcome
 from det_lightning.porting.file_port import FilePort
@@ -91,7 +92,7 @@ def write_report(file: pathlib.Path, project: ProjectPort, checks: Iterable[Chec
         checks=list(checks),
         written=written,
     )
-    file.write_text(page, encoding="utf-8")
+    write_output(file, page)
 
 
 def _projects(project: ProjectPort) -> Iterator[MovedProject]:

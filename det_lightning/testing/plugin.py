@@ -164,6 +164,7 @@ class TrialSession:
     def __init__(self, options: TrialOptions) -> None:
         self._options = options
         self._by_check: dict[str, CheckResult] = {}
+        self._unwritten: str | None = None  # why there is no report
 
     @functools.cached_property
     def _runs(self) -> TrialRuns:
@@ -212,6 +213,8 @@ class TrialSession:
         if self._options.quick:
             left_out = sum(not check.is_quick for check in CHECKS if PYTORCH in check.kinds)
             terminalreporter.line(f"--trial-quick left out the {left_out} checks that start other processes.")
+        if self._unwritten is not None:
+            terminalreporter.line(self._unwritten, red=True)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the report for ``--trial-report``, though not in workers of pytest-xdist."""
@@ -221,7 +224,11 @@ class TrialSession:
 
         command = shlex.join(["pytest", *map(str, session.config.invocation_params.args)])
         records, difference = self._runs.find_records()
-        write_report(self._options.report, self._runs.source.name, self._results(), records, difference, command)
+        try:
+            write_report(self._options.report, self._runs.source.name, self._results(), records, difference, command)
+        except OSError as e:  # such as a full disk
+            self._unwritten = f"--trial-report cannot be written: {e}"
+            session.exitstatus = session.exitstatus or pytest.ExitCode.USAGE_ERROR
 
     def pytest_unconfigure(self) -> None:
         if "_runs" in vars(self):

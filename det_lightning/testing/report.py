@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from det_lightning.files.local_files import write_output
 from det_lightning.masking import mask
 from det_lightning.pages import make_curve, render_page
 from det_lightning.testing.checks import CheckResult
@@ -47,7 +47,7 @@ def write_report(
         settings=settings,
         hparams={} if settings is None else mask(settings.hparams),
     )
-    Path(path).write_text(page, encoding="utf-8")
+    write_output(path, page)
 
 
 def _make_charts(records: Mapping[str, TrainingRecord], found: Difference | None) -> Iterator[dict[str, Any]]:

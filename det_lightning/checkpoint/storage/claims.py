@@ -21,7 +21,7 @@ from typing import Any
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.metadata import read_time
-from det_lightning.files.local_files import LockedFile, NoLocks, is_locked, lock_file
+from det_lightning.files.local_files import LockedFile, NoLocks, is_locked, lock_file, warn_of_no_locks
 
 # How long a claim without a lock holds unless renewed.
 _LASTS_S = 2 * 3600.0
@@ -30,6 +30,11 @@ _RENEW_AFTER_S = 300.0
 _ABANDONED_AFTER_S = 24 * 3600.0
 # Far more than a claim needs.
 _MAX_BYTES = 64 * 1024
+
+_WITHOUT_LOCKS = (
+    "two runs that start at the same instant may get the same trial, and the claim of a run that was killed on another "
+    f"machine counts for {_LASTS_S / 3600:g} hours"
+)
 
 # The errors from reading a truncated or damaged claim.
 _DAMAGED = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
@@ -58,6 +63,7 @@ class Claim:
             with contextlib.suppress(NoLocks):
                 lock = lock_file(file.local_path, encoded)
                 return None if lock is None else cls(file, lock, content)
+        warn_of_no_locks(_name_storage(file), _WITHOUT_LOCKS)
         if is_claimed(file):
             return None
         file.write(encoded)
@@ -88,6 +94,13 @@ class Claim:
             self.file.remove()
         if self.file.is_local:
             remove_if_empty(self.file.local_path.parent)
+
+
+def _name_storage(file: Location) -> str:
+    """Return the storage in whose bookkeeping a claim is."""
+    while file.name and file.name != BOOKKEEPING_DIR:
+        file = file.parent
+    return str(file.parent)
 
 
 def make_claim() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from det_lightning.errors import DetLightningError
 from det_lightning.files.file_kinds import require_file
+from det_lightning.files.local_files import write_output
 from det_lightning.testing.recorder import FORMAT, VERSION
 
 
@@ -69,7 +70,7 @@ class TrainingRecord:
 
     def write(self, path: Path) -> None:
         """Write the record for :func:`read_record`; raises OSError."""
-        path.write_text(json.dumps(self.content(), separators=(",", ":")))
+        write_output(path, json.dumps(self.content(), separators=(",", ":")))
 
 
 def read_record(path: str | os.PathLike[str], trial: str | None = None) -> TrainingRecord:
