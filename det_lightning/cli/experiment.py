@@ -218,11 +218,17 @@ def stop(directory: Experiment) -> None:
     if runner is None:
         warn(f"No process runs the experiment in {directory}; the state is {summarize_experiment(found)['state']}.")
         return
-    process, machine = runner
-    if machine != platform.node():
-        raise ValueError(f"The experiment in {directory} is run by {machine}, not by this machine. Stop it there.")
-    os.kill(process, signal.SIGTERM)
-    warn(f"Process {process} was asked to pause the experiment.")
+    if runner.machine != platform.node():
+        raise ValueError(
+            f"The experiment in {directory} is run by {runner.machine}, not by this machine. Stop it there."
+        )
+    if not runner.is_locked:
+        raise ValueError(
+            f"{directory} has no file locks, so process {runner.process} may be another program by now. If it runs the "
+            f"experiment, pause the experiment with: kill {runner.process}"
+        )
+    os.kill(runner.process, signal.SIGTERM)
+    warn(f"Process {runner.process} was asked to pause the experiment.")
 
 
 def _short_length(config: ExperimentConfig) -> list[str]:
@@ -266,7 +272,7 @@ def _run(directory: ExperimentDirectory, machines: Machines, options: Options, *
     """Run an experiment in this process, and exit with the code of the outcome."""
     from det_lightning.experiments import lifecycle
     from det_lightning.experiments.live_view import live_view
-    from det_lightning.experiments.overview import find_failed_trials
+    from det_lightning.experiments.overview import read_state
 
     with live_view(directory) as update:
         try:
@@ -280,8 +286,12 @@ def _run(directory: ExperimentDirectory, machines: Machines, options: Options, *
         warn(f"Paused. Resume with: {_command('resume', directory.path)}")
         raise typer.Exit(130)
     warn(f"Experiment {directory.experiment_id}: {outcome.value}")
+    state = read_state(directory)
+    if missing := state.explain_missing_metric():
+        warn(f"warning: {missing}")
     if outcome is not outcome.COMPLETED:
-        for trial_id in find_failed_trials(directory)[:_MOST_SHOWN_TRIALS]:
+        failed = [trial_id for trial_id, trial in state.trials.items() if trial.status is trial.status.ERROR]
+        for trial_id in failed[:_MOST_SHOWN_TRIALS]:
             warn(f"Log of trial {trial_id}: {_command('logs', directory.path, trial_id)}")
         warn(f"After a fix in {directory.code}, resume with: {_command('resume', directory.path, '--retry-failed')}")
         raise typer.Exit(1)

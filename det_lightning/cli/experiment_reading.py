@@ -177,9 +177,10 @@ def _print_details(details: dict[str, Any], sorted_by: str | None = None, more_c
         known["best"] += f", of {'' if more_columns else 'trial '}{details['best_trial']} (*)"
     name = "hyperparameters of all trials" if len(trials) > 1 else "hyperparameters"
     known[name] = divide_hparams(trials)[1]
-    left_out = ("trials", "best_trial", "messages")
+    left_out = ("trials", "best_trial", "messages", "missing_metric")
     print_lines(f"{name}: {value}" for name, value in known.items() if name not in left_out and value not in (None, ""))
-    print_lines(f"message: {message}" for message in details["messages"])
+    messages = [*details["messages"], details.get("missing_metric")]
+    print_lines(f"message: {message}" for message in messages if message is not None)
     if columns := make_columns(details, sorted_by, more_columns):
         headings = [f"{'>' if column.is_number else ''}{column.heading}" for column in columns]
         cells = [[format_cell(cell) for cell in column.cells] for column in columns]
@@ -197,7 +198,8 @@ def _print_best(found: list[dict[str, Any]], storage: str | dict[str, Any] | Non
     (details,) = found
     trial = next((trial for trial in details["trials"] if trial["id"] == details["best_trial"]), None)
     if trial is None:
-        raise ValueError(f"No trial of the experiment in {details['directory']} has reported {details['metric']} yet.")
+        missing = details.get("missing_metric") or f"No trial has reported {details['metric']} yet."
+        raise ValueError(f"The experiment in {details['directory']} has no best trial. {missing}")
     if trial["checkpoint"] is None:
         raise ValueError(f"The best trial, {trial['id']}, has no checkpoint.")
     if has_other_checkpoint(trial):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from det_lightning.checkpoint.format.layout import is_shallow
 from det_lightning.escaping import escape
 from det_lightning.files.local_files import write_private
 from det_lightning.files.plain_values import Losses, as_plain
@@ -24,6 +26,9 @@ TASK_VARIABLE = "DET_LIGHTNING_TASK"
 #: The environment variable of ``det-lightning run --try``, and how many batches its trial trains.
 TRY_VARIABLE = "DET_LIGHTNING_TRY"
 TRY_BATCHES = 4
+
+# The year 10000, later than any clock shows.
+_END_OF_TIME = 253402300800
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,17 +119,43 @@ class TrialTask:
             os.fsync(file.fileno())
 
     def read_reports(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of this run so far, without cut lines, as from a full disk."""
+        """Yield the records of this run so far; lines that are no records are left out."""
         if not self.metrics_file.exists():
             return
         with self.metrics_file.open("rb") as file:
             for line in file:
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict) and record.get("run") == self.run_id:
-                    yield record
+                with contextlib.suppress(ValueError):  # of which the runner tells
+                    record = read_record(line)
+                    if record.get("run") == self.run_id:
+                        yield record
+
+
+def read_record(line: bytes) -> dict[str, Any]:
+    """Return the record in a line of ``metrics.jsonl``; raise a ValueError with the reason if there is none.
+
+    Any process of a trial may write to the file. The time is 0 if the line has none.
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as e:
+        raise ValueError("is not JSON; perhaps a full disk cut it off") from e
+    if not isinstance(record, dict) or not is_shallow(record):
+        raise ValueError("is not a report of a trial: expected an object with group, steps_completed and metrics")
+    record = {"time": 0.0, **record}
+    steps = record.get("steps_completed", "missing")
+    is_usable = {
+        "group": isinstance(record.get("group"), str),
+        "steps_completed": _is_number_below(0 if steps is None else steps, 2**53),
+        "metrics": isinstance(record.get("metrics"), dict),
+        "time": _is_number_below(record["time"], _END_OF_TIME),
+    }
+    if wrong := [name for name, usable in is_usable.items() if not usable]:
+        raise ValueError(f"is not a report of a trial: no usable {', '.join(wrong)}")
+    return record
+
+
+def _is_number_below(value: Any, end: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < end
 
 
 def current_task() -> TrialTask | None:

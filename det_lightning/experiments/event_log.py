@@ -9,18 +9,22 @@ import platform
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import is_shallow
 from det_lightning.escaping import escape
-from det_lightning.files.local_files import NoLocks, is_locked, lock_file, open_private
+from det_lightning.files.local_files import is_locked, lock_file, open_private
 from det_lightning.files.strict_json import to_json
 
 #: The limit for a log from elsewhere: ten times several hundred trials with a thousand validations each.
 MOST_BYTES = 2**30
+_WITHOUT_LOCKS = (
+    "nothing keeps another process from running the experiment at the same time, nor a resumed trial from starting "
+    "while the processes of a killed runner still save"
+)
 _RUNNER = re.compile(r"([1-9]\d{0,9}) (.+)")
 
 _Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -37,7 +41,6 @@ _ENTRIES: dict[str, dict[str, Any]] = {
     "checkpoint_deleted": {**_OF_TRIAL, "checkpoint_id": str},
     "early_exit": {**_OF_TRIAL, "reason": str},
     "preempted": _OF_TRIAL,
-    "startup_hook_ended_the_run": _OF_TRIAL,
     "stop_requested": _OF_TRIAL,
     "run_ended": {
         **_OF_TRIAL,
@@ -98,13 +101,13 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = open_private(path, "a+b")
-        self._lock = None
-        with contextlib.suppress(NoLocks):
-            # Not the log itself: filelock before 4.2.1 empties what it locks, and Python 3.10 has no later one.
-            self._lock = lock_file(_runner_file(path), f"{os.getpid()} {platform.node()}".encode())
-            if self._lock is None:
-                self._file.close()
-                raise errors.ExperimentInUse(f"The experiment in {path.parent} is run by another process.")
+        # Not the log itself: filelock before 4.2.1 empties what it locks, and Python 3.10 has no later one.
+        self._lock = lock_file(
+            _runner_file(path), f"{os.getpid()} {platform.node()}".encode(), unprotected=_WITHOUT_LOCKS
+        )
+        if self._lock is None:
+            self._file.close()
+            raise errors.ExperimentInUse(f"The experiment in {path.parent} is run by another process.")
         complete = _complete_part(path)
         self.events: list[dict[str, Any]] = list(_parse(complete, path))
         self._file.truncate(len(complete))
@@ -131,14 +134,37 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return list(_parse(_complete_part(path), path))
 
 
-def find_runner(path: Path) -> tuple[int, str] | None:
-    """Return process id and machine of the process with the log open; None if unknown, or without a process."""
+class Runner(NamedTuple):
+    """The process that runs an experiment; without file locks, the process may also have been killed."""
+
+    process: int
+    machine: str
+    is_locked: bool
+
+
+def find_runner(path: Path) -> Runner | None:
+    """Return the process with the log open; None if unknown, or without a process."""
     file = _runner_file(path)
     with contextlib.suppress(OSError):
+        if not file.is_file() or (locked := is_locked(file)) is False:
+            return None
         # A signal to 0 or a negative number would reach several processes.
-        if file.is_file() and is_locked(file) and (found := _RUNNER.fullmatch(file.read_text(errors="replace"))):
-            return int(found[1]), found[2]
+        if found := _RUNNER.fullmatch(file.read_text(errors="replace")):
+            runner = Runner(int(found[1]), found[2], bool(locked))
+            return None if not locked and _has_ended(runner) else runner
     return None
+
+
+def _has_ended(runner: Runner) -> bool:
+    """Return whether a process of this machine is known to have ended."""
+    try:
+        if runner.machine == platform.node():
+            os.kill(runner.process, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
 
 
 def _runner_file(path: Path) -> Path:

@@ -16,27 +16,13 @@ from det_lightning import errors
 from det_lightning.compat import ALIAS_DIRECTORY
 from det_lightning.core._task import TASK_VARIABLE, TrialTask
 from det_lightning.experiments.directory import ExperimentDirectory, Options
+from det_lightning.experiments.hook_run import add_hook
 from det_lightning.experiments.log_policies import find_retry_policy
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import OrphanedRun, RecordReader, TrialProcess
 from det_lightning.files.strict_json import to_json
-from det_lightning.startup_hook import STARTUP_HOOK
 
 _GRACE_S = 600.0
-
-# As in Determined's containers, a failing command in the hook ends the run. If the hook ends the run, a record says so.
-_WITH_HOOK = """
-det_lightning_records=$1
-shift
-det_lightning_report() {
-    echo '{"group": "startup_hook", "steps_completed": null, "metrics": {}}' >> "$det_lightning_records"
-}
-set -e
-trap det_lightning_report EXIT
-. ./startup-hook.sh
-trap - EXIT
-exec "$@"
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +48,9 @@ class StartedRun(Protocol):
 
     def exit_status(self) -> int | None:
         """Return the exit status, as a shell shows it; None if lost."""
+
+    def problem(self) -> str | None:
+        """Return why an ended run has failed, if the entrypoint did not begin or its status is lost."""
 
     def stop(self) -> None:
         """Ask the run to save and end."""
@@ -89,8 +78,7 @@ class TrialStart:
         """
         workdir = find_workdir(self.task)
         command = make_command(self.task.config["entrypoint"], len(self.task.slots))
-        if (workdir / STARTUP_HOOK).is_file():
-            command = ["bash", "-c", _WITH_HOOK, STARTUP_HOOK, str(self.task.metrics_file), *command]
+        command = add_hook(command, workdir, self.task.directory)
         variables = {**self._environment(environment), "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
         timeout_s = self.task.config.get("preemption_timeout")
         grace_s = _GRACE_S if timeout_s is None else timeout_s

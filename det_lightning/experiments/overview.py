@@ -7,6 +7,7 @@ from typing import Any
 
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import find_runner, read_events
+from det_lightning.experiments.hook_run import describe_hook_end
 from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus
 from det_lightning.experiments.trial_process import is_running, read_status
 from det_lightning.experiments.trial_reports import read_curves, take_unread_reports
@@ -35,7 +36,7 @@ def _find_orphan_status(directory: ExperimentDirectory, trial: TrialRecord) -> T
     folder = directory.trial(trial.trial_id)
     if is_running(folder):
         return TrialStatus.STOPPING
-    is_done = read_status(folder, trial.runs) == 0 and not trial.preempted
+    is_done = read_status(folder, trial.runs) == 0 and not trial.preempted and describe_hook_end(folder) is None
     return TrialStatus.COMPLETED if is_done else TrialStatus.PAUSED
 
 
@@ -71,6 +72,7 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
         "best_trial": find_best_trial(summary["best"], trials),
         "metric": f"{state.metric} ({'smaller' if state.smaller_is_better else 'larger'} is better)",
         "messages": mask(state.messages),
+        "missing_metric": state.explain_missing_metric(),
         "trials": trials,
     }
 
@@ -78,12 +80,6 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
 def find_best_trial(best: float | None, trials: list[dict[str, Any]]) -> Any:
     """Return the id of the first trial with the best metric of the experiment; None without a metric."""
     return None if best is None else next((trial["id"] for trial in trials if trial["best"] == best), None)
-
-
-def find_failed_trials(directory: ExperimentDirectory) -> list[int]:
-    """Return the ids of the trials with an error at the end."""
-    trials = read_state(directory).trials.values()
-    return [trial.trial_id for trial in trials if trial.status is TrialStatus.ERROR]
 
 
 def _find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:

@@ -19,10 +19,12 @@ from det_lightning import __version__, errors
 from det_lightning.experiments.directory import ExperimentDirectory, Options
 from det_lightning.experiments.launcher import Demand
 from det_lightning.experiments.ray_launcher import RayLauncher
+from det_lightning.files.local_files import NO_LOCKS, warn_of_no_locks
 
 # A node may have to start a process and import this package first.
 _ANSWER_S = 120.0
 _CONNECT_S = 10.0
+_NO_LOCKS = "sees no locks of other nodes on files there"
 
 
 @contextlib.contextmanager
@@ -118,16 +120,22 @@ def _count_trials(node: dict[str, Any], needs: dict[str, int]) -> int:
 
 
 def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
-    """Check that the nodes see the same files and locks in a folder as this process."""
+    """Check that the nodes see the same files in a folder as this process; warn if they do not see its locks."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".det-lightning-") as file:
         content = os.urandom(16)
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
         answers = [(node["NodeManagerAddress"], _ask(node, file.name, content)) for node in nodes]
         problems = [(name, _answer(answer)) for name, answer in answers]
-    found = "; ".join(f"{name}: {problem}" for name, problem in problems if problem)
+    if any(problem == _NO_LOCKS for _, problem in problems):
+        warn_of_no_locks(str(folder), "trials of a lost node may start again while their processes still save")
+    found = "; ".join(f"{name}: {problem}" for name, problem in problems if problem and problem != _NO_LOCKS)
     if found:
         raise errors.ExperimentError(
             f"Not all nodes of the Ray cluster can run trials of an experiment in {folder} ({found}). The nodes need "
@@ -161,5 +169,5 @@ def find_problem(path: str, content: bytes, version: str) -> str | None:
     except BlockingIOError:
         return None
     except OSError as error:
-        return f"cannot use files there: {error.strerror}"
-    return "sees no locks of other nodes on files there"
+        return _NO_LOCKS if error.errno in NO_LOCKS else f"cannot use files there: {error.strerror}"
+    return _NO_LOCKS

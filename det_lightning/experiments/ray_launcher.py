@@ -16,6 +16,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.experiments.directory import ExperimentDirectory, Options
+from det_lightning.experiments.hook_run import describe_hook_end
 from det_lightning.experiments.launcher import Launcher, TrialStart
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import is_running, read_status
@@ -79,11 +80,11 @@ class TrialActor:
     def confirm(self) -> None:
         """Do nothing: a returned call shows that the run was started."""
 
-    def wait(self) -> int | None:
-        """Wait for the end of the run; return the exit status, or None if lost."""
+    def wait(self) -> tuple[int | None, str | None]:
+        """Wait for the end of the run; return the exit status, or None if lost, and the problem, if any."""
         while not self._process.has_ended():
             time.sleep(_POLL_S)
-        return self._process.exit_status()
+        return self._process.exit_status(), self._process.problem()
 
     def stop(self) -> None:
         self._process.stop()
@@ -102,6 +103,7 @@ class RayRun:
         self._ending = actor.wait.remote()
         self._request: str | None = None
         self._status: int | None = None
+        self._problem: str | None = None
         self._is_lost = False
 
     def has_ended(self) -> bool:
@@ -110,7 +112,7 @@ class RayRun:
             if not _is_ready(self._ending):
                 return False
             try:
-                self._status = ray.get(self._ending)
+                self._status, self._problem = ray.get(self._ending)
                 return True
             except ActorUnavailableError:
                 self._ending = self._actor.wait.remote()
@@ -125,6 +127,10 @@ class RayRun:
         if self._status is None and read_status(self._task.directory, self._task.run_id) == 0:
             return 0
         return self._status
+
+    def problem(self) -> str | None:
+        """Return why the run has failed, if the entrypoint did not begin or its status is lost."""
+        return self._problem if self.exit_status() != 0 else describe_hook_end(self._task.directory)
 
     def stop(self) -> None:
         # Left to the next has_ended(), because the calling signal handler may have interrupted a call to Ray.
@@ -153,6 +159,7 @@ class RayRun:
         self._is_lost = True
         never_started = isinstance(error, RayActorError) and error.actor_init_failed
         self._status = _CANNOT_START if never_started else None
+        self._problem = f"Ray lost the run: {type(error).__name__} (see trials/{self._task.trial_id}/log.txt)"
         with (self._task.directory / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"det-lightning: Ray lost this run: {error}\n")
 

@@ -15,12 +15,13 @@ from det_lightning.experiments.search.operations import CreateTrial, ExitReason,
 from det_lightning.experiments.search.search import Search
 from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
 from det_lightning.experiments.trial_process import RecordReader
-from det_lightning.experiments.trial_reports import note_steps, read_event
+from det_lightning.experiments.trial_reports import read_reports
 from det_lightning.files.strict_json import as_number
 
 _POLL_S = 0.1
 # As in Determined, a trial with invalid hyperparameters has this long to end by itself.
 _GIVING_UP_S = 10.0
+_NOT_FOUND = 127
 # The exit statuses of a preempted run: 0 comes from a script that has reported the preemption.
 _PREEMPTED = (0, PREEMPTED_EXIT_CODE)
 
@@ -184,42 +185,38 @@ class ExperimentRunner:
         run = running.run
         # The order matters: the last reports can only be read after the end of the run.
         ended = run.has_ended()
-        for line, record in running.records.new_records():
-            self._take(trial_id, line, record)
+        for record, event in read_reports(running.records, self.state.trials[trial_id]):
+            self._take(trial_id, record, event)
         if not ended and time.monotonic() > running.kill_at_s:
             run.kill()
         if ended:
             del self._running[trial_id]
             self._launcher.release(trial_id)
-            self._take_exit(self.state.trials[trial_id], run.exit_status())
+            self._take_exit(self.state.trials[trial_id], run.exit_status(), run.problem())
 
-    def _take(self, trial_id: int, line: int, record: dict[str, Any]) -> None:
-        """Act on a report of a trial."""
+    def _take(self, trial_id: int, record: dict[str, Any], reported: dict[str, Any] | None) -> None:
+        """Act on a report of a trial, and on its event, if any."""
         trial = self.state.trials[trial_id]
-        note_steps(trial, record)
         if record["group"] == "progress":
             fraction = as_number(record["metrics"].get("progress"))
-            if fraction is not None:
+            if fraction is not None and 0 <= fraction <= 1:
                 trial.progress.report(fraction, record["time"])
-            return
-        reported = read_event(record, trial, line)
         if reported is None:
             return
-        kind, values = reported
-        event = self.record(kind, **values)
-        if kind == "validation":
+        event = self._append({**reported, "time": time.time()})
+        if event["type"] == "validation":
             self._carry_out(self._answer_to_validation(event))
-        elif kind == "early_exit" and trial.invalid_hp:
+        elif event["type"] == "early_exit" and trial.invalid_hp:
             running = self._running[trial_id]
             running.kill_at_s = min(running.kill_at_s, time.monotonic() + _GIVING_UP_S)
 
-    def _take_exit(self, trial: TrialRecord, status: int | None) -> None:
+    def _take_exit(self, trial: TrialRecord, status: int | None, problem: str | None) -> None:
         """Decide what the end of a run means for the trial."""
         # Otherwise, a command that always claims preemption would be started again for ever.
         is_preempted = trial.stop_requested or trial.orphaned or trial.steps_saved() > trial.started_from
-        is_done = status == 0 and not trial.preempted
+        is_done = status == 0 and not trial.preempted and problem is None
         ended_well = is_done or self.state.pausing or (status in _PREEMPTED and is_preempted)
-        closed, reason = self._choose_status(trial, status, ended_well)
+        closed, reason = self._choose_status(trial, status, problem, ended_well)
         event = self.record(
             "run_ended",
             trial=trial.trial_id,
@@ -235,7 +232,7 @@ class ExperimentRunner:
             self._carry_out(self._answer_to_close(event))
 
     def _choose_status(
-        self, trial: TrialRecord, status: int | None, ended_well: bool
+        self, trial: TrialRecord, status: int | None, problem: str | None, ended_well: bool
     ) -> tuple[TrialStatus | None, str | None]:
         """Return the trial's final status, or None for another start, and the reason, if any."""
         # A report of one rank is enough: other ranks may fail as a consequence.
@@ -245,13 +242,13 @@ class ExperimentRunner:
             if trial.stop_error is not None:
                 return TrialStatus.ERROR, trial.stop_error
             # A script that ends on request exits with 0, too, but is not done.
-            is_done = status == 0 and not trial.preempted
+            is_done = status == 0 and not trial.preempted and problem is None
             return (TrialStatus.COMPLETED if is_done or trial.stop_requested else None), None
-        what = "its processes were killed" if status is None else f"it ended with status {status}"
-        if status in _PREEMPTED:
+        what = problem or ("its processes were killed" if status is None else f"it ended with status {status}")
+        if problem is None and status == _NOT_FOUND:
+            what += ", that of a shell without the command"
+        if problem is None and status in _PREEMPTED:
             what += ", like a preempted run, but had saved nothing"
-        if trial.ended_by_hook:
-            what = f"its startup-hook.sh failed with status {status}"
         if trial.stop_requested:
             return TrialStatus.ERROR, f"{what} when it was asked to stop"
         if policy := self._launcher.find_retry_policy(trial.trial_id):
@@ -262,7 +259,9 @@ class ExperimentRunner:
 
     def record(self, kind: str, **values: Any) -> dict[str, Any]:
         """Append an event to the log and apply the event to the state."""
-        event = {"type": kind, "time": time.time(), **values}
+        return self._append({"type": kind, "time": time.time(), **values})
+
+    def _append(self, event: dict[str, Any]) -> dict[str, Any]:
         self._log.append(event)
         self.state.apply(event)
         return event

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from det_lightning.escaping import name_some
 from det_lightning.files.strict_json import as_number
 
 
@@ -88,7 +89,6 @@ class TrialRecord:
     stop_error: str | None = None
     invalid_hp: bool = False
     preempted: bool = False  # whether the run reported an end on request
-    ended_by_hook: bool = False  # whether the run ended in startup-hook.sh
     reason: str | None = None  # why the latest run failed, or the trial ended
     validations: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)  # metrics by batches trained
     checkpoints: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)
@@ -116,7 +116,6 @@ class TrialRecord:
         self.started_from = self.steps_saved()
         self.orphaned = False
         self.preempted = False
-        self.ended_by_hook = False
         self.progress = Progress()
         self.status = TrialStatus.STOPPING if self.stop_requested else TrialStatus.RUNNING
         self.started_at = self.started_at or event["time"]
@@ -145,9 +144,6 @@ class TrialRecord:
 
     def on_preempted(self, event: Mapping[str, Any]) -> None:
         self.preempted = True
-
-    def on_startup_hook_ended_the_run(self, event: Mapping[str, Any]) -> None:
-        self.ended_by_hook = True
 
     def on_stop_requested(self, event: Mapping[str, Any]) -> None:
         self.stop_requested = True
@@ -223,6 +219,18 @@ class ExperimentState:
         if not known:
             return None
         return min(known) if self.smaller_is_better else max(known)
+
+    def explain_missing_metric(self) -> str | None:
+        """Return a sentence if no trial has reported a number for the searcher's metric; None before any report."""
+        found = [metrics for trial in self.trials.values() for metrics in trial.validations.values()]
+        if not (found or self.outcome == "COMPLETED") or self.best(map(self.find_metric, found)) is not None:
+            return None
+        values = {name: value for metrics in found for name, value in metrics.items()}
+        if self.metric in values:
+            value = repr(values[self.metric])[:80]
+            return f"No trial has reported a number for {self.metric}, the metric of the search; one value is {value}."
+        what = f"the validations reported {name_some(sorted(values))}" if values else "no validation was reported"
+        return f"No trial has reported {self.metric}, the metric of the search; {what}."
 
     def pause_queued(self) -> None:
         """Mark the queued trials as paused, because there is no runner any more."""

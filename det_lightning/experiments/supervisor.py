@@ -2,7 +2,7 @@
 
 The module runs as a script, ``python supervisor.py SETTINGS``, and imports only the standard library, so the cost is
 that of an interpreter. The runner writes commands to standard input. When the pipe closes, the runner is gone: the
-supervisor asks the trial to save and end.
+supervisor asks the trial to save and end. If the supervisor fails, its last output is the reason, for the runner.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,7 +45,11 @@ def main(settings_json: str) -> int:
         signal.signal(number, signal.SIG_IGN)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     # An earlier run of this trial, just orphaned, may still be saving. A trial never runs twice at once.
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in settings["no_locks"]:  # of which the runner has told
+            raise
     if json.loads((directory / "task.json").read_text())["run_id"] != settings["run"]:
         return 0  # a later run was started before this one could begin
     status = _supervise(settings, directory, lock)
@@ -70,7 +75,8 @@ def _supervise(settings: dict[str, object], directory: Path, lock: int) -> int:
                 preexec_fn=_prepare_child,
             )
         except OSError as error:
-            log.write(f"det-lightning: the entrypoint cannot be started: {error}\n".encode())
+            log.write(f"det-lightning: the entrypoint cannot be started: {error}\n".encode(errors="backslashreplace"))
+            _explain(f"its entrypoint cannot be started: {error}")
             return 127
         try:
             return _wait(child, float(str(settings["grace_s"])))
@@ -169,5 +175,16 @@ def _prctl() -> Callable[..., object]:
     return lambda option, value=1: libc.prctl(option, int(value), 0, 0, 0)
 
 
+def _explain(reason: str) -> None:
+    """Tell the runner, which reads this at the end, why the run has failed."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), reason.encode(errors="backslashreplace"))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    try:
+        sys.exit(main(sys.argv[1]))
+    except Exception as error:
+        traceback.print_exc()  # to the trial's log
+        _explain(f"its supervisor failed: {type(error).__name__}: {error}")
+        sys.exit(1)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import functools
 import json
 import logging
-import os
 import select
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from det_lightning.core._task import read_record
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.escaping import escape
 from det_lightning.experiments import supervisor
+from det_lightning.experiments.hook_run import describe_hook_end
+from det_lightning.files.local_files import NO_LOCKS, is_locked
 
 logger = logging.getLogger(__name__)
+
+_MOST_NAMED = 5
 
 
 class RecordReader:
@@ -26,6 +30,7 @@ class RecordReader:
     def __init__(self, file: Path, lines_read: int = 0) -> None:
         self.lines_read = lines_read
         self._file = file
+        self._left_out = 0
         self._offset: int | None = 0 if lines_read == 0 else None
 
     def new_records(self) -> list[tuple[int, dict[str, Any]]]:
@@ -41,16 +46,25 @@ class RecordReader:
         complete = content[: content.rfind(b"\n") + 1]
         self._offset += len(complete)
         records = []
-        for line in complete.splitlines():
+        for line in complete.split(b"\n")[:-1]:
             self.lines_read += 1
             try:
-                records.append((self.lines_read, json.loads(line)))
-            except ValueError:
-                line_number = self.lines_read
-                logger.warning(
-                    "Line %d of %s was cut off, as by a full disk, and is left out.", line_number, escape(self._file)
-                )
+                records.append((self.lines_read, read_record(line)))
+            except ValueError as e:
+                self.leave_out(self.lines_read, str(e))
         return records
+
+    def leave_out(self, line: int, reason: str) -> None:
+        """Say, once in a process, why a line is left out, of the first such lines of the file."""
+        self._left_out += 1
+        if self._left_out <= _MOST_NAMED:
+            more = " Further such lines are not named." if self._left_out == _MOST_NAMED else ""
+            _warn_once(f"Line {line} of {escape(self._file)} is left out: it {reason}.{more}")
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning(text)
 
 
 class TrialProcess:
@@ -79,24 +93,38 @@ class TrialProcess:
             "run": run,
             "grace_s": grace_s,
             "detached": detached,
+            "no_locks": sorted(NO_LOCKS),
         }
-        self._supervisor = subprocess.Popen(
-            [sys.executable, "-S", supervisor.__file__, json.dumps(settings)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._problem = ""
+        with (directory / "log.txt").open("ab") as log:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", supervisor.__file__, json.dumps(settings)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
         if detached:
             self._supervisor.wait()
 
     def has_ended(self) -> bool:
-        # The supervisor writes nothing; the end of the supervisor closes the pipe, even for a detached run.
+        # The supervisor writes only why it fails, and its end closes the pipe, even for a detached run.
         pipe = self._supervisor.stdout
         if pipe is not None and not select.select([pipe], [], [], 0)[0]:
             return False
+        if pipe is not None:
+            self._problem += pipe.read().decode()
         self._supervisor.wait()
         return True
+
+    def problem(self) -> str | None:
+        """Return why an ended run has failed, if the entrypoint did not begin or its status is lost."""
+        status = self._supervisor.returncode
+        if not self._problem and not status:
+            return describe_hook_end(self._directory)
+        ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return f"{self._problem or f'its supervisor {ended}'} (see trials/{self._directory.name}/log.txt)"
 
     def exit_status(self) -> int | None:
         """Return the exit status of an ended run, as a shell shows it; None if the supervisor was killed."""
@@ -130,6 +158,10 @@ class OrphanedRun:
     def has_ended(self) -> bool:
         return not is_running(self._directory)
 
+    def problem(self) -> str | None:
+        """Return where the start-up hook ended the run, if the entrypoint did not begin."""
+        return describe_hook_end(self._directory)
+
     def exit_status(self) -> int:
         """Return the exit status; without a record, the status of a preempted run."""
         status = read_status(self._directory, self._run)
@@ -146,23 +178,15 @@ def read_status(directory: Path, run: int) -> int | None:
     """Return the exit status recorded by the supervisor of a run; None without a record."""
     file = directory / "exit.json"
     try:
-        record = json.loads(file.read_text()) if file.is_file() else None
-    except (OSError, ValueError):
+        record: Any = json.loads(file.read_text()) if file.is_file() else {"run": None}
+        return int(record["status"]) if record["run"] == run else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    return int(record["status"]) if isinstance(record, dict) and record["run"] == run else None
 
 
 def is_running(directory: Path) -> bool:
     """Return whether a run of the trial is still active, perhaps without a runner."""
-    file = directory / "lock"
-    if not file.is_file():
-        return False
-    # Some network file systems lock only files opened for writing, but writing may be forbidden.
-    lock = os.open(file, os.O_RDWR if os.access(file, os.W_OK) else os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
+        return is_locked(directory / "lock") is True
+    except FileNotFoundError:
+        return False

@@ -69,6 +69,7 @@ def test_logs_are_printed_escaped(directory: ExperimentDirectory) -> None:
     assert run("experiment", "logs", directory.path, 1).stdout == "token: hello\n\\x1b[31mred\n"
 
 
+REPORT: dict[str, Any] = {"group": "validation", "steps_completed": 2, "metrics": {"loss": 0.5}, "time": 1.0}
 CREATED = {"type": "trial_created", "trial": 1, "seed": 1, "hparams": {}}
 
 
@@ -118,7 +119,7 @@ def test_damaged_runner_file_names_nobody(tmp_path: Path) -> None:
     """``experiment stop`` signals it; 0 and negative numbers stand for several."""
     file = tmp_path / "events.jsonl"
     log = EventLog(file)
-    assert find_runner(file) == (os.getpid(), platform.node())
+    assert find_runner(file) == (os.getpid(), platform.node(), True)
     for content in ("0 here", "-1 here", "x here", "5", "9" * 5000 + " here"):
         (tmp_path / "runner.pid").write_text(content)
         assert find_runner(file) is None
@@ -138,12 +139,13 @@ def test_records_are_read_once_and_whole(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     reader = RecordReader(file)
     assert reader.new_records() == []
-    file.write_text('{"a": 1}\n{"a": 2}\n{"a"')
-    assert reader.new_records() == [(1, {"a": 1}), (2, {"a": 2})]
-    with file.open("a") as rest:
-        rest.write(": 3}\n")
-    assert reader.new_records() == [(3, {"a": 3})]
-    assert RecordReader(file, lines_read=2).new_records() == [(3, {"a": 3})]
+    records = [{**REPORT, "steps_completed": steps} for steps in (1, 2, 3)]
+    lines = "".join(f"{json.dumps(record)}\n" for record in records)
+    file.write_text(lines[:-20])
+    assert reader.new_records() == [(1, records[0]), (2, records[1])]
+    file.write_text(lines)
+    assert reader.new_records() == [(3, records[2])]
+    assert RecordReader(file, lines_read=2).new_records() == [(3, records[2])]
 
 
 def test_cut_record_spoils_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -154,9 +156,55 @@ def test_cut_record_spoils_no_other(tmp_path: Path, caplog: pytest.LogCaptureFix
     task.report("training", 2, {"loss": 2})
     reader = RecordReader(task.metrics_file)
     assert [(number, record["steps_completed"]) for number, record in reader.new_records()] == [(1, 1), (3, 2)]
-    assert caplog.messages == [f"Line 2 of {task.metrics_file} was cut off, as by a full disk, and is left out."]
+    reason = "it is not JSON; perhaps a full disk cut it off"
+    assert caplog.messages == [f"Line 2 of {task.metrics_file} is left out: {reason}."]
     task.report("training", 3, {"loss": 3})
     assert [number for number, _ in reader.new_records()] == [4]
+
+
+NO_REPORTS = [
+    "3",
+    "[]",
+    "null",
+    "{}",
+    '{"x": 1}',
+    '{"type": 5}',
+    "NaN",
+    "[" * 100_000,
+    '{"a": ' + "9" * 5000 + "}",
+]
+CHANGES: list[dict[str, Any]] = [
+    {"group": 3},
+    {"steps_completed": []},
+    {"steps_completed": float("nan")},
+    {"steps_completed": 10**400},
+    {"steps_completed": -1},
+    {"metrics": [1]},
+    {"metrics": {"a": json.loads("[" * 500 + "]" * 500)}},
+    {"time": "now"},
+    {"group": "checkpoint"},
+    {"group": "checkpoint", "metrics": {"checkpoint_id": 5}},
+    {"group": "checkpoint_deleted"},
+    {"group": "early_exit", "metrics": {"reason": None}},
+]
+NO_REPORTS += [json.dumps({**REPORT, **change}) for change in CHANGES]
+
+
+@pytest.mark.parametrize("line", NO_REPORTS, ids=lambda line: line[:70])
+def test_line_without_a_report_is_left_out(
+    line: str, directory: ExperimentDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A running trial's own processes may write anything to its file."""
+    log = EventLog(directory.events)
+    log.append({**CREATED, "time": 3.0, "trial": 4})
+    log.append({"type": "run_started", "trial": 4, "run": 1, "time": 3.0})
+    log.close()
+    file = directory.trial(4) / "metrics.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{line}\n{json.dumps(REPORT)}\n")
+    assert describe_experiment(directory, with_curves=True)["trials"][3]["curves"] == {"loss": [(2, 0.5)]}
+    (message,) = caplog.messages
+    assert message.startswith(f"Line 1 of {file} is left out: it is no")
 
 
 def test_commands_show_no_secrets(directory: ExperimentDirectory, tmp_path: Path) -> None:
@@ -327,6 +375,17 @@ def test_page_keeps_exact_values(tmp_path: Path) -> None:
 def test_page_takes_any_hyperparameter(value: Any, directory: ExperimentDirectory) -> None:
     directory.events.write_text(directory.events.read_text().replace('"lr":0.1', f'"lr":{json.dumps(value)}', 1))
     assert "<script>alert" not in write_page(directory)
+
+
+def test_undecodable_text_is_shown_escaped(directory: ExperimentDirectory) -> None:
+    content = directory.events.read_text()
+    directory.events.write_text(content.replace('"lr":0.1', r'"lr":"/data/\udcff"', 1).replace('"loss"', r'"l\ud800"'))
+    page = write_page(directory)
+    assert r"/data/\udcff" in page
+    assert r'"/data/\\udcff"' in page.partition("const data = ")[2].partition("\n")[0]
+    assert r"/data/\udcff" in run("experiment", "show", directory.path).stdout
+    shown = json.loads(run("experiment", "show", directory.path, "--json").stdout)
+    assert r"/data/\udcff" in [trial["hparams"]["lr"] for trial in shown["trials"]]
 
 
 @pytest.mark.parametrize("trials", [0, 3])

@@ -63,6 +63,7 @@ def test_stopped_trials_are_complete(tmp_path: Path) -> None:
 
 CLAIMS_PREEMPTION = ["python3", "-c", "from trial_script import report; report('preempted', None, {})"]
 POLICY = {"name": "broken", "pattern": "[A-Z]{4} is broken$", "action": {"type": "cancel_retries"}}
+HOOK_ENDED = "ended the run before the entrypoint began"
 NOT_SAVED = "like a preempted run, but had saved nothing"
 
 
@@ -74,9 +75,15 @@ NOT_SAVED = "like a preempted run, but had saved nothing"
         ("exit 75", 2, 3, "", f"it ended with status 75, {NOT_SAVED}, after 2 restarts"),
         (CLAIMS_PREEMPTION, 2, 3, "", f"it ended with status 0, {NOT_SAVED}, after 2 restarts"),
         ("echo CUDA is broken; exit 4", 5, 1, "", "the log policy broken cancels retries"),
-        ("touch trained", 0, 1, "false\ntouch hooked\n", "its startup-hook.sh failed with status 1, after 0 restarts"),
-        ("touch trained", 0, 1, "exit 7\n", "its startup-hook.sh failed with status 7, after 0 restarts"),
-        ("touch trained", 0, 1, "missing-program -i\n", "its startup-hook.sh failed with status 127, after 0 restarts"),
+        ("touch trained", 0, 1, "false\ntouch hooked\n", f"line 1 (false), {HOOK_ENDED}, after 0 restarts"),
+        ("touch trained", 0, 1, "A=1\nexit 7\n", f"line 2 (exit 7), {HOOK_ENDED}, after 0 restarts"),
+        ("touch trained", 1, 2, "exit 0\n", f"line 1 (exit 0), {HOOK_ENDED}, after 1 restarts"),
+        ("touch trained", 0, 1, "f() {\n exec true\n}\nf\n", f"line 2 (exec true), {HOOK_ENDED}, after 0 restarts"),
+        ("touch trained", 0, 1, "missing-program -i\n", f"line 1 (missing-program -i), {HOOK_ENDED}, after 0 restarts"),
+        ("touch trained", 0, 1, "trap : DEBUG EXIT\nexit 0\n", HOOK_ENDED),
+        (["missing-program"], 0, 1, "", "it ended with status 127, that of a shell without the command"),
+        ("mkdir ../exit.json.tmp", 0, 1, "", "its supervisor failed: IsADirectoryError: "),
+        ("kill -9 $PPID; sleep 60", 0, 1, "", "its supervisor was killed by signal 9 (see trials/1/log.txt)"),
         ('test "$BY" = hook && exit 7', 0, 1, "export BY=hook\n", "it ended with status 7, after 0 restarts"),
     ],
 )
@@ -98,6 +105,33 @@ def test_saved_preemption_is_no_failure(tmp_path: Path) -> None:
     kept = {"save_trial_latest": 9}
     experiment = run_project(tmp_path, entrypoint=["python3", "-c", code], checkpoint_storage=kept)
     assert [event["status"] for event in events_of(experiment, "run_ended")] == [75, 75, 75, 0]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (
+            {"accuracy": 0.5, "f1": 0.1},
+            "No trial has reported loss, the metric of the search; the validations reported ",
+        ),
+        ({"loss": "high"}, "No trial has reported a number for loss, the metric of the search; one value is 'high'."),
+        (None, "No trial has reported loss, the metric of the search; no validation was reported."),
+    ],
+)
+def test_missing_metric_is_named(metrics: dict[str, Any] | None, said: str, tmp_path: Path) -> None:
+    code = "pass" if metrics is None else f"from trial_script import report; report('validation', 1, {metrics})"
+    config = write_project(tmp_path / "project", entrypoint=["python3", "-c", code])
+    assert f"warning: {said}" in run("run", config, config.parent, "--experiments", tmp_path).stderr
+    assert f"message: {said}" in run("experiment", "show", tmp_path / "small-1").stdout
+    assert said in run("experiment", "show", tmp_path / "small-1", "--best", ends_with=2).stderr
+
+
+def test_hook_notices_nothing(tmp_path: Path) -> None:
+    """The notes on its lines change none of its own values."""
+    config = write_project(tmp_path / "project", entrypoint='test "$A" = "last 3 0 1"')
+    hook = 'true last; A=$_; f() { return 3; }; f || A="$A $?"; true | false || A="$A ${PIPESTATUS[*]}"; export A\n'
+    (config.parent / "startup-hook.sh").write_text(hook)
+    run("run", config, config.parent, "--experiments", tmp_path, "--hook", "run")
 
 
 def test_later_metrics_are_added(tmp_path: Path) -> None:

@@ -52,6 +52,27 @@ def test_outdated_run_does_nothing(tmp_path: Path) -> None:
     assert read_status(tmp_path, 1) is None
 
 
+@pytest.mark.parametrize("detached", [False, True])
+def test_failing_supervisor_is_named(detached: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    process = start_run(tmp_path, "true", newest_run=1, detached=detached)
+    wait_for(process.has_ended)
+    assert process.problem() is None
+    (tmp_path / "exit.json.tmp").mkdir()
+    process = start_run(tmp_path, "true", run=2, newest_run=2, detached=detached)
+    wait_for(process.has_ended)
+    assert str(process.problem()).startswith("its supervisor failed: IsADirectoryError: ")
+    assert "Traceback" in (tmp_path / "log.txt").read_text()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_missing_program_is_named(tmp_path: Path) -> None:
+    (tmp_path / "task.json").write_text('{"run_id": 1}')
+    process = TrialProcess(tmp_path, ["missing-program"], tmp_path, dict(os.environ), 1, 60)
+    wait_for(process.has_ended)
+    assert "cannot be started: [Errno 2] No such file or directory: 'missing-program'" in str(process.problem())
+    assert process.exit_status() == 127
+
+
 def test_no_signals_are_blocked_in_a_run(tmp_path: Path) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
