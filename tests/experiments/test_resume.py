@@ -103,8 +103,8 @@ def test_moved_experiment_goes_on(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     assert states_of(experiment) == ("PAUSED", [("STOPPING", 2)])
-    process.communicate(timeout=60)  # the trial has ended, too
-    assert pids_of(experiment) == []
+    process.communicate()
+    wait_for(lambda: pids_of(experiment) == [])
     wait_for(lambda: states_of(experiment) == ("PAUSED", [("PAUSED", 2)]))
     for place in ("moved/renamed", "copied/small-7"):
         shutil.copytree(experiment, tmp_path / place)
