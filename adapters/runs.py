@@ -30,6 +30,10 @@ class ModuleRuns:
         self._schedule = schedule
         self._training_names: set[str] = set()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy no runs: these belong to the original module."""
+        return {**vars(self), "latest": None, "fitted": None}
+
     def start(self, module: Any, base: type[pl.LightningModule], taken: TakenFlags) -> None:
         """Make the run of a trainer's call; the module, which derives from ``base``, gets the driver."""
         trainer: Any = module.trainer  # mypy does not see attributes set by Lightning's connectors

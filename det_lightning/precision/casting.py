@@ -32,11 +32,11 @@ def halves_to_float(tensor: torch.Tensor) -> torch.Tensor:
 
 def make_cast(dtype: torch.dtype) -> TensorCast:
     """Return a function that casts floating-point tensors to ``dtype``."""
+    return functools.partial(_cast_to, dtype)  # unlike a function in here, it can be pickled
 
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    return cast
+def _cast_to(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def cast_floats(value: Any, cast: TensorCast) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -95,7 +96,8 @@ class PyTorchTrialContext:
         require(is_right, "init(tensorboard_path=...)", "a path", tensorboard_path)
         self._tensorboard_path = pathlib.Path(tensorboard_path) if tensorboard_path else default_directory()
         # Looked up on each call, because a test may replace the method.
-        self.tensorboard = TensorBoardOutput(enable_tensorboard_logging, lambda: self.get_tensorboard_path())
+        locate = functools.partial(operator.methodcaller("get_tensorboard_path"), self)
+        self.tensorboard = TensorBoardOutput(enable_tensorboard_logging, locate)
         self.update_hooks = UpdateHooks()
         self.optimizer_steps = 0
         self._loading_only = loading_only

@@ -245,6 +245,10 @@ class UpdateHooks:
     #: Called before the context zeroes the gradients of an optimizer.
     before_zero_grad: _OptimizerHooks = dataclasses.field(default_factory=list)
 
+    def __reduce__(self) -> Any:
+        """Copy no hooks: the run belongs to the original context."""
+        return type(self), ()
+
     def clear(self) -> None:
         """Remove all hooks."""
         for functions in vars(self).values():
