@@ -91,7 +91,7 @@ class RunDriver:
         if self._hooks.see_training_batches:
             calls = dataclasses.replace(calls, next_batch=self._next_training_batch)
         if self._hooks.see_validation_batches and run.evaluation.by_batch:
-            calls = dataclasses.replace(calls, prepare_batch=run.data.prepare_batch)
+            calls = dataclasses.replace(calls, begin_validation=self._begin_validation)
         lightning_loops.use_calls(self._trainer, calls)
 
     def begin_training(self) -> None:
@@ -201,22 +201,25 @@ class RunDriver:
         run = self.run
         over = True
         if not run.evaluation.by_batch:
-            run.evaluation.evaluate_full_dataset(run.data.validation.source.loader)
+            run.evaluation.evaluate_full_dataset(run.data.validation.loader)
         elif self._hooks.see_validation_batches:
             batch = lightning_loops.get_shown_batch(dataloader_iter)
             over = run.evaluation.evaluate(iter([batch]), lambda: True) or dataloader_iter.done
         else:
             # Not from Lightning's iterator: nothing else costs as much per batch.
             limit = lightning_loops.read_validation_limit(self._trainer, dataloader_iter)
-            batches = itertools.islice(run.data.validation.source.begin(), limit)
             draws = self._draw_validation_bar if self._bars.any_drawn else None
-            run.evaluation.evaluate(map(run.data.prepare_batch, batches), draws)
+            run.evaluation.evaluate(self._begin_validation(limit), draws)
             lightning_loops.show_batch_index(dataloader_iter, run.evaluation.batches_evaluated - 1)
         if over:
             if run.evaluation.by_batch and not run.schedule.test_mode:
-                run.data.validation.run_out(run.evaluation.batches_evaluated)
+                run.data.run_out_validation(run.evaluation.batches_evaluated)
             lightning_internals.end_epoch(dataloader_iter)
         return run.evaluation.window.take_latest()
+
+    def _begin_validation(self, limit: int | None) -> Iterator[Any]:
+        data = self.run.data
+        return map(data.prepare_batch, itertools.islice(data.validation.begin(), limit))
 
     def _draw_validation_bar(self) -> bool:
         if self._bars.is_due():

@@ -15,6 +15,7 @@ from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.engine.data_stream import LoaderFactory, length_or_none
 from det_lightning.engine.events import overrides
+from det_lightning.engine.shown_loader import ShownLoader
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._position import TrainingPosition
@@ -74,32 +75,46 @@ class GivenLoaders(LoaderFactory):
         super().__init__(trial, context)
         self._sources = sources
         self._trainer = trainer
+        self._given: dict[str, Any] = {}
         if sources and isinstance(trial, SelfSavingTrial):
             raise errors.UnsupportedTrainerFlags(
                 f"{type(original_trial(trial)).__name__} reads its own data; pass no data to the trainer."
             )
 
+    def _take(self, method: str) -> Any:
+        self._given[method] = given = self._sources[method]()
+        return _adapt(given, method, self.context)
+
     def build_training(self, overfit_batches: float | None = None) -> Any:
-        """Return the training loader: a ``DataLoader``, or endless passes over other data."""
+        """Return the training loader: a ``DataLoader``, or the data of the call."""
         if "train_dataloader" not in self._sources:
             if "val_dataloader" in self._sources and not self._trainer.training:
                 return itertools.repeat(None)  # the trial's own training data may not be there
             return super().build_training(overfit_batches)
-        loader = _adapt(self._sources["train_dataloader"](), "train_dataloader", self.context)
-        if isinstance(loader, DataLoader):
-            return loader
-        if overfit_batches is not None:
+        loader = self._take("train_dataloader")
+        if overfit_batches is not None and not isinstance(loader, DataLoader):
             raise errors.UnsupportedTrainerFlags(
                 f"overfit_batches={overfit_batches} needs a torch.utils.data.DataLoader over a map-style dataset; the "
                 f"training data are of type {type(loader).__name__}. Pass a subset of the data instead."
             )
-        return Passes(loader, self.context.position)
+        return loader
+
+    def repeat(self, loader: Any) -> Any:
+        """Return endless passes over training data of the call, from the position of the run on."""
+        return Passes(loader, self.context.position) if "train_dataloader" in self._sources else loader
+
+    def arrange(self, shown: ShownLoader, method: str) -> Any:
+        """Return data as callbacks see them: in a list or dict if the call was given one."""
+        given = self._given.get(method)
+        if isinstance(given, dict):
+            return dict.fromkeys(given, shown)
+        return [shown] if isinstance(given, list | tuple) else shown
 
     def build_validation(self) -> Any:
         """Return the validation loader; an empty tuple if the data have no batch."""
         if "val_dataloader" not in self._sources:
             return super().build_validation()
-        loader = _adapt(self._sources["val_dataloader"](), "val_dataloader", self.context)
+        loader = self._take("val_dataloader")
         return () if length_or_none(loader) == 0 else loader
 
     def require_epochs(self, epoch_len: int) -> None:
@@ -223,10 +238,9 @@ def _is_map_style(loader: Any) -> bool:
 
 def _make_determined_loader(loader: Any) -> DataLoader:
     arguments = {name: value for name in _ARGUMENTS if (value := getattr(loader, name, None)) is not None}
-    if told := [one for one in _list_samplers(loader) if callable(getattr(one, "set_epoch", None))]:
-        batching: dict[str, Any] = {"batch_sampler": TellsEpochs(loader.batch_sampler, told)}
-    elif loader.batch_size is not None:
-        batching = {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-    else:
-        batching = {"batch_sampler": loader.batch_sampler}
-    return DataLoader(loader.dataset, **batching, **arguments)
+    told = [one for one in _list_samplers(loader) if callable(getattr(one, "set_epoch", None))]
+    batches = TellsEpochs(loader.batch_sampler, told) if told else loader.batch_sampler
+    made = DataLoader(loader.dataset, batch_sampler=batches, **arguments)
+    # As callbacks see them.
+    made.batch_size, made.sampler, made.drop_last = loader.batch_size, loader.sampler, loader.drop_last
+    return made

@@ -17,9 +17,12 @@ from det_lightning.adapters.evaluation import GivenEvaluation, PlainOptimizer
 from det_lightning.adapters.hooks import DrivenModule, answers
 from det_lightning.adapters.loading import SavedTrial, rename_models
 from det_lightning.adapters.reporting import as_tensors
+from det_lightning.engine.data_stream import LoaderFactory, length_or_none
+from det_lightning.engine.shown_loader import ShownLoader
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.pytorch._weights import load_models
 
 
@@ -102,6 +105,14 @@ class InferenceModule(DrivenModule):
         self.context = context
         self.trial = original_trial(runnable)
         self.models = torch.nn.ModuleList(context.models)
+
+    def build_loader(self, build: Callable[[LoaderFactory], Any]) -> ShownLoader:
+        """Return data of the trial outside of a run; if the trial is not built yet, of a trial for this purpose."""
+        with isolated_rng():
+            is_built = self.context is not None
+            made = self.require_built_trial() if is_built else self.trial_builder.build_alone(torch.device("cpu"))
+            loader = build(LoaderFactory(*made))
+            return ShownLoader(loader, length_or_none(loader))
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield the parameters; see ``torch.nn.Module``. A warning says if the trial is not built yet."""

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-from det_lightning.adapters.lightning_package import CheckpointConnector, LoggerConnector, RunningStage, TrainerFn, pl
+from det_lightning.adapters.lightning_package import (
+    CheckpointConnector,
+    DataLoaderSource,
+    LoggerConnector,
+    RunningStage,
+    TrainerFn,
+    pl,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +67,14 @@ class TrialCalls:
 
     Attributes:
         next_batch: returns each training batch, and the index in the epoch, before the first hook of the step.
-        prepare_batch: prepares each validation batch of Lightning's before the first hook of the step.
+        begin_validation: returns the batches of a validation, of which there are at most as many as the argument, if
+            any; each is drawn before the first hook of its step.
         after_training_step, after_validation_step: called after the hooks at the end of a step.
         after_validation: called after the hooks at the end of a validation.
     """
 
     next_batch: Callable[[], tuple[Any, int]] | None = None
-    prepare_batch: Callable[[Any], Any] | None = None
+    begin_validation: Callable[[int | None], Iterator[Any]] | None = None
     after_training_step: Callable[[], None] | None = None
     after_validation_step: Callable[[], None] | None = None
     after_validation: Callable[[], None] | None = None
@@ -137,18 +145,16 @@ class TrialEpochLoop(pl.loops.training_epoch_loop._TrainingEpochLoop):
             data_fetcher.fetched, data_fetcher.done = counted
 
 
-class _Prepared(Iterator[tuple[Any, int, int]]):
-    """Prepares the batches of ``items`` (batch, index, index of the loader), and keeps the latest batch."""
+class _Shown(Iterator[tuple[Any, int, int]]):
+    """Yields batches as Lightning does, with their index and that of the only loader, and keeps the latest batch."""
 
-    def __init__(self, items: Iterator[tuple[Any, int, int]], prepare: Callable[[Any], Any]) -> None:
-        self._items = items
-        self._prepare = prepare
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = enumerate(batches)
         self.latest: Any = None
 
     def __next__(self) -> tuple[Any, int, int]:
-        batch, batch_idx, dataloader_idx = next(self._items)
-        self.latest = self._prepare(batch)
-        return self.latest, batch_idx, dataloader_idx
+        batch_idx, self.latest = next(self._batches)
+        return self.latest, batch_idx, 0
 
 
 class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
@@ -164,10 +170,11 @@ class TrialEvaluationLoop(pl.loops.evaluation_loop._EvaluationLoop):
         return made
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
-        if self.calls.prepare_batch is not None:
+        if self.calls.begin_validation is not None:
             fetcher = dataloader_iter.data_fetcher
-            if not isinstance(fetcher.iterator, _Prepared):
-                fetcher.iterator = _Prepared(fetcher.iterator, self.calls.prepare_batch)
+            if not isinstance(fetcher.iterator, _Shown):
+                limit = read_validation_limit(self.trainer, dataloader_iter)
+                fetcher.iterator = _Shown(self.calls.begin_validation(limit))
             batch, batch_idx, dataloader_idx = next(dataloader_iter)  # at the end of the data a StopIteration
             self.batch_progress.is_last_batch = dataloader_iter.done
         super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
@@ -212,8 +219,51 @@ class TrialLoggerConnector(LoggerConnector):
             return super().should_update_logs
 
 
+class _Length:
+    """In place of a loader in Lightning's hands: the trial's driver draws the batches itself."""
+
+    def __init__(self, shown: Any) -> None:
+        self._shown = shown
+
+    def __len__(self) -> int:
+        # Lightning would skip the validation on a rank without batches.
+        return max(1, len(self._shown))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class HeldData(pl.utilities.combined_loader.CombinedLoader):
+    """The data of a trial's run: lengths for Lightning's loops, and ``shown`` for callbacks."""
+
+    def __init__(self, shown: Any, mode: Any) -> None:
+        super().__init__(shown, mode)
+        self._shown = shown
+        self.flattened = [_Length(one) for one in self.flattened]
+
+    @property
+    def iterables(self) -> Any:
+        """The loader, or the collection with the loader that the call was given."""
+        return self._shown
+
+
+class TrialDataSource(DataLoaderSource):
+    """The data for one of Lightning's loops, whose module may have a trial."""
+
+    def dataloader(self) -> Any:
+        """Return the data; a module with a trial begins to draw first."""
+        begin = getattr(self.instance, "begin_data", None)
+        if begin is None:
+            return super().dataloader()
+        begin(self.name)
+        shown = super().dataloader()
+        if isinstance(shown, list) and not shown:
+            return shown  # there is no validation
+        return HeldData(shown, "max_size_cycle" if self.name == "train_dataloader" else "sequential")
+
+
 def use_trial_loops(trainer: Any) -> None:
-    """Replace the loops of a trainer, the log (batches count from 1), and the checkpoints."""
+    """Replace the loops of a trainer and their data, the log (batches count from 1), and the checkpoints."""
     before = trainer.fit_loop.epoch_loop
     if isinstance(before, TrialEpochLoop):
         return
@@ -221,6 +271,8 @@ def use_trial_loops(trainer: Any) -> None:
     loop.val_loop = TrialEvaluationLoop.adapt(before.val_loop)
     trainer.fit_loop.epoch_loop = loop
     trainer.validate_loop = TrialEvaluationLoop.adapt(trainer.validate_loop)
+    for owner in (trainer.fit_loop, loop.val_loop, trainer.validate_loop):
+        owner._data_source = TrialDataSource(**vars(owner._data_source))
     connectors: dict[str, Any] = {
         "_logger_connector": TrialLoggerConnector(trainer),
         "_checkpoint_connector": TrialCheckpointConnector(trainer),

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     from pytorch_lightning.__version__ import version as lightning_version
     from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector as CheckpointConnector
+    from pytorch_lightning.trainer.connectors.data_connector import _DataLoaderSource as DataLoaderSource
     from pytorch_lightning.trainer.connectors.logger_connector.logger_connector import (
         _LoggerConnector as LoggerConnector,
     )
@@ -94,6 +95,7 @@ else:
     ClusterEnvironment = _environments.ClusterEnvironment
     LightningEnvironment = _environments.LightningEnvironment
     CheckpointConnector = pl.trainer.connectors.checkpoint_connector._CheckpointConnector
+    DataLoaderSource = pl.trainer.connectors.data_connector._DataLoaderSource
     LoggerConnector = pl.trainer.connectors.logger_connector._LoggerConnector
     RunningStage = pl.trainer.states.RunningStage
     TrainerFn = pl.trainer.states.TrainerFn
@@ -105,6 +107,7 @@ __all__ = [
     "VARIABLE",
     "CheckpointConnector",
     "ClusterEnvironment",
+    "DataLoaderSource",
     "LightningEnvironment",
     "LoggerConnector",
     "RunningStage",

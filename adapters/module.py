@@ -20,6 +20,7 @@ from det_lightning.adapters.trial_schedule import ModuleSchedule
 from det_lightning.arguments import refuse_texts
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.engine.checkpointing import RunCheckpoints
+from det_lightning.engine.data_stream import LoaderFactory
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.workload_reports import Reporter
@@ -30,7 +31,7 @@ from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._settings import ExpConf
 from det_lightning.units import TrainUnit
 
-_NO_RUN = "A run begins with pl.Trainer.fit() or validate()."
+_NO_RUN = "A run begins with pl.Trainer.fit() or validate(), not with Fabric or a loop of one's own."
 # Configuration fields for arguments of DeterminedCheckpoint.
 _OF_CHECKPOINTS = ("checkpoint_policy", "checkpoint_storage", "min_checkpoint_period")
 
@@ -81,6 +82,13 @@ class TrialModule(InferenceModule):
         ['loss', 'validation_loss']
     """
 
+    driver: RunDriver | None
+    checkpoints: RunCheckpoints | None
+    stop_request: StopRequest | None
+    reporters: list[Reporter]
+    resume_content: CheckpointContent | None
+    _taken: flags.TakenFlags | None
+
     def __init__(
         self,
         trial: type[PyTorchTrial] | PyTorchTrial,
@@ -125,7 +133,6 @@ class TrialModule(InferenceModule):
         self._wrap_checkpoint_io = functools.partial(
             TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first, recorded=recorded
         )
-        self._taken: flags.TakenFlags | None = None
         self._forget_run()
         if context is None and configuration.hparams:
             # For Lightning's checkpoints and loggers, under the variable's name; the trial has a copy.
@@ -133,11 +140,22 @@ class TrialModule(InferenceModule):
             self.save_hyperparameters(hparams)
 
     def _forget_run(self) -> None:
-        self.driver: RunDriver | None = None
-        self.checkpoints: RunCheckpoints | None = None
-        self.stop_request: StopRequest | None = None
-        self.reporters: list[Reporter] = []
-        self.resume_content: CheckpointContent | None = None
+        vars(self).update(_make_state_without_run())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy the trial without its run, as Lightning copies a module without its trainer.
+
+        Raise a TypeError if the trial belongs to several processes.
+        """
+        processes = 1 if self.context is None else self.context.distributed.size
+        if processes > 1:
+            raise TypeError(
+                f"A {type(self).__name__} that has trained in {processes} processes can be neither copied nor pickled, "
+                "since its trial holds their connections: copy the weights, module.state_dict(), or save a checkpoint "
+                "and call TrialModule.load_from_checkpoint(path, trial=...)."
+            )
+        state: dict[str, Any] = super().__getstate__()
+        return state | _make_state_without_run()
 
     def check_before_launch(self, trainer: pl.Trainer) -> None:
         """Refuse unsupported flags before a strategy starts processes."""
@@ -151,8 +169,21 @@ class TrialModule(InferenceModule):
     @trainer.setter
     def trainer(self, trainer: pl.Trainer | None) -> None:
         pl.LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]
-        if isinstance(trainer, pl.Trainer):
+        if isinstance(trainer, pl.Trainer) and not self._is_part(trainer.lightning_module):
             self._attach(trainer)
+
+    def _is_part(self, whole: pl.LightningModule | None) -> bool:
+        """Return whether the trainer has another module, which this one is a part of; refuse a part without weights."""
+        if whole is self or whole is None:
+            return False
+        if self.context is None:
+            name = type(self).__name__
+            raise errors.InvalidExperimentException(
+                f"The {name} inside {type(whole).__name__} has no weights: only the {name} that pl.Trainer is given "
+                f"trains its trial. Give pl.Trainer the {name}, or build the part by {name}.load_from_checkpoint(path, "
+                "trial=...), whose weights then train like those of any module."
+            )
+        return True
 
     def _attach(self, trainer: pl.Trainer) -> None:
         """Adapt a trainer that begins a call to the trial, or refuse the trainer."""
@@ -169,9 +200,8 @@ class TrialModule(InferenceModule):
         if trainer.world_size > 1:
             use_trial_strategy(trainer)
         lightning_loops.use_trial_loops(trainer)
-        self._taken = flags.TakenFlags(trainer)
         self._forget_run()
-        self.trial_answers.clear()
+        self._taken = flags.TakenFlags(trainer)
         driving.add_callbacks(trainer)
 
     def build_trial(self) -> None:
@@ -189,20 +219,30 @@ class TrialModule(InferenceModule):
             read = runnable.config_fields if isinstance(runnable, SelfSavingTrial) else ()
             context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS, read=read)
 
+    def begin_data(self, method: str) -> None:
+        """Prepare the data that a loop of Lightning asks a method for next; in ``validate``, start the run."""
+        if self.trainer.state.fn is not TrainerFn.FITTING:
+            self.start_trial_run()
+        if method == "train_dataloader":
+            # Now and not with the first batch, because an iterator draws from the global random state.
+            self.trial_run.data.training.begin()
+
     @answers("return the data from the trial's build_training_data_loader()")
     def train_dataloader(self) -> Any:
-        """Return the training data of the run."""
-        data = self.trial_run.data.training
+        """Return the training data of the run as callbacks see them; before a run, what the trial builds."""
+        if self.driver is None:
+            return self.build_loader(LoaderFactory.build_training)
+        data = self.trial_run.data.shown_training
         self.trial_answers["train_dataloader"] = [data]
         return data
 
     @answers("return the data from the trial's build_validation_data_loader()")
     def val_dataloader(self) -> Any:
-        """Return the validation data of the run; outside of ``fit``, start the run."""
-        if self.trainer.state.fn is not TrainerFn.FITTING:
-            self.start_trial_run()
-        data = self.trial_run.data.validation
-        if given_data.holds_nothing(data.source.loader):
+        """Return the validation data of the run as callbacks see them; before a run, what the trial builds."""
+        if self.driver is None:
+            return self.build_loader(LoaderFactory.build_validation)
+        data = self.trial_run.data.shown_validation
+        if given_data.holds_nothing(self.trial_run.data.validation.loader):
             return []
         self.trial_answers["val_dataloader"] = [data]
         return data
@@ -289,6 +329,11 @@ class TrialModule(InferenceModule):
         """Make the run of this call, and build the loaders."""
         assert self._taken is not None
         self._runs.start(self, TrialModule, self._taken)
+
+
+def _make_state_without_run() -> dict[str, Any]:
+    without: dict[str, Any] = dict.fromkeys(["driver", "checkpoints", "stop_request", "resume_content"])
+    return {**without, "reporters": [], "trial_answers": {}, "_taken": None, "_tested": None}
 
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:

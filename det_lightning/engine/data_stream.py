@@ -1,4 +1,4 @@
-"""A trial's loaders for Lightning: training data are endless, resumable, divided into epochs, copied ahead."""
+"""The loaders of a run: training data are endless, resumable, divided into epochs, copied ahead."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from det_lightning.engine.device_copies import SideStream, copy_aside
 from det_lightning.engine.loader_workers import RunLoader
 from det_lightning.engine.resume import continue_batches, read_journal, warn_of_own_data
 from det_lightning.engine.run_options import RunOptions
+from det_lightning.engine.shown_loader import ShownLoader
 from det_lightning.pytorch._data import DataLoader
-from det_lightning.pytorch._position import GlobalBatch, TrainingPosition
+from det_lightning.pytorch._position import GlobalBatch
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import PassJournal, SamplerStates
@@ -32,6 +33,14 @@ class LoaderFactory:
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
         self.trial = trial
         self.context = context
+
+    def repeat(self, loader: Any) -> Any:
+        """Return training data without end, from the position of the run on; the trial repeats its own data."""
+        return loader
+
+    def arrange(self, shown: ShownLoader, method: str) -> Any:
+        """Return the data of a method of the module, such as ``train_dataloader``, as callbacks see them."""
+        return shown
 
     def build_training(self, overfit_batches: float | None = None) -> Any:
         """Return the training loader; for ``overfit_batches`` a ``DataLoader``, or raise an UnsupportedTrainerFlags."""
@@ -69,7 +78,8 @@ class TrialData:
         journal: how the passes over the training data began.
         global_batch: how batches are divided among ranks; None if the trial divides its data itself.
         epoch_len: number of batches in an epoch.
-        training, validation: the data.
+        training, validation: the data that the run draws from.
+        shown_training, shown_validation: the same for callbacks.
         prepare_batch: moves and casts a batch.
         prepare: the same for an iterator of training batches, perhaps copied to a GPU ahead of time.
     """
@@ -93,23 +103,30 @@ class TrialData:
         loader = loaders.build_training(limit if options.overfits else None)
         # Lightning applies overfit_batches to the length of the loader, and so must see the number of all batches.
         unlimited = None
+        shown = loader
         if options.overfits:
+            shown = _without_shuffling(loader)
             unlimited = math.ceil(len(loader.batch_sampler) / self._replicas)
-            loader = _select_first_batches(loader, limit, self._replicas)
+            loader = _select_first_batches(shown, limit, self._replicas)
             limit = 1.0
         is_ours = isinstance(loader, DataLoader) and loader.copies_aside(context.device)
         copies_aside = is_ours and context.experimental.auto_to_device
-        training = self._resume_training(loader, copies_aside)
+        training = self._resume_training(loaders, loader, copies_aside)
         length: int | None = context.distributed.broadcast(length_or_none(training))
         self.epoch_len = _limit(length or sys.maxsize, limit)
         if self.epoch_len == 0 and limit > 0:
             raise _less_than_one_batch(f"limit_train_batches={limit}", length)
         context.position.epoch_len = self.epoch_len
-        self.training = TrainStream(training, context.position, unlimited or length)
-        validation = self._shard_validation(loaders.build_validation(), sharded_validation)
+        self.training = RunLoader(training)
+        # The loader of another rank may have one batch fewer, and then begins the next pass before the epoch ends.
+        training_view = ShownLoader(shown, unlimited or length, self._replicas, self._rank)
+        self.shown_training = loaders.arrange(training_view, "train_dataloader")
+        validation, validation_view = self._share_validation(loaders.build_validation(), sharded_validation)
         if has_validated:
             _begin_workers_without_drawing(validation)
-        self.validation = ValidationStream(validation)
+        self.validation = RunLoader(validation)
+        self.shown_validation = loaders.arrange(validation_view, "val_dataloader")
+        self._views = [(self.training, training_view), (self.validation, validation_view)]
         self.journal.validation_samplers = SamplerStates(
             # The seed of the workers is drawn from the loader's own generator.
             types.SimpleNamespace(generator=getattr(validation, "generator", None)),
@@ -126,9 +143,16 @@ class TrialData:
             self.journal.validation_samplers.restore(self._resumed_at["validation"])
 
     def close(self) -> None:
-        """End the workers of both loaders."""
-        self.training.close()
-        self.validation.source.close()
+        """End the workers of both loaders; drop a loader that ends its own."""
+        for source, view in self._views:
+            source.close()
+            if source.loader is None:
+                view.drop()
+
+    def run_out_validation(self, taken: int) -> None:
+        """Exhaust the iterator once all batches are ``taken``: samplers may draw random numbers at the end."""
+        if taken == length_or_none(self.validation.loader):
+            next(self.validation.batches, None)
 
     def _make_preparation(self) -> Callable[[Any], Any]:
         moves = self._context.experimental.auto_to_device
@@ -136,7 +160,7 @@ class TrialData:
         cast = self._context.precision.whole_models.batch_cast()
         return move if cast is None else lambda batch: cast(move(batch))
 
-    def _resume_training(self, loader: Any, copies_aside: bool) -> Any:
+    def _resume_training(self, loaders: LoaderFactory, loader: Any, copies_aside: bool) -> Any:
         # Counts the batches of all ranks: a rank with an empty share of a pass gets a batch in a later pass.
         if length_or_none(loader) == 0:
             raise RuntimeError(
@@ -146,7 +170,7 @@ class TrialData:
         if not isinstance(loader, DataLoader):
             if self._rank == 0:
                 warn_of_own_data(self._resumed, loader, self._replicas)
-            return loader
+            return loaders.repeat(loader)
         self.global_batch = self._choose_global_batch(loader.batch_sampler)
         self.journal.ranks = self.global_batch.ranks
         if self.global_batch.ranks != self._replicas:
@@ -167,15 +191,16 @@ class TrialData:
         self._context.position.initial_batch = self._resumed.trial_state.batches_trained
         return chosen
 
-    def _shard_validation(self, loader: Any, sharded: bool) -> Any:
-        if not isinstance(loader, DataLoader):
-            return loader
+    def _share_validation(self, loader: Any, sharded: bool) -> tuple[Any, ShownLoader]:
         replicas, rank = (self._replicas, self._rank) if sharded else (1, 0)
-        return loader.get_data_loader(repeat=False, skip=0, num_replicas=replicas, rank=rank)
+        share = loader
+        if isinstance(loader, DataLoader):
+            share = loader.get_data_loader(repeat=False, skip=0, num_replicas=replicas, rank=rank)
+        return share, ShownLoader(loader, length_or_none(share), replicas, rank)
 
     def has_even_validation(self) -> bool:
         """Return whether all ranks validate on the same number of batches; all ranks must call it."""
-        lengths = self._context.distributed.allgather(length_or_none(self.validation.source.loader))
+        lengths = self._context.distributed.allgather(length_or_none(self.validation.loader))
         return None not in lengths and len(set(lengths)) == 1
 
 
@@ -208,15 +233,23 @@ def _less_than_one_batch(flag: str, length: int | None) -> errors.UnsupportedTra
     )
 
 
-def _select_first_batches(loader: DataLoader, limit: float, replicas: int) -> DataLoader:
-    """Return a loader of the first batches of ``loader`` for each of ``replicas`` ranks, without shuffling."""
+def _without_shuffling(loader: DataLoader) -> DataLoader:
+    if not isinstance(loader.sampler, RandomSampler):
+        return loader
+    ordered = copy.copy(loader)  # the trial may return the same loader for another run
+    ordered.sampler = SequentialSampler(cast("Sized", loader.dataset))
     batches = loader.batch_sampler
-    if isinstance(loader.sampler, RandomSampler):
-        batches = BatchSampler(SequentialSampler(cast("Sized", loader.dataset)), batches.batch_size, batches.drop_last)
+    ordered.batch_sampler = BatchSampler(ordered.sampler, batches.batch_size, batches.drop_last)
+    return ordered
+
+
+def _select_first_batches(loader: DataLoader, limit: float, replicas: int) -> DataLoader:
+    """Return a loader of the first batches of ``loader`` for each of ``replicas`` ranks."""
+    batches = loader.batch_sampler
     length = math.ceil(len(batches) / replicas)
     if _limit(length, limit) == 0:
         raise _less_than_one_batch(f"overfit_batches={limit}", length)
-    first = copy.copy(loader)  # the trial may return the same loader for another run
+    first = copy.copy(loader)
     first.batch_sampler = FirstBatches(batches, replicas * _limit(length, limit))
     return first
 
@@ -233,61 +266,3 @@ class FirstBatches(BatchSampler):
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(self.batch_sampler, self.count)
-
-
-class TrainStream:
-    """One endless iterator over the training data, given to Lightning one epoch at a time.
-
-    Workers and shuffling persist between epochs. Once an epoch has begun, ``batches`` yields from the next batch on.
-    ``length`` is the length of the chief's loader, or None. The loader of another rank may have one batch fewer, and
-    then begins the next pass before the epoch ends.
-    """
-
-    def __init__(self, loader: Any, position: TrainingPosition, length: int | None) -> None:
-        self._source = RunLoader(loader)
-        self._position = position
-        self._length = length
-        self._is_open = False
-
-    @property
-    def batches(self) -> Iterator[Any]:
-        """The batches from the next batch on, without end; none before the first epoch."""
-        return self._source.batches
-
-    def __len__(self) -> int:
-        if self._length is None:
-            raise TypeError("The training loader of the chief has no length.")
-        return self._length
-
-    def __iter__(self) -> Iterator[Any]:
-        # Created now and not with the first batch, because an iterator draws from the global random state.
-        if not self._is_open:
-            self._source.begin()
-            self._is_open = True
-        epoch_len = self._position.epoch_length()
-        return itertools.islice(self.batches, epoch_len - self._position.batches_trained() % epoch_len)
-
-    def close(self) -> None:
-        """Drop the iterator, and end the workers."""
-        self._source.close()
-        self._is_open = False
-
-
-class ValidationStream:
-    """The validation data, from the start for each validation; reading begins when the first batch is needed."""
-
-    def __init__(self, loader: Any) -> None:
-        self.source = RunLoader(loader)
-
-    def __len__(self) -> int:
-        # Lightning would skip the validation on a rank without batches.
-        return max(1, len(self.source.loader))
-
-    def __iter__(self) -> Iterator[Any]:
-        # A generator, because Lightning asks for the iterator before on_validation_start.
-        yield from self.source.begin()
-
-    def run_out(self, taken: int) -> None:
-        """Exhaust the iterator once all batches are ``taken``: samplers may draw random numbers at the end."""
-        if taken == length_or_none(self.source.loader):
-            next(self.source.batches, None)

@@ -27,10 +27,6 @@ class TrainingPosition:
     batch_idx: int | None = None
     epoch_len: int | None = None
 
-    def batches_trained(self) -> int:
-        """Return the number of batches before the next one, over the whole run."""
-        return self.initial_batch if self.batch_idx is None else self.batch_idx + 1
-
     def epoch_length(self) -> int:
         """Return the number of batches in an epoch; raise an InternalException before the loader is built."""
         if self.epoch_len is None:

@@ -137,16 +137,21 @@ def isolated_rng() -> Iterator[None]:
         restore_rng(before)
 
 
-def _get_attributes(sampler: Any) -> dict[str, Any]:
+def get_attributes(sampler: Any) -> dict[str, Any]:
     """Return the attributes of a sampler; none for a list, since torch accepts any iterable."""
     return getattr(sampler, "__dict__", {})
+
+
+def is_sampler_name(name: Any) -> bool:
+    """Return whether an attribute of this name is a sampler, whatever its type: torch accepts any iterable."""
+    return str(name).lstrip("_") in ("sampler", "batch_sampler")
 
 
 def _walk_samplers(sampler: Any) -> Iterator[Any]:
     """Yield ``sampler`` and every wrapped sampler, outermost first."""
     yield sampler
-    for name, value in _get_attributes(sampler).items():
-        if isinstance(value, Sampler) or name.lstrip("_") in ("sampler", "batch_sampler"):
+    for name, value in get_attributes(sampler).items():
+        if isinstance(value, Sampler) or is_sampler_name(name):
             yield from _walk_samplers(value)
 
 
@@ -158,7 +163,7 @@ class SamplerStates:
 
     def __init__(self, *samplers: Any) -> None:
         self._samplers = [one for sampler in samplers for one in _walk_samplers(sampler)]
-        self._built = [dict(_get_attributes(sampler)) for sampler in self._samplers]
+        self._built = [dict(get_attributes(sampler)) for sampler in self._samplers]
 
     def capture(self) -> list[dict[str, Any]]:
         """Return the state of each sampler, outermost first."""
@@ -192,7 +197,7 @@ def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
 
 
 def _restore_attribute(sampler: Any, name: str, value: Any) -> None:
-    present = _get_attributes(sampler).get(name)
+    present = get_attributes(sampler).get(name)
     if isinstance(present, GENERATORS):
         set_state(present, value)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import inspect
+import itertools
 import logging
 import signal
 from collections.abc import Iterator
@@ -357,7 +358,8 @@ def test_use_calls_that_show_batches_and_get_shown_batch() -> None:
         on_validation_batch_end=lambda trainer, module, outputs, *_: seen.append(outputs),
     )
     trainer = make_trainer(use_trial_loops=True, limit_val_batches=2, callbacks=[watcher])
-    calls = lightning_loops.TrialCalls(iter(batches).__next__, lambda batch: batch[:, :5])
+    data = [torch.ones(1, 5)] * 3
+    calls = lightning_loops.TrialCalls(iter(batches).__next__, lambda limit: itertools.islice(data, limit))
     lightning_loops.use_calls(trainer, calls)
     loop: Any = trainer.fit_loop.epoch_loop
     trainer.fit(Module())

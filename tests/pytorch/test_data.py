@@ -5,9 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import logging
-import sys
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,11 +14,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+from torch.utils.data import IterableDataset
 
-from det_lightning.engine.data_stream import TrainStream, ValidationStream
 from det_lightning.pytorch import DataLoader, data_length, to_device
-from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._random_state import PassJournal
 
 TEN: Any = range(10)
@@ -189,65 +185,6 @@ def test_the_length_of_a_batch() -> None:
             data_length(empty)
     with pytest.raises(TypeError, match="batch of type Movable is unknown; override get_batch_length"):
         data_length(Movable())
-
-
-class Endless:
-    """Counts its batches from ``first`` on, and how often it was begun."""
-
-    begun = 0
-
-    def __init__(self, first: int = 0) -> None:
-        self.first = first
-
-    def __iter__(self) -> Iterator[int]:
-        self.begun += 1
-        return itertools.count(self.first)
-
-    def __len__(self) -> int:
-        return 4
-
-
-@given(st.integers(1, 6), st.integers(0, 20))
-def test_epochs_end_by_the_runs_count(epoch_len: int, first: int) -> None:
-    loader = Endless(first)
-    position = TrainingPosition(initial_batch=first, epoch_len=epoch_len)
-    stream = TrainStream(loader, position, 4)
-    epochs = []
-    for _ in range(3):
-        epochs.append(list(stream))
-        position.batch_idx = epochs[-1][-1]
-    assert list(itertools.chain(*epochs)) == list(range(first, first + sum(map(len, epochs))))
-    assert all((epoch[-1] + 1) % epoch_len == 0 and len(epoch) <= epoch_len for epoch in epochs)
-    assert len(epochs[0]) == epoch_len - first % epoch_len
-    assert (loader.begun, len(stream)) == (1, 4)
-
-
-def test_one_iterator_until_the_close() -> None:
-    loader = Endless()
-    stream = TrainStream(loader, TrainingPosition(epoch_len=sys.maxsize), None)
-    for begun in (0, 1, 1):
-        assert loader.begun == begun
-        iter(stream)
-    held = weakref.ref(loader)
-    del loader
-    stream.close()
-    assert held() is None
-
-
-def test_each_validation_starts_over() -> None:
-    loader = Endless()
-    stream = ValidationStream(loader)
-    first = iter(stream)
-    assert loader.begun == 0
-    assert next(first) == next(iter(stream)) == 0
-    assert (loader.begun, len(stream)) == (2, 4)
-
-
-def test_a_rank_without_validation_batches() -> None:
-    """Lightning would leave out the validation on that rank, and the others would wait for it."""
-    empty = DataLoader(TEN, batch_sampler=BatchSampler(SequentialSampler([]), 2, False)).get_data_loader()
-    assert len(ValidationStream(empty)) == 1
-    assert list(ValidationStream(empty)) == []
 
 
 def test_a_list_as_batch_sampler() -> None:
