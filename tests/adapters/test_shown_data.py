@@ -297,7 +297,8 @@ def test_data_while_validating() -> None:
             self.lengths: list[int] = []
 
         def on_validation_batch_start(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
-            self.lengths += [len([*module.val_dataloader()]), len([*trainer.val_dataloaders])]
+            shown: Any = trainer.val_dataloaders
+            self.lengths += [len([*module.val_dataloader()]), len([*shown])]
 
         def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
             self.lengths.append(len(module.val_dataloader()))
