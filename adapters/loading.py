@@ -21,7 +21,7 @@ from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_light
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.distributed.backend import DDP_PREFIX
-from det_lightning.masking import is_masked
+from det_lightning.masking import is_masked, leave_out_masked
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
 
@@ -77,6 +77,7 @@ class SavedTrial:
             hparams = dict(pl.core.saving.load_hparams_from_yaml(hparams_file))
         elif hparams is None:  # as in a `det-lightning checkpoint export` of an older checkpoint
             hparams = (content.lightning or {}).get("hyper_parameters")
+            hparams = leave_out_masked(hparams, "hparams", lambda *_: True)
         has_context = given.get("context") is not None  # which has the settings
         known = {} if has_context else {"hparams": hparams, "exp_conf": settings["experiment_config"]}
         takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())

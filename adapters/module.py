@@ -25,7 +25,6 @@ from det_lightning.engine.run import TrialRun
 from det_lightning.engine.stopping import StopRequest
 from det_lightning.engine.workload_reports import Reporter
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
-from det_lightning.masking import mask
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._settings import ExpConf
@@ -136,7 +135,7 @@ class TrialModule(InferenceModule):
         self._forget_run()
         if context is None and configuration.hparams:
             # For Lightning's checkpoints and loggers, under the variable's name; the trial has a copy.
-            hparams = mask(as_plain(configuration.hparams, "hparams", Losses(), MOST_IN_SETTINGS))
+            hparams = as_plain(configuration.hparams, "hparams", Losses(), MOST_IN_SETTINGS)
             self.save_hyperparameters(hparams)
 
     def _forget_run(self) -> None:

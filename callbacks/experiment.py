@@ -14,7 +14,6 @@ from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard import TensorBoardOutput
-from det_lightning.masking import mask
 
 # Progress is only for display, which needs no more.
 _PROGRESS_INTERVAL_S = 1.0
@@ -88,7 +87,7 @@ class ExperimentReporter(pl.Callback):
         }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Subscribe, on the chief, to the reports of the module, and log the masked hyperparameters.
+        """Subscribe, on the chief, to the reports of the module, and log the hyperparameters.
 
         Raises:
             TypeError: the module is not a ``TrialModule``.
@@ -97,7 +96,7 @@ class ExperimentReporter(pl.Callback):
         if trainer.is_global_zero:
             self._module.reporters.append(self)
         for logger in self._loggers:
-            logger.log_hyperparams(mask(self._task.hparams))
+            logger.log_hyperparams(self._task.hparams)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Let the run note the digests of its checkpoints, and count from zero after a warm start.

@@ -10,7 +10,6 @@ from tensorboard.plugins.hparams import summary_v2
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard import TensorBoardOutput, make_validation_tag
-from det_lightning.masking import is_masked, mask
 
 
 class HParamsSummary(pl.Callback):
@@ -28,7 +27,7 @@ class HParamsSummary(pl.Callback):
         if not self._output.enabled or not trainer.is_global_zero:
             return
         task = self._task
-        parameters = list(_parameters(task.config["hyperparameters"], mask(task.hparams)))
+        parameters = list(_parameters(task.config["hyperparameters"], task.hparams))
         metric = task.config["searcher"]["metric"]
         metrics = [summary_v2.Metric(make_validation_tag(metric), display_name=metric)] if metric else []
         search = summary_v2.hparams_config_pb([parameter for parameter, _ in parameters], metrics)
@@ -51,7 +50,7 @@ def _parameters(
 
 
 def _domain(entry: Mapping[str, Any], value: Any) -> summary_v2.Domain:
-    kind = "const" if is_masked(value) else entry["type"]
+    kind = entry["type"]
     if kind == "int":
         return summary_v2.IntInterval(entry["minval"], entry["maxval"])
     if kind == "double":

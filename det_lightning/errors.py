@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from det_lightning.escaping import escape
-from det_lightning.masking import mask
+from det_lightning.masking import mask_config
 from det_lightning.parts_of_determined import missing_part
 
 __all__ = [
@@ -75,7 +75,7 @@ class InvalidConfigurationException(InvalidExperimentException):
     """The experiment configuration cannot be used."""
 
     def __init__(self, config: dict[str, Any], message: str) -> None:
-        super().__init__(f"Invalid configuration ({mask(config)}): {message}.")
+        super().__init__(f"Invalid configuration ({mask_config(config)}): {message}.")
 
 
 class InternalException(Exception):

@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from det_lightning.masking import mask
-
 __all__ = ["choose_hparams", "convert_like_master", "explain_texts", "find_ranges", "flatten"]
 
 # From here on Go writes exponents, and Python reads floats.
@@ -62,7 +60,7 @@ _TEXTS = "These hyperparameters are texts:"
 
 def explain_texts(error: TypeError, hparams: Mapping[str, Any] | None) -> None:
     """If an error is about a text, add the hyperparameters that are texts but read like numbers, such as ``"0.1"``."""
-    texts = {name: value for name, value in flatten(mask(hparams or {})).items() if _is_number(value)}
+    texts = {name: value for name, value in flatten(hparams or {}).items() if _is_number(value)}
     if texts and _ABOUT_TEXT.search(str(error)) and _TEXTS not in str(error):
         listed = ", ".join(f"{name}={value!r}" for name, value in texts.items())
         error.args = (f"{error}. {_TEXTS} {listed}. Write numbers without quotes.",)

@@ -1,128 +1,73 @@
-"""Secrets in settings and texts: recognized by name or form, masked in output, and never read back as a value.
+"""Secrets of a configuration: known by their fields, masked in output and files, and never read back as a value.
 
-Only copies for a file, a message or a log are masked. A trial reads the settings that the user gave.
+Hyperparameters and ``data`` hold no secrets, whatever their names and values. Only copies for a file, a message or a
+log are masked: a trial reads the settings that the user gave.
 """
 
 from __future__ import annotations
 
-import difflib
-import functools
 import re
 import reprlib
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 #: What replaces a secret in files and messages; Determined's platform writes the same.
 MASK = "********"
 
+_STORAGES = ("checkpoint_storage", "tensorboard_storage", "data_layer")
+#: The entries of a storage's section that are secrets.
+CREDENTIALS = frozenset({"access_key", "secret_key", "session_token", "connection_string", "credential"})
+# The options of fsspec's file systems and of the clients below that are secrets; options are masked like a section.
+_OPTIONS = {
+    *("key", "secret", "token", "password", "passwd", "passphrase", "pkey", "auth", "headers", "account_key"),
+    *("sas_token", "client_secret", "aws_access_key_id", "aws_secret_access_key", "aws_session_token"),
+}
+_VARIABLES = ("environment", "environment_variables")
+_KINDS = {"environment_variables", "cpu", "cuda", "gpu", "rocm"}  # of lists of variables, by the last key
+_OTHERS = (_VARIABLES, ("environment", "registry_auth"), ("integrations", "pachyderm", "dataset", "token"))
+
 # Shorter secrets are not masked in texts: the same few characters may occur anywhere, and a text would be unreadable.
-_SHORTEST = 4
+_SHORTEST = 8
 
-# A sort_key, an image_key, a forward_pass or a pad_token is no secret: these words tell.
-_OF_KEYS = (
-    "access|account|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|gcp|hf|hmac|huggingface|kaggle|"
-    "license|master|neptune|openai|private|s3|sas|service|session|shared|signing|ssh|storage|subscription|wandb"
-)
-_OF_PASSWORDS = "admin|db|database|email|ftp|login|mail|proxy|root|sftp|smtp|ssh|user"
-_OF_TEXT = (
-    "additional|audio|begin|blank|bo[is]|class|cls|dist|end|eo[is]|extra|fim|first|image|img|last|latent|mask|next|pad|"
-    "patch|prefix|prompt|query|register|sep|sos|space|special|start|stop|suffix|system|text|unk|unknown|video|word"
-)
-# Names in lower case, with "_" between words: of the file or the length of a secret, and of secrets.
-_DESCRIPTION = re.compile("(?:.*_)?(?:names?|file|path|dir|length|len|policy|type|arn|ref|required)")
-_SECRET_NAME = re.compile(
-    rf"""(?:.*_)?(?:secrets?|passwords?|passwd|passphrases?|credentials?|creds)(?:_.*)?
-    |(?:.*_)?(?:pwd|pw|passcode|userpass|o?auth|authorization|bearer|cookies?|dsn|jwt|sas)
-    |.*(?:api|access|secret|account|private)_?key
-    |.*(?:conn(?:ection)?_?str(?:ing)?|(?:auth|access|api|session|identity|registry)_?token|access_?signature)
-    |(?:.*_)?(?:{_OF_KEYS})_(?:.*_)?(?:keys?|tokens)
-    |(?!(?:.*_)?(?:{_OF_TEXT})_)(?:.*_)?token
-    |(?:(?:.*_)?(?:{_OF_PASSWORDS})_(?:.*_)?)?pass""",
-    re.VERBOSE,
-)
-# Names of a configuration's secrets, which may be mistyped.
-_OFTEN_MISTYPED = (
-    "secretkey", "accesskey", "sessiontoken", "password", "registryauth", "connectionstring", "credential",
-)  # fmt: skip
-_LONGEST_NAME = 200
-_LONGEST_MISTYPED = 32
-
-# Texts may come from anywhere, so these limits keep every pattern from backtracking over too much of one.
-# user:password@ after a scheme. A password may contain anything; a port is not a password.
+# user:password@ after a scheme. A password may contain anything; a port is not a password. The limits keep the patterns
+# from backtracking over too much of a text, which may come from anywhere.
 _USER = r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^\s/:]{0,200}):(?!\d{1,5}(?:[/?#]|$))"
 _WHOLE_URL = re.compile(rf"{_USER}(.*)@", re.DOTALL)
-# Secrets by form, each with the replacement.
-_FORMS = {
-    rf"(?<![A-Za-z0-9+.-]){_USER}(\S{{0,1000}})@": rf"\1\2:{MASK}@",
-    r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)": MASK,
-    r"\bhooks\.slack\.com/services/[\w/-]+|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{35}"
-    r"|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{22,}|\bglpat-[\w-]{20,}|\bhf_[A-Za-z0-9]{30,}"
-    r"|\bsk-(?=[\w-]{0,200}\d)(?=[\w-]{0,200}[A-Z])[\w-]{20,}|\beyJ[\w-]{8,1000}\.eyJ[\w-]{8,1000}\.[\w-]*": MASK,
-    r"(https?://)[A-Za-z0-9_-]{16,}@": rf"\1{MASK}@",
-    r"(?i)([?&](?:sig|signature|x-amz-signature|code|key)=)[^&\s'\"]+": rf"\1{MASK}",
-    r"(?i)(\bauthorization\s*:\s*(?:\w+\s+)?|\bbearer\s+(?=[a-z+/=_.~-]{0,200}\d))(?!\*)[^\s'\"]{8,}": rf"\1{MASK}",
-}
-# A name and a value, at the end of ``head``: an assignment, a flag, a line of YAML as a parser's error shows, a dict.
-_NAMED_VALUES = (
-    r"(?<![\w.$-])(?P<head>(?P<name>-{0,2}[A-Za-z_][\w.-]*)\s?=\s?)(?P<value>\"[^\"]*\"|'[^']*'|[^\s;&,'\"]+)",
-    r"(?<!\S)(?P<head>(?P<name>--[A-Za-z][\w-]*)\s+)(?!-)(?P<value>\S+)",
-    r"(?m)(?P<head>(?:^[ \t-]*|[{,]\s*)(?P<name>[A-Za-z_][\w.-]*):[ \t]+)(?![\s'\"])(?P<value>[^\s,}][^,}\n]*)",
-    r"(?P<head>(?P<quote>[\"'])(?P<name>[A-Za-z_][\w.-]*)(?P=quote)\s*:\s*)"
-    r"(?P<value>b?\"(?:[^\"\\]|\\.)*\"|b?'(?:[^'\\]|\\.)*'|\d+)",
-)
+_URL_IN_TEXT = re.compile(rf"(?<![A-Za-z0-9+.-]){_USER}(\S{{0,1000}})@")
+_SIGNATURE = re.compile(r"(?i)([?&](?:sig|signature|x-(?:amz|goog)-signature|x-amz-security-token)=)[^&\s'\"]+")
+
+#: The keys that lead to a value; positions in lists are left out.
+Keys = tuple[Any, ...]
 
 
-@functools.lru_cache(4096)
-def is_secret_name(name: object) -> bool:
-    """Return whether a setting with this name is a secret: ``secret_key``, ``registry_auth``, ``WANDB_API_KEY``, ...
-
-    Misspelled names of a configuration's secrets count too.
-    """
-    if not isinstance(name, str):
-        return False
-    separated = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name[-_LONGEST_NAME:])
-    words = re.sub(r"(?<![^_])key_id$", "key", separated.lower().strip("_"))
-    if _DESCRIPTION.fullmatch(words):
-        return False
-    # Environment variables are in upper case.
-    if _SECRET_NAME.fullmatch(words) or (name.isupper() and words.endswith(("key", "_pass"))):
-        return True
-    joined = words.replace("_", "")
-    is_short = len(joined) <= _LONGEST_MISTYPED
-    return is_short and bool(difflib.get_close_matches(joined, _OFTEN_MISTYPED, 1, cutoff=0.84))
+def is_secret(keys: Keys) -> bool:
+    """Return whether a value of a configuration, found by keys, is a secret or a part of one."""
+    in_storage = keys[:1] and keys[0] in _STORAGES and not (CREDENTIALS | _OPTIONS).isdisjoint(keys[1:])
+    return bool(in_storage) or any(keys[: len(field)] == field for field in _OTHERS)
 
 
-def mask(value: Any) -> Any:
-    """Return settings with all secrets masked, safe to be written; ``value`` is not changed.
+def mask_config(config: Any, keys: Keys = ()) -> Any:
+    """Return a configuration, or the part of one found by ``keys``, with all secrets masked; ``config`` stays as is."""
+    if isinstance(config, MaskedSettings):
+        config = {**config, **dict.fromkeys(config.masked, MASK)}
+    if isinstance(config, Mapping):
+        return {name: mask_config(item, (*keys, name)) for name, item in config.items()}
+    if isinstance(config, list | tuple):
+        masked = [mask_config(item, keys) for item in config]
+        return masked if isinstance(config, list) else tuple(masked)
+    if config is None or config == "" or isinstance(config, bool):
+        return config
+    if keys[:2] == _VARIABLES and keys[-1] in _KINDS and isinstance(config, str):
+        return re.sub("(?s)=.+", f"={MASK}", config, count=1)  # a name alone passes a variable on
+    if is_secret(keys):
+        return MASK
+    return mask_text(mask_url(config)) if isinstance(config, str) and keys[:1] and keys[0] in _STORAGES else config
 
-    Under the name of a secret everything is masked; other strings are masked as by :func:`mask_text`. Anything other
-    than dicts, lists, tuples and strings is returned unchanged.
-    """
-    return _mask(value, "")
 
-
-def _mask(value: Any, secret: str) -> Any:
-    """Mask a value below the name of a ``secret``, or elsewhere if the name is empty."""
-    if isinstance(value, MaskedSettings):
-        value = {**value, **dict.fromkeys(value.masked, MASK)}
-    if isinstance(value, Mapping):
-        return {name: _mask(item, secret or (name if is_secret_name(name) else "")) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        # A list may be a command: ["--api-key", "..."].
-        flags = ["", *(one if isinstance(one, str) and one[:2] == "--" and "=" not in one else "" for one in value)]
-        masked = [
-            _mask(item, secret or (flag if isinstance(item, str) and is_secret_name(flag) else ""))
-            for flag, item in zip(flags, value, strict=False)
-        ]
-        return masked if isinstance(value, list) else tuple(masked)
-    if secret:
-        is_count = isinstance(value, int | float) and "token" in secret.lower()
-        return value if value is None or value == "" or isinstance(value, bool) or is_count else MASK
-    if not isinstance(value, str):
-        return value
-    variable = re.fullmatch(r"(?s)([A-Za-z_][\w.-]*)=.+", value)
-    return f"{variable[1]}={MASK}" if variable and is_secret_name(variable[1]) else mask_text(mask_url(value))
+def mask_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a checkpoint's file, with the secrets of the ``experiment_config`` in it masked."""
+    return {name: mask_config(item, () if name == "experiment_config" else (None,)) for name, item in settings.items()}
 
 
 def mask_url(url: str) -> str:
@@ -131,49 +76,45 @@ def mask_url(url: str) -> str:
 
 
 def mask_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text with ``secrets``, passwords in URLs, ``name=value`` of secrets and tokens of known forms masked."""
+    """Return a text with ``secrets``, and the passwords and signatures of URLs, masked."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
-    for pattern, replacement in _FORMS.items():
-        text = re.sub(pattern, replacement, text)
-    for pattern in _NAMED_VALUES:
-        text = re.sub(pattern, _mask_named, text)
-    return text
-
-
-def _mask_named(found: re.Match[str]) -> str:
-    quote = found.groupdict().get("quote", "")
-    is_secret = is_secret_name(found["name"]) and (quote or found["value"].strip("'\""))
-    return f"{found['head']}{quote}{MASK}{quote}" if is_secret else found.group()
+    return _SIGNATURE.sub(rf"\1{MASK}", _URL_IN_TEXT.sub(rf"\1\2:{MASK}@", text))
 
 
 def short_text(value: Any) -> str:
-    """Return a short text for a value, without secrets, even for nested values and very large numbers."""
+    """Return a short text for a value, without passwords in URLs, even for nested values and very large numbers."""
     try:
-        return f"{reprlib.repr(mask(value)):.300}"
+        return f"{mask_text(reprlib.repr(value)):.300}"
     except (ValueError, RecursionError):
         return f"a very large {type(value).__name__}"
 
 
-def find_secrets(settings: Any, below_secret: bool = False) -> Iterator[str]:
-    """Yield the strings in ``settings`` that :func:`mask` masks as a whole, and the passwords of URLs."""
-    if isinstance(settings, Mapping):
-        for name, item in settings.items():
-            yield from find_secrets(item, below_secret or is_secret_name(name))
-    elif isinstance(settings, list | tuple):
-        for item in settings:
-            yield from find_secrets(item, below_secret)
-    elif isinstance(settings, str) and below_secret:
-        yield from [settings] if len(settings) >= _SHORTEST else []
-    elif isinstance(settings, str) and (found := _WHOLE_URL.match(settings)) and len(found[3]) >= _SHORTEST:
-        yield from {found[3], urllib.parse.unquote(found[3])}
+def find_secrets(config: Any, keys: Keys = ()) -> Iterator[str]:
+    """Yield the texts that :func:`mask_config` masks, without those that are too short to be masked in a text."""
+    if isinstance(config, Mapping):
+        for name, item in config.items():
+            yield from find_secrets(item, (*keys, name))
+    elif isinstance(config, list | tuple):
+        for item in config:
+            yield from find_secrets(item, keys)
+    elif isinstance(config, str):
+        secret = config.partition("=")[2] if keys[:2] == _VARIABLES else config if is_secret(keys) else ""
+        found = _WHOLE_URL.match(config) if keys[:1] and keys[0] in _STORAGES else None
+        passwords = {found[3], urllib.parse.unquote(found[3])} if found else set()
+        yield from (one for one in (secret, *passwords) if len(one) >= _SHORTEST)
 
 
-def cause_without_secrets(error: BaseException) -> BaseException | None:
+def find_option_secrets(options: Any) -> list[str]:
+    """Return the secrets among the options of a file system, or in its URL, for :func:`mask_text`."""
+    return [*find_secrets({"checkpoint_storage": options})]
+
+
+def cause_without_secrets(error: BaseException, secrets: Collection[str] = ()) -> BaseException | None:
     """Return an error for use as a cause, or None if a message in the chain of causes shows a secret."""
     link: BaseException | None = error
     while link is not None:
-        if mask_text(str(link)) != str(link):
+        if mask_text(str(link), secrets) != str(link):
             return None
         link = link.__cause__ or link.__context__
     return error
@@ -215,25 +156,48 @@ class MaskedSettings(dict[Any, Any]):
 
 
 def is_masked(value: Any) -> bool:
-    """Return whether a value is a mask, or contains one."""
-    return isinstance(value, str) and MASK in value
+    """Return whether a value is a mask, contains one, or is a list of such values among others."""
+    return any(map(is_masked, value)) if isinstance(value, list) else isinstance(value, str) and MASK in value
 
 
-def leave_out_masked(settings: Any, where: str) -> Any:
-    """Return the settings called ``where`` without masked values; the same object if there are none."""
-    if isinstance(settings, dict):
-        kept = {
-            name: leave_out_masked(item, f"{where}[{name!r}]") for name, item in settings.items() if not is_masked(item)
-        }
-        masked = [name for name in settings if name not in kept]
-        left_out = getattr(settings, "left_out", None)
-        if masked or any(kept[name] is not settings[name] for name in kept):
-            return MaskedSettings(kept, where, masked, left_out) if masked or left_out else kept
+def may_be_masked(keys: Keys) -> bool:
+    """Return whether :func:`mask_config` may have masked a value of a configuration, found by keys."""
+    return is_secret(keys) or keys[0] in _STORAGES
+
+
+def leave_out_masked(settings: Any, where: str, is_mask: Callable[[str, Keys], bool], keys: Keys = ()) -> Any:
+    """Return the settings called ``where`` with a gap for each mask; the same object if there are none.
+
+    ``is_mask`` is asked about values with stars, by place (such as ``hparams['a']``) and keys: a user may write stars.
+    """
     if isinstance(settings, list):
-        items = [leave_out_masked(item, f"{where}[{i}]") for i, item in enumerate(settings) if not is_masked(item)]
-        if list(map(id, items)) != list(map(id, settings)):
-            return items
-    return settings
+        items = [leave_out_masked(item, f"{where}[{i}]", is_mask, keys) for i, item in enumerate(settings)]
+        return settings if list(map(id, items)) == list(map(id, settings)) else items
+    if not isinstance(settings, dict):
+        return settings
+    places = {name: (f"{where}[{name!r:.100}]", (*keys, name)) for name in settings}
+    masked = [name for name, item in settings.items() if is_masked(item) and is_mask(*places[name])]
+    kept = {
+        name: leave_out_masked(item, places[name][0], is_mask, places[name][1])
+        for name, item in settings.items()
+        if name not in masked
+    }
+    if not masked and all(item is settings[name] for name, item in kept.items()):
+        return settings
+    gaps = (settings.masked, settings.left_out) if isinstance(settings, MaskedSettings) else ([], None)
+    return MaskedSettings(kept, where, [*masked, *gaps[0]], gaps[1])
+
+
+def find_stars(settings: Any, where: str) -> list[str]:
+    """Return the places in settings called ``where`` for which :func:`leave_out_masked` would ask."""
+    places: list[str] = []
+
+    def note(place: str, keys: Keys) -> bool:
+        places.append(place)
+        return False
+
+    leave_out_masked(settings, where, note)
+    return places
 
 
 def mark_left_out(settings: Any, where: str, left_out: Mapping[str, Any]) -> Any:

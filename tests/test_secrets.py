@@ -1,8 +1,7 @@
-"""Secrets among settings: what is masked, where, and that nobody uses a mask."""
+"""Secrets among settings: what is masked, where, that nobody uses a mask, and that hyperparameters are no secrets."""
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import logging
@@ -21,11 +20,13 @@ from typer.testing import CliRunner
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
+from det_lightning.checkpoint.format.lightning_file import from_lightning, to_lightning
 from det_lightning.checkpoint.safe_load import read_state
 from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from det_lightning.cli.app import app
-from det_lightning.masking import MASK, is_secret_name, leave_out_masked, mark_left_out, mask, mask_text, mask_url
+from det_lightning.masking import MASK, find_secrets, mask_config, mask_settings, mask_text, mask_url
+from det_lightning.pytorch._settings import TrialSettings
 from tests.checkpoint.made_checkpoints import forget_checksums, write_checkpoint
 from tests.lightning import pl
 from tests.lightning import trainer as make_trainer
@@ -38,67 +39,70 @@ CONFIG: dict[str, Any] = {
     "checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": SECRET, "secret_key": SECRET},
     "environment": {
         "registry_auth": {"username": SECRET, "password": SECRET, "identitytoken": SECRET},
-        "environment_variables": ["EPOCHS=3", f"WANDB_API_KEY={SECRET}", f"DB=postgres://me:{SECRET}@host/db"],
+        "environment_variables": ["HOME", f"LOGIN={SECRET}", f"DB=postgres://me:{SECRET}@host/db"],
     },
-    "data": {"url": f"https://me:{SECRET}@host/data", "azure": f"AccountName=me;AccountKey={SECRET};", "shards": 3},
+    "data": {"url": "https://me:of-the-data@host/data", "api_key": "of-the-data", "shards": 3},
 }
-HPARAMS: dict[str, Any] = {"global_batch_size": 8, "pad_token": "<pad>", "max_tokens": 5, "hf_token": SECRET}
-
-
-# Names
-
-_SECRET = (
-    "secret_key access_key accessKey aws_secret_access_key AWS_ACCESS_KEY_ID session_token registry_auth "
-    "identitytoken password DB_PASSWORD DB_PASS passphrase api_key WANDB_API_KEY SIGNING_KEY hf_token "
-    "GITHUB_TOKEN token credential connection_string AccountKey account-key client_secret private_keys "
-    "secret_kye acces_key secretkey passwrod MYKEY jwt"
-)
-_ORDINARY = (
-    "global_batch_size sort_key image_key key keys count_key pad_token bos_token mask_token tokenizer num_tokens "
-    "max_tokens password_file secret_name forward_pass author authority bucket endpoint_url storage_path lr"
-)
-SECRET_NAMES = _SECRET.split()
-ORDINARY_NAMES = _ORDINARY.split()
-
-
-def test_names_of_secrets() -> None:
-    assert [name for name in SECRET_NAMES if not is_secret_name(name)] == []
-    assert [name for name in ORDINARY_NAMES if is_secret_name(name)] == []
+#: Hyperparameters with names and values like those of secrets.
+HPARAMS: dict[str, Any] = {
+    "global_batch_size": 8,
+    "pw": 3,
+    "pass": 2,
+    "cookies": "chocolate",
+    "auth": 0.5,
+    "sas": [1, 2],
+    "dsn": None,
+    "storage_key": {"password_dim": 8, "secret": [{"token": "<pad>"}]},
+    "api_key": f"{MASK}-and-more",
+    "stars": ["a", MASK],
+    "environment": {"environment_variables": ["A=b"]},
+    "url": "https://me:of-the-hparams@host?sig=abc",
+}
 
 
 # Masking
 
-PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text("abc ./_-", max_size=8))
-NAMES = st.sampled_from([name for name in ORDINARY_NAMES if "_" in name])
-SETTINGS = st.recursive(
-    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=12
+
+@pytest.mark.parametrize(
+    ("section", "given", "masked"),
+    [
+        ("checkpoint_storage", {"secret_key": 4711, "type": "s3"}, {"secret_key": MASK, "type": "s3"}),
+        ("checkpoint_storage", {"endpoint_url": "https://me:a@host"}, {"endpoint_url": f"https://me:{MASK}@host"}),
+        ("checkpoint_storage", {"account_url": "https://h?sig=a&b=1"}, {"account_url": f"https://h?sig={MASK}&b=1"}),
+        ("tensorboard_storage", {"credential": "a", "prefix": ""}, {"credential": MASK, "prefix": ""}),
+        ("data_layer", {"access_key": None, "bucket": "b"}, {"access_key": None, "bucket": "b"}),
+        (
+            "environment",
+            {"registry_auth": {"auth": "a"}, "image": "i"},
+            {"registry_auth": {"auth": MASK}, "image": "i"},
+        ),
+        (
+            "environment",
+            {"environment_variables": ["A", "B=c=d\ne"]},
+            {"environment_variables": ["A", f"B={MASK}"]},
+        ),
+        (
+            "environment",
+            {"environment_variables": {"cpu": ["A=b"], "gpu": ("B=c",), "C": "d"}},
+            {"environment_variables": {"cpu": [f"A={MASK}"], "gpu": (f"B={MASK}",), "C": MASK}},
+        ),
+        ("integrations", {"pachyderm": {"dataset": {"token": "a"}}}, {"pachyderm": {"dataset": {"token": MASK}}}),
+    ],
 )
+def test_secrets_are_known_by_their_fields(section: str, given: dict[str, Any], masked: dict[str, Any]) -> None:
+    before = copy.deepcopy(given)
+    assert mask_config({section: given}) == mask_config({section: masked}) == {section: masked}
+    assert given == before
+    both = mask_settings({"hparams": {section: given}, "experiment_config": {section: given}})
+    assert both == {"hparams": {section: given}, "experiment_config": {section: masked}}
 
 
-@hypothesis.given(SETTINGS)
-def test_settings_without_secrets_stay(settings: Any) -> None:
-    assert mask(settings) == settings
-    assert leave_out_masked(settings, "settings") is settings
-
-
-@pytest.mark.slow
-@hypothesis.given(
-    settings=st.dictionaries(NAMES, SETTINGS, max_size=3),
-    name=st.sampled_from(SECRET_NAMES),
-    wrap=st.sampled_from([lambda v: v, lambda v: [v], lambda v: {"a": v}, lambda v: {"a": [{"b": v}]}]),
-    deep=st.lists(NAMES, max_size=3),
-)
-def test_a_secret_in_any_position_is_masked(settings: Any, name: str, wrap: Any, deep: list[str]) -> None:
-    inner: dict[str, Any] = {**settings, name: wrap(SECRET)}
-    for outer in deep:
-        inner = {outer: [inner]}
-    before = copy.deepcopy(inner)
-    masked = mask(inner)
-    assert SECRET not in json.dumps(masked)
-    assert MASK in json.dumps(masked)
-    assert inner == before
-    assert mask(masked) == masked
-    assert MASK not in json.dumps(leave_out_masked(masked, "settings"))
+def test_hyperparameters_and_data_are_no_secrets() -> None:
+    for name in ("hyperparameters", "data"):
+        assert mask_config({name: {**HPARAMS, "checkpoint_storage": CONFIG["checkpoint_storage"]}})[name] == {
+            **HPARAMS,
+            "checkpoint_storage": CONFIG["checkpoint_storage"],
+        }
 
 
 PASSWORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=4, max_size=12)
@@ -115,38 +119,26 @@ def test_a_port_and_a_path_are_not_a_password(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "masked"),
     [
-        "no route to sftp://me:{}@host/x",
-        "python train.py --api-key {} --lr 0.1",
-        "AccountName=me;AccountKey={}==;EndpointSuffix=x",
-        "https://host/x?sig={}&a=1",
-        "{{'type': 's3', 'secret_key': '{}'}}",
-        '{{"password": "{}"}}',
-        "Authorization: Basic {}",
-        "type: s3\nsecret_key: {}\n",
-        "{{type: s3, secret_key: {}, x: [",
-        "MY_TOKEN={}",
+        (f"no route to sftp://me:{SECRET}@host/x", f"no route to sftp://me:{MASK}@host/x"),
+        (f"https://host/x?sig={SECRET}&a=1", f"https://host/x?sig={MASK}&a=1"),
+        (f"X-Amz: ?X-Amz-Signature={SECRET}", f"X-Amz: ?X-Amz-Signature={MASK}"),
+        ("python train.py --api-key a --token=b", "python train.py --api-key a --token=b"),
+        (f"a {SECRET}: b", f"a {MASK}: b"),
+        ("in clear", "in clear"),
     ],
 )
-def test_secrets_in_a_text_are_masked(text: str) -> None:
-    masked = mask_text(text.format(SECRET))
-    assert SECRET not in masked
-    assert masked.startswith(text.partition("{}")[0][:6].replace("{{", "{"))
+def test_secrets_in_a_text_are_masked(text: str, masked: str) -> None:
+    variables = {"environment": {"environment_variables": [f"LOGIN={SECRET}", "MODE=clear"]}}
+    assert mask_text(text, find_secrets(variables)) == masked
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "part", ["a", "a://b:", "sk-", "eyJ-", "bearer ", "'a':'", "k=", "--k ", ",a: ", "{ ", "http://", "-", "\n-", "@"]
-)
+@pytest.mark.parametrize("part", ["a", "a://b:", "http://", "a://b:c", "?sig=", "-", "@"])
 def test_long_texts_are_masked(part: str) -> None:
     text = part * (200_000 // len(part))
-    assert mask_text(text) == mask(text) == text
-
-
-def test_an_argument_of_a_command_is_masked() -> None:
-    command = ["python", "train.py", "--api-key", SECRET, "--lr", "0.1", f"--token={SECRET}"]
-    assert mask(command) == ["python", "train.py", "--api-key", MASK, "--lr", "0.1", f"--token={MASK}"]
+    assert len(mask_text(text)) > 0
 
 
 # What a run writes and what it reads
@@ -186,8 +178,8 @@ def test_run_reads_secrets_and_writes_none(tmp_path: Path, caplog: pytest.LogCap
     assert SECRET not in caplog.text
     (file,) = tmp_path.glob("*/load_data.json")
     written = json.loads(file.read_text())
-    assert written["hparams"] == {**HPARAMS, "hf_token": MASK}
-    assert written["experiment_config"]["data"]["url"] == f"https://me:{MASK}@host/data"
+    assert written["hparams"] == HPARAMS
+    assert written["experiment_config"]["data"] == CONFIG["data"]
     assert written["experiment_config"]["checkpoint_storage"]["bucket"] == "b"
 
 
@@ -201,7 +193,8 @@ def test_lightnings_files_get_no_secrets(tmp_path: Path) -> None:
     assert files_that_hold(SECRET, tmp_path) == []
     assert list(tmp_path.rglob("hparams.yaml")) != []
     written = torch.load(tmp_path / "last.ckpt", weights_only=False)
-    assert (written["hparams_name"], written["hyper_parameters"]) == ("hparams", {**HPARAMS, "hf_token": MASK})
+    assert (written["hparams_name"], written["hyper_parameters"]) == ("hparams", HPARAMS)
+    assert TrialModule.load_from_checkpoint(tmp_path / "last.ckpt", trial=ReadingTrial).trial.hparams == HPARAMS
 
 
 def test_lightning_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
@@ -228,59 +221,85 @@ def test_fall_back_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
     assert SECRET not in caplog.text
 
 
-def test_objects_are_left_out_with_secrets(tmp_path: Path) -> None:
-    train(tmp_path, {"options": argparse.Namespace(api_key=SECRET, lr=0.1), "where": Path(f"me;AccountKey={SECRET}")})
-    assert files_that_hold(SECRET, tmp_path) == []
-    (file,) = tmp_path.glob("*/load_data.json")
-    assert json.loads(file.read_text())["experiment_config"].keys().isdisjoint({"options", "where"})
-
-
 def test_secrets_come_from_the_call(tmp_path: Path) -> None:
     """Of a resume, and of a load."""
     train(tmp_path)
     trial = train(tmp_path, latest_checkpoint="last", max_length=pytorch.Batch(4))
-    assert trial.hparams["hf_token"] == SECRET
+    assert trial.config["checkpoint_storage"]["secret_key"] == SECRET
     assert files_that_hold(SECRET, tmp_path) == []
     path = next(CheckpointStorage(tmp_path).newest_first())
     trial = pytorch.load_trial_from_checkpoint_path(path, trial_class=ReadingTrial, exp_conf=CONFIG, hparams=HPARAMS)
     assert (trial.config, trial.hparams) == (CONFIG, HPARAMS)
 
 
-def test_left_out_beside_a_nested_secret() -> None:
-    settings = mark_left_out({"db": {"password": MASK}}, "hparams", {"hparams": {"act": "function"}})
-    hparams = leave_out_masked(settings, "hparams")
-    with pytest.raises(KeyError, match=r"hparams\['act'\] was left out .* it was a function"):
-        hparams["act"]
-    with pytest.raises(KeyError, match="is a secret"):
-        hparams["db"]["password"]
+def test_a_mask_is_never_read_and_hyperparameters_are(tmp_path: Path) -> None:
+    """Also from a checkpoint of what was loaded."""
+    train(tmp_path / "first")
+    loaded = pytorch.load_trial_from_checkpoint_path(
+        next(CheckpointStorage(tmp_path / "first").newest_first()), trial_class=ReadingTrial
+    )
+    train(tmp_path / "second", loaded.config, loaded.hparams)
+    for storage in ("first", "second"):
+        path = next(CheckpointStorage(tmp_path / storage).newest_first())
+        trial = pytorch.load_trial_from_checkpoint_path(path, trial_class=ReadingTrial)
+        assert trial.hparams == HPARAMS
+        assert trial.context.get_hparam("stars") == ["a", MASK]
+        assert trial.config["data"] == CONFIG["data"]
+        section = trial.config["checkpoint_storage"]
+        assert section == {"type": "s3", "bucket": "b"}
+        message = r"experiment_config\['checkpoint_storage'\]\['secret_key'\] is a secret, which was masked"
+        with pytest.raises(KeyError, match=message):
+            section["secret_key"]
+        with pytest.raises(KeyError, match=r"'environment_variables'.* is a secret"):
+            trial.config["environment"]["environment_variables"]
+        with pytest.raises(KeyError, match="'no_such_entry'"):
+            section["no_such_entry"]
 
 
-def test_a_masked_value_is_never_read(tmp_path: Path) -> None:
-    train(tmp_path)
-    path = next(CheckpointStorage(tmp_path).newest_first())
-    trial = pytorch.load_trial_from_checkpoint_path(path, trial_class=ReadingTrial)
-    assert MASK not in json.dumps([trial.config, trial.hparams])
-    assert trial.config["data"]["shards"] == 3
-    section = trial.config["checkpoint_storage"]
-    assert section.get("secret_key") is None
-    message = r"exp_conf\['checkpoint_storage'\]\['secret_key'\] is a secret, which was masked"
-    with pytest.raises(KeyError, match=message):
-        section["secret_key"]
-    with pytest.raises(KeyError, match="'no_such_entry'"):
-        section["no_such_entry"]
-    with pytest.raises(ValueError, match=r"hparams\['hf_token'\] is a secret, which was masked"):
-        trial.context.get_hparam("hf_token")
-    with pytest.raises(ValueError, match="There is no hyperparameter 'other'"):
-        trial.context.get_hparam("other")
+# Earlier releases masked hyperparameters and data with names and forms of secrets.
+OLD = {
+    "hparams": {"token": MASK, "keys": [MASK, MASK], "url": f"https://me:{MASK}@host", "db": {"pw": MASK}, "lr": 0.1},
+    "experiment_config": {"data": {"api_key": MASK, "shards": 3}},
+}
 
 
-def test_copies_stay_masked() -> None:
-    left = leave_out_masked(mask(CONFIG), "exp_conf")["checkpoint_storage"]
+@pytest.mark.parametrize("way", ["directory", "ckpt"])
+def test_masks_of_earlier_releases_stay_gaps(way: str, tmp_path: Path) -> None:
+    train(tmp_path, {}, {"global_batch_size": 8})
+    (checkpoint,) = tmp_path.glob("*-*")
+    forget_checksums(checkpoint)
+    file = checkpoint / "load_data.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **OLD}))
+    if way == "ckpt":
+        content = from_lightning(to_lightning(read_checkpoint(checkpoint)))
+        checkpoint = tmp_path / "again" / CheckpointStorage(tmp_path / "again").write(content)
+    trial = pytorch.load_trial_from_checkpoint_path(checkpoint, trial_class=ReadingTrial)
+    assert trial.hparams == {"db": {}, "lr": 0.1}
+    assert trial.config == {"data": {"shards": 3}}
+    for name in ("token", "keys", "url"):
+        with pytest.raises(ValueError, match=rf"hparams\['{name}'\] is a secret, which was masked"):
+            trial.context.get_hparam(name)
+    with pytest.raises(KeyError, match=r"hparams\['db'\]\['pw'\] is a secret"):
+        trial.hparams["db"]["pw"]
+    shown = CliRunner().invoke(app, ["checkpoint", "show", str(checkpoint), "--json"])
+    assert json.loads(shown.output)["hparams"] == {**dict.fromkeys(OLD["hparams"], MASK), "db": {"pw": MASK}, "lr": 0.1}
+
+
+def test_a_resume_says_nothing_of_masks_of_earlier_releases(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path, CONFIG, {"global_batch_size": 8, "token": MASK})
+    train(
+        tmp_path, CONFIG, {"global_batch_size": 8, "token": "t"}, latest_checkpoint="last", max_length=pytorch.Batch(3)
+    )
+    assert "hparams differ" not in caplog.text
+
+
+def test_gaps_are_copied() -> None:
+    left = TrialSettings(exp_conf=mask_config(CONFIG)).get_experiment_config()["checkpoint_storage"]
     for again in (copy.deepcopy(left), pickle.loads(pickle.dumps(left))):
         assert again == left == {"type": "s3", "bucket": "b"}
         with pytest.raises(KeyError, match="masked"):
             again["access_key"]
-        assert mask(again) == {**left, "access_key": MASK, "secret_key": MASK}
+        assert mask_config(again) == {**left, "access_key": MASK, "secret_key": MASK}
 
 
 # Checkpoints of others, which have them in clear
@@ -296,24 +315,14 @@ def test_show_masks_what_others_wrote(flags: list[str], tmp_path: Path) -> None:
     assert MASK in result.output
 
 
-@pytest.mark.parametrize("settings", [f"password: {SECRET}", {"hparams": [1], "experiment_config": CONFIG}, [HPARAMS]])
-def test_damage_error_shows_no_secret(settings: Any, tmp_path: Path) -> None:
+def test_damage_error_shows_no_secret(tmp_path: Path) -> None:
+    settings = {"hparams": [1], "experiment_config": {"environment": CONFIG["environment"]}}
     checkpoint = write_checkpoint(tmp_path)
     forget_checksums(checkpoint)
     torch.save({**read_state(checkpoint / "resume.pth"), "settings": settings}, checkpoint / "resume.pth")
     with pytest.raises(errors.IncompleteCheckpointError, match="'settings' must be") as raised:
         read_checkpoint(checkpoint)
     assert SECRET not in str(raised.value)
-
-
-def test_printed_metadata_show_no_secret(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path, by_determined=True)
-    metadata = json.loads((checkpoint / "metadata.json").read_text())
-    metric = {"name": f"https://me:{SECRET}@host", "value": 1.0}
-    metadata |= {"trial": f"token={SECRET}", "experiment": "1", "metric": metric}
-    (checkpoint / "metadata.json").write_text(json.dumps(metadata))
-    for arguments in (["ls", tmp_path, "--best"], ["ls", tmp_path, "--best", "--json"], ["show", checkpoint]):
-        assert SECRET not in CliRunner().invoke(app, ["checkpoint", *map(str, arguments)]).output
 
 
 @pytest.mark.slow

@@ -251,7 +251,7 @@ def predict(trial: Any, **arguments: Any) -> None:
 
 @pytest.mark.parametrize("build", ["init", "TrialModule"])
 def test_text_hyperparameter_is_named(build: str) -> None:
-    hparams = {"lr": "0.1", "name": "small", "password": "12345"}
+    hparams = {"lr": "0.1", "name": "small"}
     with pytest.raises(TypeError, match=r"'str'.*These hyperparameters are texts: lr='0.1'. Write numbers without"):
         if build == "TrialModule":
             predict(LearnsAtItsRate, hparams=hparams)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from det_lightning.files.file_kinds import require_output
-from det_lightning.masking import mask_text
+from det_lightning.masking import mask_url
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 a checkpoint is damaged, incomplete or unsafe; 2 wrong usage, or a storage cannot be "
@@ -58,7 +58,7 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
     for entry in given or []:
         key, equals, value = entry.partition("=")
         if not equals or not key.isidentifier():
-            shown = f"the key {key!r}" if equals else repr(mask_text(key))  # the value may be a secret
+            shown = f"the key {key!r}" if equals else repr(mask_url(key))  # the value may be a secret
             raise ValueError(f"--option must be name=value, such as anon=true; got {shown}.")
         options[key] = _parse_value(key, value)
     return options

@@ -23,7 +23,6 @@ from det_lightning.cli.output import (
     report_errors,
     warn,
 )
-from det_lightning.masking import mask
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.storage.location import Location
@@ -52,7 +51,7 @@ def list_checkpoints(
     found = _best_first(entries) if best else [entry for entry, _ in entries]
     links = {} if best else listed.list_links()
     if json:
-        content = {"storage": str(listed), "checkpoints": mask(found)}
+        content = {"storage": str(listed), "checkpoints": found}
         print_json({**content, "links": links} if links else content)
         return
     if best and entries and not found:

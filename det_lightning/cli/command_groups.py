@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from det_lightning.masking import find_secrets, mask_text
+from det_lightning.masking import find_option_secrets, mask_text
 
 # Newer releases of Typer contain a copy of click, so this class has no name common to all releases.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
@@ -100,7 +100,8 @@ def _mask_usage_errors(arguments: list[str]) -> Iterator[None]:
         yield
     except _UsageError as e:
         message = e.format_message()
-        masked = mask_text(message, find_secrets(arguments))
+        options = dict(one.partition("=")[::2] for one in arguments)
+        masked = mask_text(message, find_option_secrets([arguments, options]))
         if masked == message:
             raise
         raise _UsageError(masked, ctx=e.ctx) from None

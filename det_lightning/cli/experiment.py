@@ -118,14 +118,13 @@ def run(
     from det_lightning.experiments import lifecycle
     from det_lightning.experiments.directory import Options
     from det_lightning.experiments.search.search import count_most_trials, plan_trials
-    from det_lightning.masking import mask
 
     if try_out:
         os.environ[TRY_VARIABLE] = "1"  # inherited by the processes of the trial
     if dry_run:
         space = config.hyperparameters
         trials = [
-            {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": mask(trial.hparams)}
+            {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": trial.hparams}
             for trial in plan_trials(config.searcher, space, config.reproducibility.experiment_seed)
         ]
         more = count_most_trials(config.searcher, space) - len(trials)

@@ -58,13 +58,13 @@ def print_json(content: Any) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Write lines to standard output, without secrets and with unprintable characters escaped, also line breaks."""
+    """Write lines to standard output, with unprintable characters escaped, also line breaks."""
     for line in lines:
         typer.echo(_make_printable(line))
 
 
 def _make_printable(value: object) -> str:
-    return escape(mask_text(str(value)))
+    return escape(value)
 
 
 def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:

@@ -30,7 +30,7 @@ labels | used | Kept with the experiment.
 workspace | ignored | There are no workspaces.
 project | ignored | There are no projects.
 entrypoint | used | `module:Class`, a command, or a list of its parts. Needed.
-data | used | Passed to trials; secrets are masked on display.
+data | used | Passed to trials.
 hyperparameters | used | Drawn by the searcher. A bare value is a constant, a mapping a group.
 searcher.name | used | `single`, `random`, `grid`, `adaptive_asha`, `async_halving`. Needed. A call trains one trial.
 searcher.name: adaptive_simple | used | Read as `adaptive_asha`.

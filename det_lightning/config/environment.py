@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter
 
+from det_lightning.config.document import KeyPath
 from det_lightning.config.section import Count, Integer, Positive, Section, show_value
 
 _MEMORY_SIZE = re.compile(r"([0-9]*[.])?[0-9]+ ?(([kmgtpKMGTP]([iI]?[bB])?)|[bB])?")
@@ -105,6 +106,8 @@ class Images(Section):
 class EnvironmentVariables(Section):
     """Variables for the trials' processes, by the kind of device."""
 
+    place: ClassVar[KeyPath] = ("environment", "environment_variables")
+
     cpu: _Variables = []
     cuda: _Variables = []
     rocm: _Variables = []
@@ -122,6 +125,8 @@ class ProxyPort(Section):
 class RegistryAuth(Section):
     """How to log in to an image registry."""
 
+    place: ClassVar[KeyPath] = ("environment", "registry_auth")
+
     username: str | None = None
     password: str | None = None
     auth: str | None = None
@@ -133,6 +138,8 @@ class RegistryAuth(Section):
 
 class Environment(Section):
     """The surroundings of a trial: environment variables and containers."""
+
+    place: ClassVar[KeyPath] = ("environment",)
 
     environment_variables: Annotated[EnvironmentVariables, BeforeValidator(_same_variables)] = EnvironmentVariables()
     image: Annotated[Images, BeforeValidator(_same_image)] = Images()

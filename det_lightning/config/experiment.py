@@ -20,7 +20,7 @@ from det_lightning.config.searchers import AnySearcher, HalvingSearcher, SingleS
 from det_lightning.config.section import UNTYPED, Count, Integer, Positive, Section, refuse, show_value
 from det_lightning.config.storage import AnyStorage, StorageConfig
 from det_lightning.errors import ConfigMistake
-from det_lightning.masking import mask
+from det_lightning.masking import mask_config
 
 # Python would read these otherwise, as a set of characters.
 _NAMED_CLASS = re.compile(r"\[:\^?\w+:\]")
@@ -201,5 +201,5 @@ class ExperimentConfig(Section):
     def as_dict(self, *, masked: bool = False) -> dict[str, Any]:
         """Return the configuration with all defaults, as Determined gave trials; ``masked`` for display."""
         plain = self.model_dump()
-        displayed: dict[str, Any] = mask(plain) if masked else plain
+        displayed: dict[str, Any] = mask_config(plain) if masked else plain
         return displayed

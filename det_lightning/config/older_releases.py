@@ -9,6 +9,7 @@ from typing import Any
 
 from det_lightning.config.document import Document, KeyPath, leaf_paths, path_text
 from det_lightning.config.section import show_value
+from det_lightning.masking import mask_config
 
 _BATCHES_PER_STEP = 100
 # How long a trial trained, in steps.
@@ -61,7 +62,7 @@ def _move(document: Document, old: KeyPath, new: KeyPath, value: Any) -> None:
         return
     parent[new[-1]] = value
     document.lines.update(dict.fromkeys([new, *leaf_paths(value, new)], document.lines.find(old)))
-    meaning = show_value(value, new[-1])
+    meaning = show_value(mask_config(value, new))
     message = f"read as {meaning}" if old == new else f"read as {path_text(new)}: {meaning}"
     document.notes.append(document.lines.mistake(old, message))
 

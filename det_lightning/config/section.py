@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -21,7 +21,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from det_lightning.config.document import KeyPath
 from det_lightning.hyperparameters import convert_like_master
-from det_lightning.masking import is_secret_name, mask
+from det_lightning.masking import is_secret, mask_config, mask_text
 
 _Kind = Literal["configuration", "unknown_key"]
 _OURS: _Kind = "configuration"
@@ -53,13 +53,16 @@ def mistake(path: KeyPath, message: str, kind: _Kind = _OURS) -> InitErrorDetail
     return InitErrorDetails(type=PydanticCustomError(kind, "{m}", {"m": message}), loc=path, input=None)
 
 
-def collect_mistakes(error: ValidationError, below: KeyPath = ()) -> Iterator[InitErrorDetails]:
-    """Yield the mistakes in the value at ``below``; messages about a secret show no values."""
-    is_secret = any(map(is_secret_name, below))
+def collect_mistakes(error: ValidationError, below: KeyPath = (), place: KeyPath = ()) -> Iterator[InitErrorDetails]:
+    """Yield the mistakes in the value at ``below``; messages about a secret show no values.
+
+    ``place`` is the place of the value in a configuration, which tells the secrets in it.
+    """
     for found in error.errors(include_url=False):
         kind = UNKNOWN_KEY if found["type"] == UNKNOWN_KEY else _OURS
         message = _message(found)
-        yield mistake((*below, *found["loc"]), _VALUES.sub("", message) if is_secret else message, kind)
+        shown = _VALUES.sub("", message) if is_secret((*place, *found["loc"])) else message
+        yield mistake((*below, *found["loc"]), shown, kind)
 
 
 def raise_all(mistakes: list[InitErrorDetails]) -> None:
@@ -82,15 +85,14 @@ def _message(found: Any) -> str:
     if kind == "value_error":
         return str(found["ctx"]["error"])
     expected = _EXPECTED[kind].format(**found.get("ctx", {})) if kind in _EXPECTED else str(found["msg"])
-    return f"{expected}; got {show_value(found['input'], found['loc'][-1] if found['loc'] else '')}"
+    return f"{expected}; got {show_value(found['input'])}"
 
 
-def show_value(value: Any, name: str | int = "") -> str:
-    """Return a value for messages: in YAML's spelling, on a single line, shortened, with secrets masked."""
-    masked = mask({name: value})[name]
-    if masked is None or isinstance(masked, bool):
-        return {None: "null", True: "true", False: "false"}[masked]
-    text = repr(masked)
+def show_value(value: Any) -> str:
+    """Return a value for messages: in YAML's spelling, on a single line, shortened, without passwords in URLs."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = mask_text(repr(value))
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
@@ -148,10 +150,12 @@ class Section(BaseModel):
     """A mapping with known keys. Any default may be written as null."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    #: The keys that lead to the section in a configuration, if it holds secrets.
+    place: ClassVar[KeyPath] = ()
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            yield name, mask({name: value})[name]
+            yield name, mask_config(value, (*self.place, name))
 
     @model_validator(mode="wrap")
     @classmethod
@@ -168,6 +172,6 @@ class Section(BaseModel):
         try:
             section = handler(known)
         except ValidationError as e:
-            mistakes += collect_mistakes(e)
+            mistakes += collect_mistakes(e, place=cls.place)
         raise_all(mistakes)
         return section

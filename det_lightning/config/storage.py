@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny, create_model, model_validator
 
 from det_lightning.checkpoint.storage.storage_config import STORAGE_TYPES, StorageType, storage_from_config
+from det_lightning.config.document import KeyPath
 from det_lightning.config.section import Count, Section, read_variant, refuse
 
 
 class StorageConfig(Section):
     """How many checkpoints to keep. Without a type, checkpoints go into the experiment's directory."""
+
+    place: ClassVar[KeyPath] = ("checkpoint_storage",)
 
     type: str | None = None
     save_experiment_best: Count = 0

@@ -19,7 +19,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from det_lightning.config.document import Document, KeyPath, path_text
 from det_lightning.errors import ConfigMistake
 from det_lightning.hyperparameters import convert_like_master
-from det_lightning.masking import MASK, is_secret_name, mask_text
+from det_lightning.masking import CREDENTIALS, MASK, is_secret, mask_text
 
 #: Longer texts are not read at all.
 MOST_CHARACTERS = 1024 * 1024
@@ -32,6 +32,8 @@ _BOOLEANS_OF_YAML_1_1 = {
     **{f(word): True for word in ("y", "yes", "on") for f in (str.lower, str.upper, str.capitalize)},
     **{f(word): False for word in ("n", "no", "off") for f in (str.lower, str.upper, str.capitalize)},
 }
+# For lines of a text that has no structure.
+_SECRET = re.compile(rf"(?:{'|'.join(sorted(CREDENTIALS))}|password|auth|identitytoken|registrytoken)['\"]?\s*:|://.*@")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-7]+")
 # Keys count, too. A parser needs long for as many as fit into a megabyte, and aliases of aliases can stand
 # for any number of values.
@@ -54,6 +56,17 @@ def compose_documents(text: str) -> list[Node]:
         raise YAMLError("a %YAML directive with an unknown version") from e
 
 
+def explain_error(error: Exception, text: str) -> tuple[int | None, str]:
+    """Return the line, if known, and the problem of a text that is not YAML, without secrets in the line."""
+    mark = error.problem_mark or error.context_mark if isinstance(error, MarkedYAMLError) else None
+    if not isinstance(error, MarkedYAMLError) or mark is None:
+        return None, mask_text(" ".join(str(error).split()))
+    problem = ": ".join(part for part in (error.context, error.problem) if part)
+    if any(map(_SECRET.search, text.splitlines()[mark.line : mark.line + 1])):  # a part may look like a name
+        problem = f"{problem.partition(chr(39))[0].strip()}: write the value in quotes"
+    return mark.line + 1, problem
+
+
 class YamlDocument(Document):
     """The content of a YAML document. The notes list values read differently than in YAML 1.2."""
 
@@ -71,14 +84,9 @@ class YamlDocument(Document):
             if root is not None:
                 self.lines[()] = root.start_mark.line + 1
                 self.data = self._convert(root, ())
-        except MarkedYAMLError as e:
-            mark = e.problem_mark or e.context_mark
-            problem = mask_text(": ".join(part for part in (e.context, e.problem) if part))
-            if mark is not None and _has_secret(text, mark.line):  # a part may look like a name
-                problem = f"{problem.partition(chr(39))[0].strip()}: write the value in quotes"
-            self.mistakes.append(ConfigMistake(None if mark is None else mark.line + 1, "", f"not YAML: {problem}"))
         except (YAMLError, AssertionError) as e:  # an AssertionError for a %YAML directive with an unknown version
-            self.mistakes.append(ConfigMistake(None, "", f"not YAML: {mask_text(' '.join(str(e).split()))}"))
+            line, problem = explain_error(e, text)
+            self.mistakes.append(ConfigMistake(line, "", f"not YAML: {problem}"))
         except (_TooLarge, RecursionError):
             message = f"more than {_MOST_VALUES:,} keys and values, or too many levels; keep data in a separate file"
             self.mistakes.append(ConfigMistake(None, "", message))
@@ -163,7 +171,7 @@ class YamlDocument(Document):
             return self._wrong(node, path, f"not of the type {node.tag}, or too large")
         if node.tag == f"{_TAG}int" and _LEADING_ZERO.fullmatch(text) and value != int(text, 8):
             meanings = f"is {value} in YAML 1.2 and {int(text, 8)} before: write {value} or 0o{text.lstrip('+-0')}"
-            if _is_secret(path):
+            if is_secret(path):
                 meanings = "is another number before YAML 1.2: write it in quotes"
             return self._wrong(node, path, f"{_show_text(text, path)} {meanings}")
         if isinstance(value, float) and not math.isfinite(value):
@@ -182,18 +190,9 @@ class YamlDocument(Document):
         self.mistakes.append(ConfigMistake(node.start_mark.line + 1, path_text(path), message))
 
 
-def _is_secret(path: KeyPath) -> bool:
-    return any(map(is_secret_name, path))
-
-
 def _show_text(text: str | None, path: KeyPath) -> str:
-    """Return a text for a message about the value at a path, masked below the name of a secret."""
-    return MASK if _is_secret(path) else f"{mask_text(str(text)):.100}"
-
-
-def _has_secret(text: str, line: int) -> bool:
-    found = text.splitlines()[line : line + 1]
-    return found != [mask_text(one) for one in found]
+    """Return a text for a message about the value at a path, masked if it is a secret."""
+    return MASK if is_secret(path) else f"{mask_text(str(text)):.100}"
 
 
 class _TooLarge(Exception):

@@ -11,14 +11,13 @@ import torch
 
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import make_load_data
-from det_lightning.checkpoint.format.resume_state import LEFT_OUT, ResumeState
+from det_lightning.checkpoint.format.resume_state import LEFT_OUT, STARS, ResumeState
 from det_lightning.checkpoint.storage.snapshots import iterate_tensors
 from det_lightning.engine.resume import StateBeforeValidation
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
 from det_lightning.escaping import escape
 from det_lightning.files.plain_values import Losses
-from det_lightning.masking import mask_text
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng
@@ -107,8 +106,8 @@ class RunContent:
         complete = None not in plain.values()
         hparams, config = (plain["hparams"], plain["experiment_config"]) if complete else (None, None)
         self._load_data = make_load_data(hparams, config, f"{trial_class.__module__}:{trial_class.__qualname__}")
-        if complete and LEFT_OUT in plain:
-            self._load_data[LEFT_OUT] = plain[LEFT_OUT]
+        if complete:
+            self._load_data |= {name: plain[name] for name in (LEFT_OUT, STARS) if name in plain}
         if isinstance(self._run.trial, SelfSavingTrial):
             self._load_data["trial_type"] = self._run.trial.trial_type
 
@@ -119,5 +118,5 @@ class RunContent:
         if new and self._run.context.distributed.rank == 0:
             logger.warning(
                 "Checkpoints store settings as JSON and omit other values, which cannot be read after loading: %s.",
-                mask_text(escape("; ".join(new))),
+                escape("; ".join(new)),
             )

@@ -18,6 +18,7 @@ from det_lightning.engine.trial_warnings import (
     find_unwrapped_schedulers,
 )
 from det_lightning.hyperparameters import flatten
+from det_lightning.masking import is_masked
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -165,8 +166,8 @@ def _list_differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[s
     for name in dict.fromkeys([*old, *new]):
         was = old.get(name, _NOT_GIVEN)
         is_now = new.get(name, _NOT_GIVEN)
-        # NaN is not equal to itself.
-        if was != is_now and repr(was) != repr(is_now):
+        # NaN is not equal to itself. A mask of an earlier release may stand for the same value.
+        if was != is_now and repr(was) != repr(is_now) and not is_masked(was):
             yield f"{name} was {_format_value(was)}, and is {_format_value(is_now)}"
 
 

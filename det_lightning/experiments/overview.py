@@ -11,7 +11,7 @@ from det_lightning.experiments.hook_run import describe_hook_end
 from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus
 from det_lightning.experiments.trial_process import is_running, read_status
 from det_lightning.experiments.trial_reports import read_curves, take_unread_reports
-from det_lightning.masking import mask
+from det_lightning.masking import find_secrets, mask_text
 
 
 def read_state(directory: ExperimentDirectory) -> ExperimentState:
@@ -63,7 +63,8 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
     """Return everything known about an experiment; with ``with_curves``, each trial's metrics by batch, too."""
     state = read_state(directory)
     summary = _summarize(directory, state)
-    trials = [_describe_trial(state, trial) for trial in state.trials.values()]
+    secrets = [*find_secrets(directory.config())]
+    trials = [_describe_trial(state, trial, secrets) for trial in state.trials.values()]
     if with_curves:
         for shown, trial in zip(trials, state.trials.values(), strict=True):
             shown["curves"] = read_curves(trial, directory.trial(trial.trial_id) / "metrics.jsonl")
@@ -71,7 +72,7 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
         **summary,
         "best_trial": find_best_trial(summary["best"], trials),
         "metric": f"{state.metric} ({'smaller' if state.smaller_is_better else 'larger'} is better)",
-        "messages": mask(state.messages),
+        "messages": [mask_text(message, secrets) for message in state.messages],
         "missing_metric": state.explain_missing_metric(),
         "trials": trials,
     }
@@ -98,7 +99,7 @@ def _find_best_batches(state: ExperimentState, trial: TrialRecord, checkpoint: C
     return checkpoint.steps_completed if checkpoint and checkpoint.steps_completed in best else best[0]
 
 
-def _describe_trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any]:
+def _describe_trial(state: ExperimentState, trial: TrialRecord, secrets: list[str]) -> dict[str, Any]:
     latest = trial.latest_metrics()
     checkpoint = _find_best_checkpoint(state, trial)
     batches = _find_best_batches(state, trial, checkpoint)
@@ -110,11 +111,11 @@ def _describe_trial(state: ExperimentState, trial: TrialRecord) -> dict[str, Any
         "best": state.find_metric(best),
         "best_batches": batches,
         "latest": state.find_metric(latest),
-        "metrics": mask(best or latest or {}),
+        "metrics": best or latest or {},
         "restarts": trial.restarts,
         "seed": trial.trial_seed,
         "checkpoint": None if checkpoint is None else checkpoint.checkpoint_id,
         "checkpoint_batches": None if checkpoint is None else checkpoint.steps_completed,
-        "hparams": mask(trial.hparams),
-        "reason": mask(trial.reason),
+        "hparams": trial.hparams,
+        "reason": trial.reason and mask_text(trial.reason, secrets),
     }

@@ -16,7 +16,6 @@ from det_lightning.checkpoint.storage.metadata import CheckpointInfo, Checkpoint
 from det_lightning.escaping import escape
 from det_lightning.experiments.overview import find_best_trial
 from det_lightning.files.strict_json import as_number
-from det_lightning.masking import mask
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +102,7 @@ def _trial(storage: CheckpointStorage, trial: str, noted: list[_Noted]) -> dict[
         "restarts": None,
         "checkpoint": (best or newest).info.id,
         "checkpoint_batches": (best or newest).notes.steps_completed,
-        "hparams": mask(hparams) if isinstance(hparams, dict) else None,
+        "hparams": hparams if isinstance(hparams, dict) else None,
         "reason": None,
     }
 

@@ -38,10 +38,12 @@ class Losses:
     Attributes:
         left_out: the types of the values left out, by name, for each dict by place.
         notes: a sentence for each value left out now, and for each dict with keys that become text.
+        masked: the places of the values that were masked before, and are masks again.
     """
 
     left_out: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
+    masked: set[str] = dataclasses.field(default_factory=set)
 
 
 def as_plain(value: Any, where: str = "the value", losses: Losses | None = None, most_numbers: float = math.inf) -> Any:
@@ -82,8 +84,10 @@ class _Converter:
         found: dict[str, Any] = {}
         if isinstance(value, MaskedSettings):
             found.update(dict.fromkeys(value.masked, MASK))
-            if self._losses is not None and value.left_out:
-                self._losses.left_out.setdefault(where, {}).update(value.left_out)
+            if self._losses is not None:
+                self._losses.masked.update(f"{where}[{name!r:.100}]" for name in value.masked)
+                if value.left_out:
+                    self._losses.left_out.setdefault(where, {}).update(value.left_out)
         texts = [key for key in value if not isinstance(key, str)]
         if texts and self._losses is not None:
             self._losses.notes.append(f"{where} has keys that are not text, such as {texts[0]!r:.50}: they become text")

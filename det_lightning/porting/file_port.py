@@ -13,7 +13,6 @@ import tokenize
 from collections.abc import Callable
 
 from det_lightning.files.local_files import write_whole
-from det_lightning.masking import mask_text
 from det_lightning.porting.facts import (
     Facts,
     Kind,
@@ -126,7 +125,7 @@ def port_file(path: pathlib.Path, libraries: Libraries = UNKNOWN) -> FilePort:
         if ported != body:
             port(ported, libraries)  # the new text must be readable
     except Exception as e:
-        reason = _explain_error(e)
+        reason = _explain_error(e, body)
         if reason is None:
             raise
         return FilePort(path, text, text, _note_unreadable(body, reason), encoding)
@@ -182,18 +181,22 @@ def _detect_encoding(path: pathlib.Path, content: bytes) -> str:
     return encoding
 
 
-def _explain_error(error: Exception) -> str | None:
+def _explain_error(error: Exception, text: str) -> str | None:
     """Return why a file cannot be read as its name says, or None for an error of another cause."""
     import libcst
     from ruamel.yaml.error import YAMLError
 
+    from det_lightning.config.yaml_reader import explain_error
     from det_lightning.porting.notebooks import NotebookError
 
     if isinstance(error, libcst.ParserSyntaxError):
         return f"it is not Python 3: line {error.raw_line}: {error.message}"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return " ".join(mask_text(str(error)).split()) if isinstance(error, YAMLError | NotebookError) else None
+    if isinstance(error, YAMLError):
+        line, problem = explain_error(error, text)
+        return problem if line is None else f"line {line}: {problem}"
+    return str(error) if isinstance(error, NotebookError) else None
 
 
 def _note_unreadable(text: str, why: str) -> list[Finding]:

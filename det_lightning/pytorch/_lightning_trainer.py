@@ -149,7 +149,7 @@ def choose_checkpoints(
         most = _MOST_FALLBACKS if checkpoints.fall_back else 1
         find = functools.partial(_find_latest, storage, latest, checkpoints.job, most)
         for _ in range(_MOST_TRIES):
-            found = storage.retry.call("looking for a checkpoint in", find, where=storage)
+            found = storage.retry.call("looking for a checkpoint in", find, where=storage.root)
             # Another run may have found a newer checkpoint in the meantime, and be deleting this one.
             if not found or checkpoints.protect(found[0]):
                 break

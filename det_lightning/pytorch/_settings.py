@@ -12,12 +12,12 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
-from det_lightning.arguments import wrong_argument
-from det_lightning.checkpoint.format.resume_state import LEFT_OUT
+from det_lightning.arguments import describe, wrong_argument
+from det_lightning.checkpoint.format.resume_state import LEFT_OUT, STARS
 from det_lightning.core._task import TrialTask
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
 from det_lightning.hyperparameters import choose_hparams, find_ranges
-from det_lightning.masking import MaskedSettings, leave_out_masked, mask
+from det_lightning.masking import MASK, MaskedSettings, find_stars, leave_out_masked, mask_settings, may_be_masked
 from det_lightning.pytorch._random_state import require_seed
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class RunConfiguration:
         if hparams is None:
             hparams = choose_hparams(given.plain) or None
             if hparams is not None:
-                logger.info("The hyperparameters come from exp_conf, with the middle of each range: %s.", mask(hparams))
+                logger.info("The hyperparameters come from exp_conf, with the middle of each range: %s.", hparams)
         settings = TrainingSettings(given.typed, hparams, checkpoint_storage=given.checkpoint_storage)
         return cls(given.plain, hparams, settings, given.typed)
 
@@ -111,7 +111,7 @@ def require_usable(hparams: Any, exp_conf: Any) -> None:
     """Raise an InvalidExperimentException that names every mistake in settings for training."""
     given = {"hparams": hparams, "exp_conf": exp_conf}
     mistakes = [
-        f"{name} must be a dict; got {mask(value)!r:.200} of type {type(value).__name__}"
+        f"{name} must be a dict; got {describe(value)}"
         for name, value in given.items()
         if value is not None and not isinstance(value, Mapping)
     ]
@@ -129,7 +129,7 @@ def require_usable(hparams: Any, exp_conf: Any) -> None:
 class TrialSettings:
     """Hyperparameters and configuration of a trial, and the lookups of a context.
 
-    Masked secrets are left out; looking up a masked secret is an error with the name. ``slots`` processes share
+    Masked secrets of ``exp_conf`` are left out; looking up one is an error with the name. ``slots`` processes share
     ``global_batch_size``. ``configuration`` supplies defaults for arguments left out of calls. ``hparams`` and
     ``exp_conf`` are dicts that the trial may change, or None, as ``trial_seed`` and ``per_slot_batch_size`` may be.
     """
@@ -144,12 +144,11 @@ class TrialSettings:
         average_aggregated_gradients: bool = True,
         configuration: RunConfiguration | None = None,
     ) -> None:
-        self.hparams: dict[str, Any] | None = leave_out_masked(hparams, "hparams")
-        self.exp_conf: dict[str, Any] | None = leave_out_masked(exp_conf, "exp_conf")
-        self._has_gaps = any(
-            isinstance(kept, MaskedSettings) or kept is not settings
-            for kept, settings in ((self.hparams, hparams), (self.exp_conf, exp_conf))
+        self.hparams = hparams
+        self.exp_conf: dict[str, Any] | None = leave_out_masked(
+            exp_conf, "exp_conf", lambda _, keys: may_be_masked(keys)
         )
+        self._has_gaps = any(isinstance(settings, MaskedSettings) for settings in (self.hparams, self.exp_conf))
         self.configuration = configuration or RunConfiguration()
         if trial_seed is not None:
             require_seed(trial_seed)
@@ -215,17 +214,19 @@ class TrialSettings:
         """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for a missing dict.
 
         ``left_out`` has the types of values that JSON cannot hold, and ``losses`` gets notes about such values.
+        ``stars_as_text`` has the places of values that look like a mask.
         """
         given = {"hparams": self.hparams, "experiment_config": self.exp_conf}
-        plain: dict[str, Any]
         if not self._has_gaps:
             with contextlib.suppress(TypeError, ValueError, RecursionError):
-                plain = json.loads(json.dumps(given, allow_nan=False))
-                if plain == given:  # nothing is lost
-                    return {name: mask(settings) for name, settings in plain.items()}
+                text = json.dumps(given, allow_nan=False)
+                if MASK not in text and (plain := json.loads(text)) == given:  # nothing is lost
+                    return mask_settings(plain)
         losses = Losses() if losses is None else losses
-        plain = {name: mask(as_plain(settings, name, losses, MOST_IN_SETTINGS)) for name, settings in given.items()}
-        return {**plain, LEFT_OUT: losses.left_out} if losses.left_out else plain
+        plain = {name: as_plain(settings, name, losses, MOST_IN_SETTINGS) for name, settings in given.items()}
+        stars = [place for name in given for place in find_stars(plain[name], name) if place not in losses.masked]
+        notes = {LEFT_OUT: losses.left_out, STARS: stars}
+        return {**mask_settings(plain), **{name: note for name, note in notes.items() if note}}
 
     def get_trial_seed(self) -> int:
         """Return the seed of the trial; raise an InternalException if it has none."""

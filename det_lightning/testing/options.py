@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from det_lightning.errors import ConfigError
 from det_lightning.files.file_kinds import require_output
 from det_lightning.hyperparameters import choose_hparams
-from det_lightning.masking import mask_text
 from det_lightning.missing_parts import how_to_install
 from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.records.record import RecordError, read_record
@@ -119,7 +118,7 @@ def _find_entrypoint(config: dict[str, Any] | None) -> str | None:
 def _parse_object(option: str, text: str | None, example: str) -> dict[str, Any] | None:
     if text is None:
         return None
-    message = f"{option} must be a JSON object, such as '{example}'; got {mask_text(text)!r}"
+    message = f"{option} must be a JSON object, such as '{example}'; got {text!r}"
     try:
         value = json.loads(text)
     except json.JSONDecodeError as e:

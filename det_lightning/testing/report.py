@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from det_lightning.files.local_files import write_output
-from det_lightning.masking import mask
 from det_lightning.pages import make_curve, render_page
 from det_lightning.testing.checks import CheckResult
 from det_lightning.testing.records.difference import Difference, choose_tolerance
@@ -45,7 +44,7 @@ def write_report(
         names={side: f"{known['side']} {known[known['side']]}" for side, known in environments.items()},
         environments=environments,
         settings=settings,
-        hparams={} if settings is None else mask(settings.hparams),
+        hparams={} if settings is None else settings.hparams,
     )
     write_output(path, page)
 

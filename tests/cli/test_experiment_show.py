@@ -59,7 +59,7 @@ def test_trials_are_shown(tmp_path: Path) -> None:
     lines = show(directory)
     assert "best: 0.05, of trial 1 (*)" in lines
     assert first_cells(lines) == ["* 1", "2", "3"]
-    assert "hyperparameters of all trials: constant=5, password=********" in lines
+    assert "hyperparameters of all trials: constant=5, password=hidden" in lines
     (head,) = (line.split() for line in lines if "STATE" in line)
     assert head == ["ID", "STATE", "BATCHES", "BEST", "LATEST", "kind", "layers", "lr", "CHECKPOINT"]
     assert lines[-1].split() == ["3", "COMPLETED", "20", "0.15", "0.15", "b", "3", "0.001", "3-20"]
@@ -67,7 +67,7 @@ def test_trials_are_shown(tmp_path: Path) -> None:
     add_events(directory, {"type": "message", "text": "the disk is full"})
     assert "message: the disk is full" in show(directory)
     alone = show(made_experiment(tmp_path / "alone", trials=1))
-    assert "hyperparameters: constant=5, kind=b, layers=1, lr=0.1, password=********" in alone
+    assert "hyperparameters: constant=5, kind=b, layers=1, lr=0.1, password=hidden" in alone
 
 
 def test_hyperparameters_are_not_shown_as_python(tmp_path: Path) -> None:

@@ -41,14 +41,15 @@ def test_the_default_seed_is_the_time() -> None:
 
 def test_secrets_are_masked_in_display() -> None:
     config = read_part("""
-        data: {secrets: {token: hunter2}, url: "https://user:hunter2@example.com"}
-        checkpoint_storage: {type: s3, bucket: b, secret_key: hunter2}
-        environment: {environment_variables: [WANDB_API_KEY=hunter2], registry_auth: {password: hunter2}}
+        data: {secrets: {token: kept}, url: "https://user:kept@example.com"}
+        checkpoint_storage: {type: s3, bucket: b, secret_key: hunter2, endpoint_url: "https://user:hunter2@host"}
+        tensorboard_storage: {type: s3, bucket: b, secret_key: hunter2}
+        environment: {environment_variables: {cpu: [LOGIN=hunter2]}, registry_auth: {password: hunter2}}
     """)
     assert "hunter2" not in json.dumps(config.as_dict(masked=True))
     assert "hunter2" not in repr(config)
-    assert config.as_dict()["data"]["secrets"]["token"] == "hunter2"
-    assert config.environment.environment_variables.cuda == ["WANDB_API_KEY=hunter2"]
+    assert config.as_dict(masked=True)["data"] == {"secrets": {"token": "kept"}, "url": "https://user:kept@example.com"}
+    assert config.environment.environment_variables.cpu == ["LOGIN=hunter2"]
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_nesting_cannot_end_the_process() -> None:
     ],
 )
 def test_unreadable_texts_hide_secrets(value: str, message: str) -> None:
-    (mistake,) = YamlDocument(f"a: 1\nsecret_key: {value}\n").mistakes
+    (mistake,) = YamlDocument(f"checkpoint_storage:\n  secret_key: {value}\n").mistakes
     assert mistake.line == 2
     assert message in mistake.message
     assert not any(part in str(mistake) for part in ("hunter2", "777112", str(0o777112)))

@@ -289,7 +289,8 @@ def test_a_resume_names_other_hparams(caplog: pytest.LogCaptureFixture) -> None:
     fit(hparams=changed, latest_checkpoint="last", max_length=pytorch.Batch(8))
     assert warnings_in(caplog) == [
         f"The hparams differ from those of checkpoint {checkpoint}: lr was 0.1, and is 0.2; depth was 3, and is "
-        "not given; optimizer.beta was 0.9, and is 0.8; width was not given, and is 5."
+        "not given; optimizer.beta was 0.9, and is 0.8; api_token was 'secret-1', and is 'secret-2'; width was not "
+        "given, and is 5."
     ]
 
 

@@ -77,5 +77,5 @@ def test_hparams_tab_shows_all_trials(tmp_path: Path) -> None:
     assert set(rows) == set(created) == {"trial 1", "trial 2"}
     for name, (hparams, metric) in rows.items():
         drawn = {"lr": created[name]["lr"], "model.kind": str(created[name]["model"]["kind"])}
-        assert hparams == {"api_key": "********", "global_batch_size": 8.0, "model.bias": True, **drawn}
+        assert hparams == {"api_key": "hidden", "global_batch_size": 8.0, "model.bias": True, **drawn}
         assert metric == pytest.approx(latest[name])

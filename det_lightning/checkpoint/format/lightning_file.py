@@ -19,7 +19,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent, TrialStat
 from det_lightning.checkpoint.format.layout import find_wrong_counts, make_load_data, modernize
 from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
 from det_lightning.checkpoint.format.standard_values import with_own_types, with_plain_numbers, with_plain_values
-from det_lightning.masking import mask, short_text
+from det_lightning.masking import mask_settings, short_text
 
 _MODEL_NAME = re.compile(r"models\.(\d{1,6})(?:\.(.*))?", re.DOTALL)
 
@@ -86,8 +86,8 @@ def to_lightning(content: CheckpointContent) -> dict[str, Any]:
     models = state.pop(_MODELS)
     optimizers = state.pop(_OPTIMIZERS)
     resume = _mask_settings(content.resume)
-    load_data = mask(content.load_data)
-    hparams = mask(read_settings(resume, load_data)["hparams"])
+    load_data = None if content.load_data is None else mask_settings(content.load_data)
+    hparams = mask_settings(read_settings(resume, load_data))["hparams"]
     batches = content.trial_state.batches_trained
     lightning = dict(content.lightning or {})
     weights = join_models(models)
@@ -129,19 +129,19 @@ def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> Checkpoi
     """Return the content of an entry by :func:`to_entry` of this or an earlier release, without weights."""
     what = f"The entry {TRIAL_KEY!r} of {source}"
     if not isinstance(entry, dict) or not isinstance(entry.get("state"), dict):
-        raise errors.InvalidCheckpointException(f"{what} must be a dict with a dict 'state'; got {mask(entry)!r:.200}.")
+        raise errors.InvalidCheckpointException(f"{what} must be a dict with a dict 'state'; got {short_text(entry)}.")
     entry = with_own_types(entry)
     load_data = entry.get("load_data")
     trial_state, resume = _split_progress(entry)
     dicts = {"resume": resume, "load_data": load_data}
-    wrong = [f"{name!r} is {mask(one)!r:.99}" for name, one in dicts.items() if not isinstance(one, dict | None)]
+    wrong = [f"{name!r} is {short_text(one)}" for name, one in dicts.items() if not isinstance(one, dict | None)]
     if wrong:
         raise errors.InvalidCheckpointException(f"Values of {what} must be dicts: {'; '.join(wrong)}.")
     try:
         found = TrialState(**trial_state)
     except TypeError as e:
         raise errors.InvalidCheckpointException(
-            f"{what} must hold the progress of the trial; got {mask(trial_state)!r:.200}: {e}"
+            f"{what} must hold the progress of the trial; got {short_text(trial_state)}: {e}"
         ) from e
     wrong_counts = find_wrong_counts(vars(found))
     if wrong_counts is not None:
@@ -223,7 +223,7 @@ def _convert_trial(ckpt: Mapping[str, Any]) -> CheckpointContent:
     return dataclasses.replace(
         content,
         state={_MODELS: models, _OPTIMIZERS: _take_list(ckpt, "optimizer_states"), **content.state},
-        load_data=mask(content.load_data or make_load_data(**read_settings(content.resume, None))),
+        load_data=mask_settings(content.load_data or make_load_data(**read_settings(content.resume, None))),
         resume=_mask_settings(content.resume),
         lightning=lightning,
         has_weights=True,
@@ -241,7 +241,7 @@ def _convert_other_module(ckpt: Mapping[str, Any]) -> CheckpointContent:
             "callbacks": {},
         },
         trial_state=TrialState(batches_trained=batches, last_ckpt=batches, epochs_trained=epochs),
-        load_data=mask(make_load_data(dict(hparams) if isinstance(hparams, Mapping) else None, None)),
+        load_data=make_load_data(dict(hparams) if isinstance(hparams, Mapping) else None, None),
         resume=None,
         lightning=_take_rest(ckpt),
     )
@@ -260,15 +260,14 @@ def _take_list(ckpt: Mapping[str, Any], name: str) -> list[Any]:
 
 def _take_rest(ckpt: Mapping[str, Any]) -> dict[str, Any]:
     moved = ("state_dict", "optimizer_states", "lr_schedulers", TRIAL_KEY)
-    rest = {name: value for name, value in ckpt.items() if name not in moved}
-    if isinstance(rest.get("hyper_parameters"), dict):
-        rest["hyper_parameters"] = mask(rest["hyper_parameters"])
-    return rest
+    return {name: value for name, value in ckpt.items() if name not in moved}
 
 
 def _mask_settings(resume: ResumeState | None) -> ResumeState | None:
     """Return the resume state without secrets, since an older release may have written some."""
-    return None if resume is None else dataclasses.replace(resume, settings=mask(resume.settings))
+    if resume is None or resume.settings is None:
+        return resume
+    return dataclasses.replace(resume, settings=mask_settings(resume.settings))
 
 
 def _count_progress(ckpt: Mapping[str, Any]) -> tuple[int, int]:

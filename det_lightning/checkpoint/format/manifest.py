@@ -21,7 +21,6 @@ from det_lightning.checkpoint.format.layout import CODE_DIR, FILES_READ, METADAT
 from det_lightning.escaping import escape
 from det_lightning.files.plain_values import Losses, as_plain
 from det_lightning.files.strict_json import spell_numbers
-from det_lightning.masking import mask_text
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
         losses = Losses()
         entries = spell_numbers(as_plain(metadata, METADATA_FILE, losses))
         if losses.notes:
-            logger.warning("The checkpoint cannot hold all values: %s.", mask_text(escape("; ".join(losses.notes))))
+            logger.warning("The checkpoint cannot hold all values: %s.", escape("; ".join(losses.notes)))
     return {**entries, CHECKSUM_KEY: _checksum_of_entries(entries)}
 
 

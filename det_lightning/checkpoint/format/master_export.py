@@ -12,7 +12,7 @@ import pydantic
 from pydantic.alias_generators import to_camel
 
 from det_lightning.checkpoint.format.layout import MASTER_KEY, is_shallow
-from det_lightning.masking import mask
+from det_lightning.masking import mask_config, short_text
 
 
 class _Printed(pydantic.BaseModel):
@@ -143,14 +143,14 @@ class MasterExport:
         return None if value is None else {"name": name, "value": value, "smaller_is_better": smaller_is_better}
 
     def make_entries(self, checkpoint: ExportedCheckpoint) -> dict[str, Any]:
-        """Return the entries to add to the ``metadata.json`` of a checkpoint, with secrets masked."""
+        """Return the entries to add to the ``metadata.json`` of a checkpoint, without secrets."""
         experiment = self._experiments.get(checkpoint.experiment_id, {})
         trial = self._trials.get(checkpoint.trial_id, {})
         entries = {
             "trial": str(checkpoint.trial_id),
             "experiment": str(checkpoint.experiment_id),
             "metric": self.find_metric(checkpoint),
-            "hparams": mask(trial.get("hparams")),
+            "hparams": trial.get("hparams"),
             MASTER_KEY: {
                 "experiment": {key: experiment.get(key) for key in ("name", "state", "start_time")},
                 "trial": {"state": trial.get("state")},
@@ -161,7 +161,7 @@ class MasterExport:
 
     def find_config(self, checkpoint: ExportedCheckpoint) -> dict[str, Any] | None:
         """Return the configuration of a checkpoint's experiment, with secrets masked; None if unknown."""
-        masked: dict[str, Any] | None = mask(self._experiments.get(checkpoint.experiment_id, {}).get("config"))
+        masked: dict[str, Any] | None = mask_config(self._experiments.get(checkpoint.experiment_id, {}).get("config"))
         return masked
 
     def experiments_without_metric(self) -> list[int]:
@@ -283,7 +283,7 @@ def _read_output(file: str, content: bytes, mistakes: list[str]) -> Iterator[_Pr
         if not kinds:
             mistakes.append(
                 f"{at} is neither an experiment, nor a trial, nor a list of checkpoints as Determined prints them; "
-                f"got {mask(element)!r:.80}"
+                f"got {short_text(mask_config(element))}"
             )
             continue
         try:
@@ -295,6 +295,6 @@ def _read_output(file: str, content: bytes, mistakes: list[str]) -> Iterator[_Pr
 
 def _describe_error(error: Any) -> str:
     location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
-    got = "" if error["type"] == "missing" else f"; got {mask(error['input'])!r:.80}"
+    got = "" if error["type"] == "missing" else f"; got {short_text(error['input'])}"
     message = error["msg"].partition(" or instance of ")[0]
     return f"{location}: {message}{got}"

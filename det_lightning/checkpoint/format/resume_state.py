@@ -13,7 +13,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import MAX_COUNT, find_wrong_counts, is_shallow
 from det_lightning.files.strict_json import read_numbers
-from det_lightning.masking import mark_left_out, short_text
+from det_lightning.masking import leave_out_masked, mark_left_out, mask_settings, short_text
 
 #: Version of the file format. The first had no number, and held the settings as JSON text.
 RESUME_VERSION = 2
@@ -24,6 +24,8 @@ _NEEDED = ("trial_state", "rng_states", "journals", "optimizer_steps", "gradient
 _SETTINGS = ("hparams", "experiment_config")
 #: The entry of settings with the types of what was left out of them; see ``mark_left_out``.
 LEFT_OUT = "left_out"
+#: The entry of settings with the places of texts whose stars are no mask.
+STARS = "stars_as_text"
 #: The entry of ``load_data.json`` with the places of NaN and infinities in settings, which are text there.
 SPELLED = "numbers_as_text"
 
@@ -41,8 +43,8 @@ class ResumeState:
             with such a list for each rank, or with only the average of all ranks where models are sharded.
         precision: state of the precision in an unfinished aggregation.
         world_size: number of ranks that wrote the state.
-        settings: ``hparams`` and ``experiment_config``, as JSON and without secrets, and ``left_out`` if JSON could not
-            hold all values; None if unknown.
+        settings: ``hparams`` and ``experiment_config``, as JSON and without secrets, with ``left_out`` if JSON could
+            not hold all values, and ``stars_as_text``; None if unknown.
         has_validated: a validation has begun, whose workers may still be alive.
         positions: how far each rank's loaders have come, beyond the journal: the number of training batches ``drawn``
             from the samplers, where workers may be ahead of training, and the states of the samplers.
@@ -119,8 +121,8 @@ class ResumeState:
 def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return hyperparameters and experiment configuration; None for settings that the trial did not have.
 
-    Looking up a value that was left out at the time of writing is an error. If the trial had only one of the two
-    settings, ``load_data.json`` holds neither; then ``resume`` has the existing one.
+    Looking up a value that was masked or left out at the time of writing is an error. If the trial had only one of the
+    two settings, ``load_data.json`` holds neither; then ``resume`` has the existing one.
     """
     settings = {} if resume is None else resume.settings or {}
     known = load_data or {}
@@ -134,7 +136,8 @@ def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | Non
         found = {name: read_numbers(value, name, places) for name, value in found.items()}
     if isinstance(gaps := known.get(LEFT_OUT) or settings.get(LEFT_OUT), dict):
         found = {name: mark_left_out(value, name, gaps) for name, value in found.items()}
-    return found
+    stars = known.get(STARS) or settings.get(STARS) or ()
+    return {name: leave_out_masked(value, name, lambda place, _: place not in stars) for name, value in found.items()}
 
 
 def _parse_settings(text: Any) -> Any:
@@ -148,7 +151,7 @@ def _parse_settings(text: Any) -> Any:
 def _find_mistakes(values: dict[str, Any]) -> list[str]:
     mistakes = [f"{name!r} is missing" for name in _NEEDED if name not in values]
     mistakes += [
-        f"{name!r} must be {expected}; got {_show(values[name])}"
+        f"{name!r} must be {expected}; got {_show(_without_secrets(name, values[name]))}"
         for name, (expected, form) in _EXPECTED.items()
         if name in values and not _fits(values[name], form)
     ]
@@ -163,6 +166,10 @@ def _find_mistakes(values: dict[str, Any]) -> list[str]:
         if world_size is not None and len(values[name]) != world_size:
             mistakes.append(f"{name!r} must have an entry for each of {world_size} ranks; got {len(values[name]):,}")
     return mistakes
+
+
+def _without_secrets(name: str, value: Any) -> Any:
+    return mask_settings(value) if name == "settings" and isinstance(value, dict) else value
 
 
 def _show(value: Any) -> str:

@@ -159,7 +159,7 @@ def _choose(experiment: str, of_trial: dict[Trial, list[CheckpointInfo]], retent
 
 def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:
     """Return the ids of incomplete checkpoints: first those with a dead writer, then the others."""
-    with explain_errors("looking for incomplete checkpoints in", storage):
+    with explain_errors("looking for incomplete checkpoints in", storage.root):
         writers = find_writers(storage.root)
     ids = [checkpoint_id for checkpoint_id in storage.list_ids(complete=False) if checkpoint_id not in complete]
     latest = time.time() - _INCOMPLETE_AFTER_S

@@ -77,14 +77,16 @@ class TrialCheckpoints:
         ``resumed_from`` is the id of the checkpoint that the run resumes from.
         """
         storage = self._storage
-        storage.retry.call("reading", lambda: move_metrics(storage, experiment, self._trial), where=storage)
-        found = storage.retry.call("reading", storage.glance, where=storage)
+        storage.retry.call("reading", lambda: move_metrics(storage, experiment, self._trial), where=storage.root)
+        found = storage.retry.call("reading", storage.glance, where=storage.root)
         notes = [read_notes(info.metadata) for info in found]
         names = (experiment, self._trial)
         own = [info for info, one in zip(found, notes, strict=True) if (one.experiment, one.trial) == names]
         if storage.root.is_object_store:  # whose index may have been written before the metric was
             old = [storage.root / info.id for info in own if "metric" not in info.metadata]
-            read = storage.retry.call("reading", lambda: call_in_parallel(storage.root, glance, old), where=storage)
+            read = storage.retry.call(
+                "reading", lambda: call_in_parallel(storage.root, glance, old), where=storage.root
+            )
             own = [info for info in own if "metric" in info.metadata] + [info for info in read if info is not None]
         self._records = {info.id: make_record(info, self._trial, self._policy.metric) for info in own}
         self._latest = max((record.order for record in self._records.values()), default=0.0)

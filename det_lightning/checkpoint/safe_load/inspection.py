@@ -20,7 +20,7 @@ from det_lightning.checkpoint.safe_load.reading import ReadFile, read_checkpoint
 from det_lightning.checkpoint.safe_load.small_files import read_load_data, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.escaping import escape
-from det_lightning.masking import mask
+from det_lightning.masking import mask_settings
 
 
 @dataclasses.dataclass
@@ -108,7 +108,7 @@ def inspect_checkpoint(directory: pathlib.Path, *, trusted: bool = False) -> dic
     reads: tuple[Callable[[], dict[str, Any]], ...] = (
         lambda: {"complete": _is_complete(directory)},
         lambda: {"metadata": _inspect_metadata(directory)},
-        lambda: {"load_data": mask(read_load_data(directory))},
+        lambda: {"load_data": mask_settings(read_load_data(directory))},
         lambda: {"trial_state": _inspect_trial_state(directory, trusted)},
         lambda: _inspect_state(directory, read_file),
         lambda: _inspect_resume(read_resume(directory, read_file), found.get("load_data")),
@@ -131,7 +131,7 @@ def _inspect_metadata(directory: pathlib.Path) -> Any:
     if (damage := manifest.find_metadata_damage(metadata)) is not None:
         raise errors.IncompleteCheckpointError(f"{path} is damaged: {damage}.")
     hidden = (manifest.MANIFEST_KEY, manifest.CHECKSUM_KEY)
-    return mask({name: value for name, value in metadata.items() if name not in hidden})
+    return mask_settings({name: value for name, value in metadata.items() if name not in hidden})
 
 
 def _inspect_trial_state(directory: pathlib.Path, trusted: bool) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _inspect_trial_state(directory: pathlib.Path, trusted: bool) -> dict[str, An
 
 
 def _inspect_resume(resume: ResumeState | None, load_data: dict[str, Any] | None) -> dict[str, Any]:
-    return {"exact_resume": resume is not None, **mask(read_settings(resume, load_data))}
+    return {"exact_resume": resume is not None, **mask_settings(read_settings(resume, load_data))}
 
 
 def _has_lightning(directory: pathlib.Path, read: ReadFile) -> bool:

@@ -14,7 +14,7 @@ from det_lightning.checkpoint.storage.location import Location, explain_errors, 
 from det_lightning.checkpoint.storage.metadata import plausible_time, read_notes, read_time, time_written
 from det_lightning.checkpoint.storage.survey import remove_index
 from det_lightning.files.strict_json import to_json
-from det_lightning.masking import mask
+from det_lightning.masking import short_text
 
 
 @dataclasses.dataclass
@@ -70,7 +70,7 @@ def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
         write = functools.partial(file.write, to_json(content).encode("utf-8"))
         storage.retry.call("writing", write, where=file)
     if plan.changes and storage.root.is_object_store:
-        storage.retry.call("removing", lambda: remove_index(storage.root), where=storage)
+        storage.retry.call("removing", lambda: remove_index(storage.root), where=storage.root)
 
 
 def _plan_one(
@@ -116,9 +116,9 @@ def _contradictions(present: dict[str, Any], entries: dict[str, Any], exported: 
         expected |= {name: entries[name] for name in ("metric", "hparams") if name in entries}
     return [
         f"{exported.file}: {name} of checkpoint {exported.checkpoint_id} is {value!r:.80}, but its {METADATA_FILE} "
-        f"says {mask(present[name])!r:.80}"
+        f"says {short_text(present[name])}"
         for name, value in expected.items()
-        if value is not None and present.get(name) is not None and _as_json(mask(present[name])) != _as_json(value)
+        if value is not None and present.get(name) is not None and _as_json(present[name]) != _as_json(value)
     ]
 
 

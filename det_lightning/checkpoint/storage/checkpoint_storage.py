@@ -192,7 +192,7 @@ class CheckpointStorage:
         """
         if not self.is_local:
             removal.remove_dead_stagings()
-        with explain_errors("looking for incomplete checkpoints in", self):
+        with explain_errors("looking for incomplete checkpoints in", self.root):
             return removal.remove_abandoned(self.root, own_only)
 
     def list_ids(self, complete: bool = True) -> list[str]:
@@ -200,18 +200,18 @@ class CheckpointStorage:
         if self.root.is_object_store:
             return [info.id for info in self.survey(complete)]
         markers = metadata.list_markers(complete)
-        with explain_errors("listing", self):
+        with explain_errors("listing", self.root):
             names = [name for name in self.root.list_names() if is_name(name)]
             return [name for name in names if any((self.root / name / marker).exists() for marker in markers)]
 
     def list_links(self) -> dict[str, str]:
         """Return the links next to the checkpoints, such as ``latest``, and their targets."""
-        with explain_errors("listing", self):
+        with explain_errors("listing", self.root):
             return {name: target for name, target in sorted(self.root.list_links().items()) if is_name(name)}
 
     def is_complete(self, checkpoint_id: str) -> bool:
         """Return whether there is a complete checkpoint with this id; a link does not count."""
-        with explain_errors(f"looking for {escape(checkpoint_id)} in", self):
+        with explain_errors(f"looking for {escape(checkpoint_id)} in", self.root):
             directory = self._find_directory(checkpoint_id)
             if directory is None or directory.link_target() is not None:
                 return False
@@ -238,7 +238,7 @@ class CheckpointStorage:
         """Return the facts in each complete checkpoint's ``metadata.json``; faster than :meth:`survey` on a disk."""
         if self.root.is_object_store:
             return self.survey()
-        with explain_errors("reading", self):
+        with explain_errors("reading", self.root):
             found = [metadata.glance(self.root / name) for name in self.list_ids()]
         return [info for info in found if info is not None]
 
@@ -278,13 +278,13 @@ class CheckpointStorage:
         """
         if not self.root.is_object_store:
             return self.describe(self.list_ids(complete))
-        with explain_errors("listing", self):
+        with explain_errors("listing", self.root):
             found = survey.survey(self.root)
         return [info for info in found if not info.markers.isdisjoint(metadata.list_markers(complete))]
 
     def describe(self, checkpoint_ids: list[str]) -> list[metadata.CheckpointInfo]:
         """Return the facts about checkpoints without the state."""
-        with explain_errors("reading", self):
+        with explain_errors("reading", self.root):
             directories = [self.root.checkpoint(name) for name in checkpoint_ids]
             return metadata.call_in_parallel(self.root, metadata.describe, directories)
 

@@ -21,7 +21,7 @@ from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, MAX_SMALL_FI
 from det_lightning.checkpoint.storage.storage_config import EXTRAS
 from det_lightning.escaping import escape
 from det_lightning.files.local_files import write_whole
-from det_lightning.masking import MASK, cause_without_secrets, find_secrets, is_masked, mask_text, mask_url
+from det_lightning.masking import MASK, cause_without_secrets, find_option_secrets, is_masked, mask_text, mask_url
 from det_lightning.missing_parts import how_to_install
 
 
@@ -47,10 +47,9 @@ class Location:
         try:
             fs, path = fsspec.core.url_to_fs(name, **(options or {}))
         except Exception as e:  # each file system has errors of its own
-            hidden = [*find_secrets(name), *find_secrets(options)]
+            hidden = find_option_secrets([name, options])
             explained = mask_text(_explain(mask_url(name), e), hidden)
-            shows_none = mask_text(str(e), hidden) == str(e)
-            raise errors.StorageError(explained) from (cause_without_secrets(e) if shows_none else None)
+            raise errors.StorageError(explained) from cause_without_secrets(e, hidden)
         path = path.rstrip("/")
         trimmed = name.rstrip("/")
         origin = trimmed.removesuffix(path) if path and trimmed.endswith(path) else ""
@@ -227,6 +226,11 @@ def _is_link(info: Mapping[str, Any]) -> bool:
     return bool(info.get("islink")) or info.get("type") == "link"
 
 
+def find_secrets_of(where: object) -> list[str]:
+    """Return the secrets among the options of a location's file system, for ``mask_text``."""
+    return find_option_secrets(where.fs.storage_options) if isinstance(where, Location) else []
+
+
 @contextlib.contextmanager
 def explain_errors(action: str, where: object = "") -> Iterator[None]:
     """Turn a file system's errors in the block into a ``StorageError`` that names ``action`` and ``where``."""
@@ -236,14 +240,15 @@ def explain_errors(action: str, where: object = "") -> Iterator[None]:
         raise
     except Exception as e:  # each file system has errors of its own
         doing = f"{action} {escape(where)}".strip()
-        shown = mask_text(str(e))
+        secrets = find_secrets_of(where)
+        shown = mask_text(str(e), secrets)
         if isinstance(e, PermissionError):
             message = f"Permission denied while {doing}: {shown}. Check the credentials and their rights."
         elif isinstance(e, FileNotFoundError):
             message = f"Not found while {doing}: {shown}. Check the bucket or directory."
         else:
             message = f"Failed while {doing}: {type(e).__name__}: {shown}"
-        raise errors.StorageError(message) from cause_without_secrets(e)
+        raise errors.StorageError(message) from cause_without_secrets(e, secrets)
 
 
 def _with_password(url: str, options: Mapping[str, Any]) -> str:

@@ -12,7 +12,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.masking import is_masked, is_secret_name, mask, mask_text, short_text
+from det_lightning.escaping import name_type
+from det_lightning.masking import CREDENTIALS, is_masked, short_text
 
 # Entries about which checkpoints to keep, and those that only the platform needs.
 _NOT_FOR_STORAGE = {"type", "propagation", "save_experiment_best", "save_trial_best", "save_trial_latest"}
@@ -43,7 +44,7 @@ def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLi
     if not isinstance(root, str | os.PathLike):
         raise TypeError(
             "checkpoint_storage must be a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage "
-            f"of a configuration, or None for the default; got {short_text(root)}."
+            f"of a configuration, or None for the default; got {name_type(root)}."
         )
     if root == "":  # as from a variable that is not set
         raise ValueError(
@@ -63,7 +64,7 @@ def storage_from_config(
     """
     kind = config.get("type")
     if not isinstance(kind, str) or kind not in STORAGE_TYPES:
-        raise ValueError(f"checkpoint_storage: type must be one of {', '.join(STORAGE_TYPES)}; got {mask(kind)!r}.")
+        raise ValueError(f"checkpoint_storage: type must be one of {', '.join(STORAGE_TYPES)}; got {short_text(kind)}.")
     required = STORAGE_TYPES[kind].required
     optional = STORAGE_TYPES[kind].optional
     known = [*required, *optional]
@@ -113,13 +114,13 @@ def _unknown(name: str, known: list[str]) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
-    return f"a value of type {type(value).__name__}" if is_secret_name(name) else mask_text(repr(mask(value)))
+    return f"a value of type {type(value).__name__}" if name in CREDENTIALS else short_text(value)
 
 
 def _wrong_paths(given: dict[str, Any]) -> list[str]:
     wrong = []
     if ".." in os.fspath(given.get("prefix", "")).split("/"):
-        wrong.append(f"prefix must not contain '..'; got {mask(given['prefix'])!r}")
+        wrong.append(f"prefix must not contain '..'; got {short_text(given['prefix'])}")
     if given.get("host_path"):
         host_path = str(given["host_path"])
         if not pathlib.PurePosixPath(host_path).is_absolute():

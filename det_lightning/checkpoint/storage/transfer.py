@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, METADATA_FILE
-from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id
+from det_lightning.checkpoint.storage.location import Location, explain_errors, find_secrets_of, is_name, new_id
 from det_lightning.checkpoint.storage.wrong_places import require_checkpoint, require_checkpoint_path
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
@@ -106,7 +106,7 @@ class RetryPolicy:
                 wait_s = longest * _OWN_RANDOM.uniform(0.5, 1.0)
                 logger.warning(
                     "Failed while %s %s: %s: %s. Trying again in %.1f s.",
-                    *(what, escape(where), type(e).__name__, mask_text(str(e)), wait_s),
+                    *(what, escape(where), type(e).__name__, mask_text(str(e), find_secrets_of(where)), wait_s),
                 )
             self._sleep(wait_s)
 

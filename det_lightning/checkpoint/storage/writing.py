@@ -26,7 +26,6 @@ from det_lightning.checkpoint.storage.transfer import StoredFiles
 from det_lightning.escaping import escape
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, NotPlainError, as_plain
 from det_lightning.files.strict_json import spell_numbers, to_json
-from det_lightning.masking import mask_text
 from det_lightning.parts_of_determined import REFERENCE_VERSION
 
 logger = logging.getLogger(__name__)
@@ -144,7 +143,7 @@ def _encode_load_data(load_data: Mapping[str, Any]) -> str:
         else:
             content[name] = spell_numbers(plain, name, places)
     if losses.notes:
-        logger.warning("The checkpoint cannot hold all values: %s.", mask_text(escape("; ".join(losses.notes))))
+        logger.warning("The checkpoint cannot hold all values: %s.", escape("; ".join(losses.notes)))
     if losses.left_out:
         content[LEFT_OUT] = losses.left_out
     if places:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from det_lightning.masking import mask
+from det_lightning.masking import mask_config
 from det_lightning.testing.records.difference import (
     BIT_EQUAL,
     Difference,
@@ -156,7 +156,8 @@ class _Comparison:
         for field in dataclasses.fields(RunSettings):
             settings = [getattr(record.settings, field.name) for record in self._records]
             if settings[0] != settings[1]:
-                yield self._difference("settings", field.name, None, mask(settings))
+                shown = list(map(mask_config, settings)) if field.name == "config" else settings
+                yield self._difference("settings", field.name, None, shown)
         # Hooks that the other Determined lacks are left out.
         hooks = set.intersection(*(set(record.environment.get("hooks", ())) for record in self._records))
         comparable = [

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.masking import mask
 from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.observation.source_scan import TrialCode
 from det_lightning.testing.recorder import needs_hparams
@@ -43,7 +42,7 @@ def explain_failure(source: TrialSource, settings: RunSettings, failure: Failure
     error = failure.error
     text = str(error)
     if isinstance(error, errors.InvalidHP):
-        given = ", ".join(f"{hparam}={value!r}" for hparam, value in mask(settings.hparams).items())
+        given = ", ".join(f"{hparam}={value!r}" for hparam, value in settings.hparams.items())
         return (
             f"{source.name} refuses its hyperparameters {failure.stage}, with InvalidHP: {text}\nThey are {given} "
             f"(of each range the middle); pass others with --trial-hparams.\n{failure.text}"
