@@ -47,11 +47,12 @@ def seed_everything(seed: int) -> None:
 def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
     """Return the states of torch's, numpy's and Python's global generators, under the keys used in checkpoints.
 
-    For a CUDA device, ``gpu_rng_state`` has the state of the device's generator.
+    For a CUDA device, ``gpu_rng_state`` has the state of the device's generator. There are no arrays of numpy, which
+    ``torch.load`` refuses by default; ``np.random.set_state`` takes lists, too.
     """
     state: dict[str, Any] = {
         "cpu_rng_state": torch.get_rng_state(),
-        "np_rng_state": np.random.get_state(),
+        "np_rng_state": _with_lists(np.random.get_state()),
         "random_rng_state": random.getstate(),
     }
     if device is not None and device.type == "cuda":
@@ -96,10 +97,18 @@ def require_rng(state: Any, source: str, *, without_torch: bool = False) -> None
 
 
 def get_state(generator: Any) -> Any:
-    """Return the state of one of :data:`GENERATORS`."""
+    """Return the state of one of :data:`GENERATORS`, without arrays of numpy."""
     if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+        return _with_lists(generator.bit_generator.state)
+    return generator.getstate() if isinstance(generator, random.Random) else _with_lists(generator.get_state())
+
+
+def _with_lists(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {name: _with_lists(part) for name, part in state.items()}
+    if isinstance(state, tuple):
+        return tuple(map(_with_lists, state))
+    return state.tolist() if isinstance(state, np.ndarray | np.generic) else state
 
 
 def set_state(generator: Any, state: Any) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 
-from det_lightning import errors
+from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import ResumeState, read_checkpoint
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.checkpoint.format.resume_state import RESUME_VERSION
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint
-from tests.checkpoint.made_checkpoints import fit
-from tests.trials import SmallTrial, seed_everything, weights_of
+from tests.checkpoint.made_checkpoints import fit, forget_checksums
+from tests.trials import SmallTrial, make_data, seed_everything, weights_of
 
 
 def as_first_version(values: dict[str, Any]) -> dict[str, Any]:
@@ -43,6 +45,54 @@ def test_file_without_version_resumes(trained: Path) -> None:
     content = read_checkpoint(trained)
     assert content.resume is not None
     assert content.resume.settings == values["settings"]
+    assert torch.equal(fit(trained.parent, 5, latest_checkpoint=trained.name), straight_on)
+
+
+class DrawsWithNumpy(SmallTrial):
+    """Shuffles with generators of numpy."""
+
+    def build_training_data_loader(self) -> Any:
+        return pytorch.DataLoader(make_data(), batch_size=4, sampler=NumpySampler())
+
+
+class NumpySampler(torch.utils.data.Sampler[int]):
+    """A shuffle of one's own."""
+
+    def __init__(self) -> None:
+        self.old = np.random.RandomState(1)
+        self.new = np.random.Generator(np.random.Philox(1))
+
+    def __len__(self) -> int:
+        return len(make_data())
+
+    def __iter__(self) -> Iterator[int]:
+        self.old.normal()
+        return iter(self.new.permutation(len(self)).tolist())
+
+
+def test_torch_reads_all_files_by_default(tmp_path: Path) -> None:
+    """So code of users that opens ``state_dict.pth`` by itself goes on working; a resume stays exact."""
+    straight_on = fit(tmp_path / "whole", 7, trial_class=DrawsWithNumpy)
+    fit(tmp_path / "parts", 3, trial_class=DrawsWithNumpy)
+    files = list(tmp_path.glob("parts/*/*.pth"))
+    assert sorted(file.name for file in files) == ["resume.pth", "state_dict.pth"]
+    for file in files:
+        torch.load(file, weights_only=True)
+    assert torch.equal(fit(tmp_path / "parts", 7, trial_class=DrawsWithNumpy, latest_checkpoint="last"), straight_on)
+    state = torch.load(tmp_path / files[0].parent / "state_dict.pth")["rng_state"]["np_rng_state"]
+    np.random.set_state(state)  # as Determined does
+
+
+def test_file_with_arrays_resumes(trained: Path) -> None:
+    """Earlier releases, and Determined, write the state of numpy's generator as an array."""
+    straight_on = fit(trained.parent, 5, latest_checkpoint=trained.name)
+    for name in ("state_dict.pth", "resume.pth"):
+        values = torch.load(trained / name)
+        for state in [values["rng_state"]] if "rng_state" in values else values["rng_states"]:
+            kind, words, *rest = state["np_rng_state"]
+            state["np_rng_state"] = (kind, np.array(words, np.uint32), *rest)
+        torch.save(values, trained / name)
+    forget_checksums(trained)
     assert torch.equal(fit(trained.parent, 5, latest_checkpoint=trained.name), straight_on)
 
 

@@ -135,6 +135,9 @@ def _files_of_determined(directory: str) -> set[str]:
 
 def _read_checkpoint(directory: Path) -> dict[str, Any]:
     state = torch.load(directory / "state_dict.pth", weights_only=False)
+    # Knowingly different: a list there is read by torch.load() as it is; numpy takes both.
+    name, words, *rest = state["rng_state"]["np_rng_state"]
+    state["rng_state"]["np_rng_state"] = (name, np.asarray(words, np.uint32), *rest)
     return {
         "keys": list(state),
         "rng_keys": list(state["rng_state"]),
