@@ -13,6 +13,7 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters.lightning_package import OTHER, PACKAGE, VARIABLE, pl
 from det_lightning.checkpoint.format.standard_values import with_plain_numbers
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 logger = logging.getLogger(__name__)
 
@@ -184,3 +185,16 @@ def refuse_lost_changes(loaded: list[torch.nn.Module], built: list[torch.nn.Modu
 def _pairs(loaded: list[torch.nn.Module], built: list[torch.nn.Module]) -> Iterator[tuple[Any, Any]]:
     for old, new in zip(loaded, built, strict=False):
         yield from zip([*old.parameters()], [*new.parameters()], strict=False)
+
+
+def warn_of_second_trainer(context: PyTorchTrialContext) -> None:
+    """Warn if a new trainer goes on with optimizers and schedulers that another trainer's ``fit`` has moved."""
+    kept = ["the state of its optimizers, such as momentum"] if any(one.state for one in context.optimizers) else []
+    kept += ["its learning rate schedulers"] if context.lr_schedulers else []
+    if kept and context.distributed.rank == 0:
+        logger.warning(
+            "Another pl.Trainer has trained this module, and the trial keeps %s. A plain LightningModule would begin "
+            "with new ones, from configure_optimizers(). To begin anew with these weights, fit a new TrialModule after "
+            "new.load_state_dict(module.state_dict()); to continue the run, pass ckpt_path=.",
+            " and ".join(kept),
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from det_lightning.adapters import conflicts
 from det_lightning.adapters.driver import RunDriver
 from det_lightning.adapters.flags import TakenFlags
 from det_lightning.adapters.given_data import GivenLoaders, warn_of_lost_state
@@ -28,6 +29,7 @@ class ModuleRuns:
         self.latest: TrialRun | None = None
         self.fitted: TrialRun | None = None
         self._schedule = schedule
+        self._fitted_by: pl.Trainer | None = None
         self._training_names: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -43,6 +45,8 @@ class ModuleRuns:
         checkpoints = module.checkpoints
         if checkpoints is not None:
             warn_of_lost_state(trainer)
+        if trainer.training and self._fitted_by not in (None, trainer) and module.resume_content is None:
+            conflicts.warn_of_second_trainer(context)
         timer = taken.validation_timer(context)
         period = None if checkpoints is None else checkpoints.policy.period
         schedule = self._schedule.complete(trainer, context.position, period, timer)
@@ -75,3 +79,4 @@ class ModuleRuns:
         self.latest = run
         if trainer.training:
             self.fitted = run
+            self._fitted_by = trainer

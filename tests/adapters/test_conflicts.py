@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from det_lightning import errors
+from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.lightning_package import VARIABLE
 from tests.adapters.test_lightning_api import Clipless
 from tests.adapters.training import trained
-from tests.lightning import fit, trainer
-from tests.trials import EPOCH_LEN, SmallTrial, weights_of
+from tests.lightning import fit, pl, trainer
+from tests.trials import EPOCH_LEN, CountingCallback, SmallTrial, weights_of
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,66 @@ def test_a_second_fit_is_warned_of(caplog: Any) -> None:
     fitting.fit_loop.max_epochs = 3
     fitting.fit(module)
     assert "has trained 1 epochs, and this fit() begins at epoch 0 again" in caplog.text
+
+
+class PlainSGD(SmallTrial):
+    """Has nothing to keep."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        self.body = context.wrap_model(torch.nn.Linear(4, 8))
+        self.head = context.wrap_model(torch.nn.Linear(8, 1))
+        self.adam = context.wrap_optimizer(torch.optim.SGD(self.body.parameters(), lr=0.01))
+        self.sgd = context.wrap_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.01))
+        self.counter = CountingCallback()
+
+
+def fit_again(first: pl.Trainer, module: TrialModule, path: Path) -> None:
+    first.fit(module)
+
+
+def fit_new(first: pl.Trainer, module: TrialModule, path: Path) -> None:
+    trainer().fit(module)
+
+
+def evaluate_new(first: pl.Trainer, module: TrialModule, path: Path) -> None:
+    trainer().validate(module, verbose=False)
+    first.fit(module)
+
+
+def resume_new(first: pl.Trainer, module: TrialModule, path: Path) -> None:
+    first.save_checkpoint(path)
+    trainer(max_epochs=2).fit(module, ckpt_path=path)
+
+
+def fit_new_module(first: pl.Trainer, module: TrialModule, path: Path) -> None:
+    new = TrialModule(SmallTrial)
+    new.load_state_dict(module.state_dict())
+    trainer().fit(new)
+
+
+@pytest.mark.parametrize(
+    ("trial", "then", "warns"),
+    [
+        (SmallTrial, fit_new, True),
+        (PlainSGD, fit_new, False),
+        (SmallTrial, fit_again, False),
+        (SmallTrial, evaluate_new, False),
+        (SmallTrial, resume_new, False),
+        (SmallTrial, fit_new_module, False),
+    ],
+)
+def test_a_second_trainer_is_warned_of(
+    trial: type[SmallTrial],
+    then: Callable[[pl.Trainer, TrialModule, Path], None],
+    warns: bool,
+    caplog: Any,
+    tmp_path: Path,
+) -> None:
+    module, first = TrialModule(trial), trainer()
+    first.fit(module)
+    then(first, module, tmp_path / "it.ckpt")
+    assert ("Another pl.Trainer has trained this module, and the trial keeps the state of its" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("name", ["lightning.py", "lightning/__init__.py"])

@@ -113,7 +113,6 @@ def keep_equal_weights(runs: TrialRuns) -> None:
             raise CheckFailed(
                 f"Two processes have different weights after batch {event['batch']}: {list_names(names)}.",
                 "gradients that are not exchanged: loss.backward() instead of context.backward(loss)",
-                "a forward pass through the original model instead of the one that context.wrap_model() returned",
                 "weights that the trial changes itself, differently in each process",
                 details=lines,
             )
