@@ -257,7 +257,7 @@ def test_a_mask_is_never_read_and_hyperparameters_are(tmp_path: Path) -> None:
 
 
 # Earlier releases masked hyperparameters and data with names and forms of secrets.
-OLD = {
+OLD: dict[str, dict[str, Any]] = {
     "hparams": {"token": MASK, "keys": [MASK, MASK], "url": f"https://me:{MASK}@host", "db": {"pw": MASK}, "lr": 0.1},
     "experiment_config": {"data": {"api_key": MASK, "shards": 3}},
 }
