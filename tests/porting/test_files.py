@@ -210,7 +210,7 @@ version = '^0.20'
         ),
         ("a.py", "import determined\nprint 'x'\n", "0: not ported: it is not Python 3: line 2"),
         ("a.py", "x = 1\n\\\nimport determined\n", "0: not ported: it is not Python 3: line 2: a statement begins"),
-        ("a.yaml", "entrypoint: {determined\n", "0: not ported: while parsing a flow mapping"),
+        ("a.yaml", "entrypoint: {determined\n", "0: not ported: line 2: while parsing a flow mapping"),
         ("a.ipynb", "determined", "0: not ported: not JSON"),
     ],
 )
