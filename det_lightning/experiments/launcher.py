@@ -80,9 +80,12 @@ class TrialStart:
         command = make_command(self.task.config["entrypoint"], len(self.task.slots))
         command = add_hook(command, workdir, self.task.directory)
         variables = {**self._environment(environment), "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
-        timeout_s = self.task.config.get("preemption_timeout")
-        grace_s = _GRACE_S if timeout_s is None else timeout_s
-        return TrialProcess(self.task.directory, command, workdir, variables, self.task.run_id, grace_s, detached)
+        return TrialProcess(self.task.directory, command, workdir, variables, self.task.run_id, self.grace_s, detached)
+
+    @property
+    def grace_s(self) -> float:
+        """How long the run may take to save and end on request."""
+        return read_grace(self.task.config)
 
     def _environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return ``environment`` with the variables of the configuration and of Determined's platform."""
@@ -168,7 +171,7 @@ class Launcher(abc.ABC):
 
     def adopt(self, trial: TrialRecord) -> StartedRun:
         """Return the run left behind by a killed runner; the trial saves and ends by itself."""
-        return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs)
+        return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, read_grace(self._config))
 
     def open_records(self, trial: TrialRecord) -> RecordReader:
         """Return a reader of the trial's reports that are not in the log."""
@@ -189,6 +192,12 @@ class Machines(Protocol):
         self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, demand: Demand
     ) -> Launcher:
         """Return the launcher of the trials."""
+
+
+def read_grace(config: Mapping[str, Any]) -> float:
+    """Return how long a run may take to save and end on request, in seconds."""
+    timeout_s = config.get("preemption_timeout")
+    return _GRACE_S if timeout_s is None else float(timeout_s)
 
 
 def find_workdir(task: TrialTask) -> Path:

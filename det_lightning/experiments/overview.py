@@ -34,7 +34,7 @@ def read_state(directory: ExperimentDirectory) -> ExperimentState:
 def _find_orphan_status(directory: ExperimentDirectory, trial: TrialRecord) -> TrialStatus:
     """Return the status of a trial whose runner was killed; the supervisor has asked the trial to save and end."""
     folder = directory.trial(trial.trial_id)
-    if is_running(folder):
+    if is_running(folder, trial.runs):
         return TrialStatus.STOPPING
     is_done = read_status(folder, trial.runs) == 0 and not trial.preempted and describe_hook_end(folder) is None
     return TrialStatus.COMPLETED if is_done else TrialStatus.PAUSED

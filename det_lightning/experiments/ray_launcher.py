@@ -19,7 +19,7 @@ from det_lightning.experiments.directory import ExperimentDirectory, Options
 from det_lightning.experiments.hook_run import describe_hook_end
 from det_lightning.experiments.launcher import Launcher, TrialStart
 from det_lightning.experiments.state import ExperimentState, TrialRecord
-from det_lightning.experiments.trial_process import is_running, read_status
+from det_lightning.experiments.trial_process import RunProcesses, read_status
 
 _POLL_S = 0.05
 _CANNOT_START = 127
@@ -99,6 +99,7 @@ class RayRun:
     def __init__(self, actor: Any, start: TrialStart) -> None:
         self._actor = actor
         self._task = start.task
+        self._processes = RunProcesses(start.task.directory, start.task.run_id, start.grace_s)
         self._started = actor.confirm.remote()
         self._ending = actor.wait.remote()
         self._request: str | None = None
@@ -120,7 +121,7 @@ class RayRun:
             except RayError as error:
                 self._lose(error)
         # The actor is gone, but perhaps not its node: the trial notices, saves and ends.
-        return not is_running(self._task.directory)
+        return self._processes.have_ended()
 
     def exit_status(self) -> int | None:
         """Return the exit status; None if the actor or the node was lost before the end."""
@@ -138,6 +139,7 @@ class RayRun:
 
     def kill(self) -> None:
         self._request = "kill"
+        self._processes.hurry()
 
     def release(self) -> None:
         ray.kill(self._actor)

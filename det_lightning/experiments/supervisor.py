@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import json
 import os
 import select
@@ -20,6 +21,10 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+
+#: The environment variable that all processes of a run inherit.
+RUN_VARIABLE = "DET_LIGHTNING_RUN"
 
 #: The runner's commands on standard input: save and end; end at once.
 STOP = b"s"
@@ -72,7 +77,7 @@ def _supervise(settings: dict[str, object], directory: Path, lock: int) -> int:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=[lock],  # held until the last process of the trial has ended
-                preexec_fn=_prepare_child,
+                preexec_fn=functools.partial(_prepare_child, os.getpid(), lock, settings["run"]),
             )
         except OSError as error:
             log.write(f"det-lightning: the entrypoint cannot be started: {error}\n".encode(errors="backslashreplace"))
@@ -84,13 +89,23 @@ def _supervise(settings: dict[str, object], directory: Path, lock: int) -> int:
             _kill_descendants()
 
 
-def _prepare_child() -> None:
-    """Reset the signals changed by Ray and this process; make the child end when this process dies."""
+def _prepare_child(supervisor: int, lock: int, run: object) -> None:
+    """Reset the signals changed by Ray and ``supervisor``; make the child end when the supervisor dies.
+
+    The file of the lock then names the processes that hold it. Whoever finds the supervisor dead can end the others.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     # Ray blocks SIGINT in all child processes.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _prctl()(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != supervisor:  # it died before the request
+        os._exit(1)
+    holder = {"run": run, "machine": identify_machine(), "supervisor": supervisor, "session": os.getpid()}
+    started = read_process(os.getpid())
+    with contextlib.suppress(OSError):  # of a full disk
+        os.truncate(lock, 0)
+        os.pwrite(lock, json.dumps({**holder, "started": started and started.started}).encode(), 0)
 
 
 def _wait(child: subprocess.Popen[bytes], grace_s: float) -> int:
@@ -148,20 +163,46 @@ def _kill_descendants() -> None:
         time.sleep(_POLL_S)
 
 
+class Process(NamedTuple):
+    """The parent and the session of a living process, and when it started, in ticks since the machine did."""
+
+    parent: int
+    session: int
+    started: int
+
+
+def list_processes() -> dict[int, Process]:
+    """Return the living processes by id; none are known if there is no ``/proc``."""
+    found = {int(entry.name): read_process(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
+    return {number: process for number, process in found.items() if process is not None}
+
+
+def read_process(number: int) -> Process | None:
+    """Return the process with an id; None if it has ended, or if there is no ``/proc``."""
+    try:
+        # The program's name, in parentheses, may contain any characters.
+        fields = Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else Process(int(fields[1]), int(fields[3]), int(fields[19]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def identify_machine() -> str:
+    """Return a name of this machine since its start, and of the container: the ids of processes are valid there."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
 def _descendants(process: int) -> list[int]:
-    """Return the living descendants of ``process``; none are known if there is no ``/proc``."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The program's name, in parentheses, may contain any characters.
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parents[int(entry.name)] = int(parent)
+    """Return the living descendants of ``process``."""
+    processes = list_processes()
     found: list[int] = []
     queue = [process]
     while queue:
         current = queue.pop()
-        children = [child for child, parent in parents.items() if parent == current]
+        children = [number for number, child in processes.items() if child.parent == current]
         found += children
         queue += children
     return found

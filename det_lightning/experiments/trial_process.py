@@ -6,9 +6,13 @@ import contextlib
 import functools
 import json
 import logging
+import os
 import select
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.escaping import escape
 from det_lightning.experiments import supervisor
 from det_lightning.experiments.hook_run import describe_hook_end
+from det_lightning.experiments.supervisor import Process
 from det_lightning.files.local_files import NO_LOCKS, is_locked
 
 logger = logging.getLogger(__name__)
@@ -86,6 +91,7 @@ class TrialProcess:
     ) -> None:
         self._directory = directory
         self._run = run
+        self._processes = RunProcesses(directory, run, grace_s)
         settings = {
             "command": command,
             "directory": str(directory),
@@ -99,7 +105,7 @@ class TrialProcess:
         with (directory / "log.txt").open("ab") as log:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", supervisor.__file__, json.dumps(settings)],
-                env=environment,
+                env={**environment, supervisor.RUN_VARIABLE: _name_run(directory, run)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -116,7 +122,7 @@ class TrialProcess:
         if pipe is not None:
             self._problem += pipe.read().decode()
         self._supervisor.wait()
-        return True
+        return self._processes.have_ended()
 
     def problem(self) -> str | None:
         """Return why an ended run has failed, if the entrypoint did not begin or its status is lost."""
@@ -135,6 +141,7 @@ class TrialProcess:
 
     def kill(self) -> None:
         self._send(supervisor.KILL)
+        self._processes.hurry()
 
     def _send(self, command: bytes) -> None:
         stream = self._supervisor.stdin
@@ -146,17 +153,18 @@ class TrialProcess:
 
 
 class OrphanedRun:
-    """A run after the kill of its runner: the supervisor has noticed, and the trial saves and ends.
+    """A run after the kill of its runner: the supervisor has noticed, and the trial saves and ends within ``grace_s``.
 
     Without a recorded exit status, all processes were killed at once, and the run counts as preempted.
     """
 
-    def __init__(self, directory: Path, run: int) -> None:
+    def __init__(self, directory: Path, run: int, grace_s: float) -> None:
         self._directory = directory
         self._run = run
+        self._processes = RunProcesses(directory, run, grace_s)
 
     def has_ended(self) -> bool:
-        return not is_running(self._directory)
+        return self._processes.have_ended()
 
     def problem(self) -> str | None:
         """Return where the start-up hook ended the run, if the entrypoint did not begin."""
@@ -171,7 +179,75 @@ class OrphanedRun:
         """Do nothing: the run is already ending."""
 
     def kill(self) -> None:
-        """Do nothing: the supervisor kills a run that takes too long."""
+        self._processes.hurry()
+
+
+class RunProcesses:
+    """The processes of a run; without the supervisor, they get ``grace_s`` to save and end before they are killed."""
+
+    def __init__(self, directory: Path, run: int, grace_s: float) -> None:
+        self._directory = directory
+        self._run = run
+        self._grace_s = grace_s
+        self._deadline: float | None = None
+
+    def have_ended(self) -> bool:
+        """Return whether all processes have ended, on this machine or another; end those that the supervisor left."""
+        holder = _read_holder(self._directory, self._run)
+        left = _find_processes(holder, self._directory, self._run)
+        if holder.get("supervisor") in left:  # which ends them itself
+            return False
+        if left and self._deadline is None:
+            self._deadline = time.monotonic() + self._grace_s
+            # The leader of the session got this signal when the supervisor died.
+            _signal([one for one, process in left.items() if process.session == holder.get("session") != one])
+        elif left and self._deadline is not None and time.monotonic() > self._deadline:
+            _signal(left, signal.SIGKILL)
+        return not left and not _is_locked(self._directory)
+
+    def hurry(self) -> None:
+        """Kill at the next look what the supervisor left."""
+        self._deadline = 0.0
+
+
+def _name_run(directory: Path, run: int) -> str:
+    return f"{directory}/{run}"
+
+
+def _signal(processes: Iterable[int], number: int = signal.SIGTERM) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, number)
+
+
+def _find_processes(holder: dict[str, Any], directory: Path, run: int) -> dict[int, Process]:
+    """Return the living processes of a run on this machine: of its session, or with its name in their environment."""
+    mark = f"{supervisor.RUN_VARIABLE}={_name_run(directory, run)}".encode()
+    processes = supervisor.list_processes()
+    session = holder.get("session") if holder.get("machine") == supervisor.identify_machine() else None
+    # While processes of the session live, no other process gets the session's id.
+    if session in processes and processes[session].started != holder["started"]:
+        session = None
+    return {
+        number: process
+        for number, process in processes.items()
+        if process.session == session or mark in _read_environment(number)
+    }
+
+
+def _read_environment(process: int) -> list[bytes]:
+    with contextlib.suppress(OSError):  # another user's, or just ended
+        return Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    return []
+
+
+def _read_holder(directory: Path, run: int) -> dict[str, Any]:
+    """Return what the supervisor of a run noted about its processes; empty if another run noted something later."""
+    try:
+        holder = json.loads((directory / "lock").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return holder if isinstance(holder, dict) and holder.get("run") == run else {}
 
 
 def read_status(directory: Path, run: int) -> int | None:
@@ -184,8 +260,12 @@ def read_status(directory: Path, run: int) -> int | None:
         return None
 
 
-def is_running(directory: Path) -> bool:
+def is_running(directory: Path, run: int) -> bool:
     """Return whether a run of the trial is still active, perhaps without a runner."""
+    return _is_locked(directory) or bool(_find_processes(_read_holder(directory, run), directory, run))
+
+
+def _is_locked(directory: Path) -> bool:
     try:
         return is_locked(directory / "lock") is True
     except FileNotFoundError:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from det_lightning.experiments.trial_process import TrialProcess, read_status
-from tests.experiments.running import wait_for
+from det_lightning.experiments.supervisor import identify_machine
+from det_lightning.experiments.trial_process import OrphanedRun, TrialProcess, read_status
+from tests.experiments.running import processes_with, wait_for
 
 
-def start_run(directory: Path, command: str, run: int = 1, newest_run: int = 1, detached: bool = False) -> TrialProcess:
+def start_run(
+    directory: Path, command: str, run: int = 1, newest_run: int = 1, detached: bool = False, grace_s: float = 60
+) -> TrialProcess:
     """Start a shell command as a run of a trial, of which ``newest_run`` was the last to be prepared."""
     (directory / "task.json").write_text(json.dumps({"run_id": newest_run}))
-    return TrialProcess(directory, ["sh", "-c", command], directory, dict(os.environ), run, 60, detached)
+    return TrialProcess(directory, ["sh", "-c", command], directory, dict(os.environ), run, grace_s, detached)
 
 
 @pytest.mark.parametrize("detached", [False, True])
@@ -80,3 +85,35 @@ def test_no_signals_are_blocked_in_a_run(tmp_path: Path) -> None:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert int((tmp_path / "blocked").read_text().split()[1], base=16) == 0
+
+
+IN_ITS_OWN_SESSION = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize(
+    "command",
+    ["sleep 600; true", "trap '' TERM; sleep 600; true", f'"{sys.executable}" -c "{IN_ITS_OWN_SESSION}"; sleep 600'],
+    ids=["of a shell", "deaf", "of another session"],
+)
+def test_run_without_supervisor_ends_with_its_last_process(command: str, detached: bool, tmp_path: Path) -> None:
+    process = start_run(tmp_path, f"echo $PPID > supervisor; {command}", detached=detached, grace_s=1)
+    wait_for(lambda: (tmp_path / "supervisor").exists() and bool((tmp_path / "supervisor").read_text()))
+    mark = f"DET_LIGHTNING_RUN={tmp_path}/1"
+    wait_for(lambda: len(processes_with(mark)) >= 3)
+    orphan = OrphanedRun(tmp_path, 1, 60)
+    os.kill(int((tmp_path / "supervisor").read_text()), signal.SIGKILL)
+    wait_for(process.has_ended)
+    assert processes_with(mark) == []
+    assert orphan.has_ended()
+    assert process.exit_status() is None
+
+
+def test_later_process_with_the_same_id_is_left_alone(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as other:
+        holder = {"run": 1, "machine": identify_machine(), "supervisor": 0, "session": other.pid, "started": 0}
+        (tmp_path / "lock").write_text(json.dumps(holder))
+        assert OrphanedRun(tmp_path, 1, 60).has_ended()
+        assert other.poll() is None
+        other.kill()
