@@ -102,7 +102,7 @@ class DeterminedCheckpoint(pl.Callback):
             trial=trial,
             job=job,
             best_elsewhere=best_elsewhere,
-            on_complete=() if on_complete is None else (on_complete,),
+            on_complete=on_complete,
         )
         self.fill_in()
 
@@ -111,16 +111,10 @@ class DeterminedCheckpoint(pl.Callback):
         storage: Any = None,
         policy: str | None = None,
         period: TrainUnit | None = None,
-        on_complete: Callable[[str, int], None] | None = None,
         **names: Any,
     ) -> None:
-        """Prepare for another run: the arguments fill in what the callback's own arguments leave open.
-
-        ``on_complete`` is called in addition to the callback's own function.
-        """
+        """Prepare for another run: the arguments fill in what the callback's own arguments leave open."""
         missing = {name: value for name, value in names.items() if getattr(self._given, name) is None}
-        if on_complete is not None:
-            missing["on_complete"] = (*self._given.on_complete, on_complete)
         place, in_section = _split_section(storage) if self._own_storage is None else (self._own_storage, None)
         self._is_default = place is None
         self.storage = _open_storage(place)

@@ -12,6 +12,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import TrialModule, require_trial_module
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard import TensorBoardOutput
 
@@ -53,7 +54,7 @@ class ExperimentReporter(pl.Callback):
         self._module: TrialModule | None = None
         self._loggers: list[pl.loggers.Logger] = []
         self._progress_at = 0.0
-        self._digests: dict[str, list[str]] = {}
+        self._digests: dict[str, list[str]] = {}  # of checkpoints that are not complete yet
 
     def trust(self, trusted: bool) -> dict[str, Any]:
         """Return the arguments of a ``TrialModule`` that name checkpoints to trust."""
@@ -78,12 +79,14 @@ class ExperimentReporter(pl.Callback):
         return self._loggers
 
     def checkpoint_arguments(self) -> dict[str, Any]:
-        """Return arguments of ``DeterminedCheckpoint``: names, the best value of other trials, and reports."""
+        """Return fields of ``Saving``: names, the best value of other trials, and reports."""
         return {
             "experiment": str(self._task.experiment_id),
             "trial": f"{self._task.experiment_id}.{self._task.trial_id}",
             "best_elsewhere": self._task.best_of_others,
-            "on_complete": self.report_checkpoint,
+            "on_begin": self.report_begun,
+            "on_written": self.report_checkpoint,
+            "on_delete": self.report_deleted,
         }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -99,13 +102,11 @@ class ExperimentReporter(pl.Callback):
             logger.log_hyperparams(self._task.hparams)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let the run note the digests of its checkpoints, and count from zero after a warm start.
+        """Count from zero after a warm start.
 
         Determined, too, counts from zero if the checkpoint is from another trial.
         """
         module = require_trial_module(self, pl_module)
-        if module.checkpoints is not None:
-            module.checkpoints.digests = self._digests
         source = self._task.config["searcher"].get("source_checkpoint_uuid")
         content = module.resume_content
         if source is not None and content is not None and content.name == PurePosixPath(source).name:
@@ -133,6 +134,17 @@ class ExperimentReporter(pl.Callback):
         if self._module is not None and self._module.context is not None:
             progress["epochs"] = steps_completed // self._module.context.position.epoch_length()
         self._task.report("validation", steps_completed, {**progress, **metrics})
+
+    def report_begun(
+        self, checkpoint_id: str, steps_completed: int, storage: CheckpointStorage, sha256: list[str]
+    ) -> None:
+        """Announce a checkpoint before it is complete, with the SHA-256 of files to trust later."""
+        self._digests[checkpoint_id] = sha256
+        self._task.report_begun(checkpoint_id, steps_completed, storage, sha256)
+
+    def report_deleted(self, checkpoint_id: str) -> None:
+        """Report a checkpoint that the retention of this run has deleted."""
+        self._task.report("checkpoint_deleted", None, {"checkpoint_id": checkpoint_id})
 
     def report_checkpoint(self, checkpoint_id: str, steps_completed: int) -> None:
         """Report a complete checkpoint after ``steps_completed`` batches, with the SHA-256 of files to trust later."""

@@ -68,7 +68,6 @@ def show(
 
     For a storage, all experiments named by the checkpoints are shown (see `checkpoint annotate`).
     """
-    from det_lightning.experiments.directory import ExperimentDirectory
     from det_lightning.experiments.trial_table import sort_trials
 
     _require_alone("--html", html is not None, {"--json": json, "--sort": sort is not None, "--best": best})
@@ -82,7 +81,7 @@ def show(
         _write_page(found[0], html)
         return
     if best:
-        _print_best(found, ExperimentDirectory(Path(experiment)).checkpoint_storage() if is_run_here else None)
+        _print_best(found)
         return
     if sort is not None:
         for details in found:
@@ -187,9 +186,8 @@ def _print_details(details: dict[str, Any], sorted_by: str | None = None, more_c
         print_table(headings, map(list, zip(*cells, strict=True)))
 
 
-def _print_best(found: list[dict[str, Any]], storage: str | dict[str, Any] | None) -> None:
-    """Print the place of the best trial's checkpoint: in ``storage``, or in the storage of the description."""
-    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+def _print_best(found: list[dict[str, Any]]) -> None:
+    """Print the path or URL of the best trial's checkpoint; raise an ExperimentError if it is not known to exist."""
     from det_lightning.experiments.trial_table import has_other_checkpoint
 
     if len(found) > 1:
@@ -202,13 +200,19 @@ def _print_best(found: list[dict[str, Any]], storage: str | dict[str, Any] | Non
         raise ValueError(f"The experiment in {details['directory']} has no best trial. {missing}")
     if trial["checkpoint"] is None:
         raise ValueError(f"The best trial, {trial['id']}, has no checkpoint.")
+    if not trial["checkpoint_exists"]:
+        what = "does not exist any more" if trial["checkpoint_exists"] is False else "cannot be looked for"
+        where = trial["checkpoint_path"] or trial["checkpoint"]
+        raise errors.ExperimentError(
+            f"The checkpoint of the best trial, {trial['id']}, {what}: {where}, written after "
+            f"{trial['checkpoint_batches']} batches. `det-lightning checkpoint ls STORAGE` lists those that exist."
+        )
     if has_other_checkpoint(trial):
         warn(
             f"warning: the checkpoint was written after {trial['checkpoint_batches']} batches; the best validation was "
             f"after {trial['best_batches']}."
         )
-    root = details["directory"] if storage is None else str(CheckpointStorage(storage))
-    print_lines([f"{root.rstrip('/')}/{trial['checkpoint']}"])
+    print_lines([trial["checkpoint_path"]])
 
 
 @report_errors()

@@ -271,6 +271,9 @@ class CheckpointContext:
         """Write the manifest; no rank returns before."""
         with fail_together(ranks):
             if staging is not None:
+                with abandoning(staging):
+                    if self._task is not None:
+                        self._task.report_begun(target.name, metadata["steps_completed"], self.storage)
                 self.storage.commit(staging, metadata)
         if staging is None:
             return

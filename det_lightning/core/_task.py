@@ -9,11 +9,12 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from det_lightning.checkpoint.format.layout import is_shallow
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.escaping import escape
 from det_lightning.files.local_files import write_private
 from det_lightning.files.plain_values import Losses, as_plain
@@ -96,6 +97,20 @@ class TrialTask:
         """Read the file of a task; raise an OSError if that fails."""
         content = json.loads(file.read_text(encoding="utf-8"))
         return cls(**{**content, "directory": Path(content["directory"])})
+
+    def report_begun(
+        self, checkpoint_id: str, steps_completed: float, storage: CheckpointStorage, sha256: Sequence[str] = ()
+    ) -> None:
+        """Announce a checkpoint before it is complete, so that the experiment finds it even if this process is killed.
+
+        The record names the storage if it is not that of the experiment.
+        """
+        values: dict[str, Any] = {"checkpoint_id": checkpoint_id}
+        if sha256:
+            values["sha256"] = list(sha256)
+        if storage.root.url != CheckpointStorage(self.checkpoint_storage).root.url:
+            values["storage"] = str(storage)
+        self.report("checkpoint_begun", steps_completed, values)
 
     def report(self, group: str, steps_completed: float | None, metrics: dict[str, Any]) -> None:
         """Append a record to the metrics of the trial, synced to disk.

@@ -276,7 +276,8 @@ def _select_reportable(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_group_name(group: str) -> None:
-    reserved = ("checkpoint", "checkpoint_deleted", "early_exit", "preempted", "progress")
+    of_checkpoints = ("checkpoint", "checkpoint_begun", "checkpoint_deleted")
+    reserved = (*of_checkpoints, "early_exit", "preempted", "progress")
     if not group or "." in group or group in reserved:
         raise ValueError(
             f"The name of a group of metrics must not be empty, contain '.', or be one of {', '.join(reserved)}; got "

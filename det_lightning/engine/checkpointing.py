@@ -40,7 +40,11 @@ _FILES_WITH_OBJECTS = (STATE_FILE, SHARDED_STATE_FILE, RESUME_FILE, LIGHTNING_FI
 
 @dataclasses.dataclass(frozen=True)
 class Saving:
-    """How to write the checkpoints of a run, and the names for their metadata; see ``DeterminedCheckpoint``."""
+    """How to write the checkpoints of a run, and the names for their metadata; see ``DeterminedCheckpoint``.
+
+    The last three are called on the chief by the thread that writes: before a checkpoint is complete, with the SHA-256
+    of the state files with objects; once it is complete, before others are deleted; and after others are deleted.
+    """
 
     code: CodeCopier = dataclasses.field(default_factory=CodeCopier)
     in_background: bool = False
@@ -48,7 +52,10 @@ class Saving:
     trial: str | None = None
     job: str | None = None
     best_elsewhere: Callable[[], float | None] | None = None
-    on_complete: tuple[Callable[[str, int], None], ...] = ()
+    on_complete: Callable[[str, int], None] | None = None
+    on_begin: Callable[[str, int, CheckpointStorage, list[str]], None] | None = None
+    on_written: Callable[[str, int], None] | None = None
+    on_delete: Callable[[str], None] | None = None
 
 
 class RunCheckpoints:
@@ -61,14 +68,12 @@ class RunCheckpoints:
         best_id: id of the checkpoint written after the best validation.
         last_id: id of the checkpoint begun last.
         complete: id of the latest complete checkpoint, and the number of batches.
-        digests: if not None, gets the SHA-256 of state files with objects, by the ids of checkpoints.
     """
 
     def __init__(self, storage: CheckpointStorage, policy: CheckpointPolicy, saving: Saving | None = None) -> None:
         self.storage = storage
         self.policy = policy
         self.claims = RunClaims(storage)
-        self.digests: dict[str, list[str]] | None = None
         self._saving = saving or Saving()
         self.queue = CheckpointQueue(storage, self._saving.code, self._saving.in_background)
         self._cleaning: threading.Thread | None = None
@@ -103,7 +108,7 @@ class RunCheckpoints:
         experiment = saving.experiment or trial
         job = {} if saving.job is None else {"job": saving.job}
         self._notes = {"trial": trial, "experiment": experiment, **self.claims.trace_back(path, parent), **job}
-        self._trial = TrialCheckpoints(storage, self.policy, trial, self.claims.run_id)
+        self._trial = TrialCheckpoints(storage, self.policy, trial, self.claims.run_id, saving.on_delete)
         if self.policy.retention is not None:
             self._trial.learn(experiment, parent)
         cleaning = threading.Thread(target=remove_remains, args=[storage], name="det_lightning-cleaning", daemon=True)
@@ -229,8 +234,8 @@ class RunCheckpoints:
         for checkpoint_id in complete:
             batches_trained = self._batches_of.pop(checkpoint_id)
             self.complete = (checkpoint_id, batches_trained)
-            for notify in self._saving.on_complete if self._distributed.rank == 0 else ():
-                notify(checkpoint_id, batches_trained)
+            if self._saving.on_complete is not None and self._distributed.rank == 0:
+                self._saving.on_complete(checkpoint_id, batches_trained)
             self._run.events.emit("on_checkpoint_upload_end", uuid=checkpoint_id)
 
     def finish(self) -> None:
@@ -268,15 +273,20 @@ class RunCheckpoints:
         if content.resume is not None:
             content.resume.best_value = self.best_value
             content.resume.trial = self._notes.get("trial")
-        if self.digests is not None or self._unreadable is None:
+        saving = self._saving
+        if saving.on_begin is not None or self._unreadable is None:
             self._unreadable = self._unreadable or UnreadableValues()
             self._unreadable.warn_of(list_parts(content))
 
         def commit(staging: StagingDirectory) -> str:
-            if self.digests is not None and self._unreadable is not None and self._unreadable.are_possible:
-                files = [staging.directory / name for name in _FILES_WITH_OBJECTS]
-                self.digests[checkpoint_id] = [digest_file(file) for file in files if file.is_file()]
+            if saving.on_begin is not None:
+                has_objects = self._unreadable is not None and self._unreadable.are_possible
+                files = [staging.directory / name for name in _FILES_WITH_OBJECTS if has_objects]
+                digests = [digest_file(file) for file in files if file.is_file()]
+                saving.on_begin(checkpoint_id, batches_trained, self.storage, digests)
             self.storage.commit(staging)
+            if saving.on_written is not None:
+                saving.on_written(checkpoint_id, batches_trained)
             self._trial.add(checkpoint_id, batches_trained, order, metric)
             return checkpoint_id
 

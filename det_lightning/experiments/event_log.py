@@ -31,13 +31,15 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Time = Annotated[float, Field(ge=0, lt=253402300800)]  # up to the year 10000, later than any clock shows
 _OF_TRIAL: dict[str, Any] = {"trial": int}
 _REPORT = {**_OF_TRIAL, "steps_completed": _Number, "metrics": dict}
+_CHECKPOINT = {**_OF_TRIAL, "steps_completed": _Number, "checkpoint_id": str, "time": _Time}
 # The required entries by type of event; an entry with a default is missing in logs of earlier releases.
 _ENTRIES: dict[str, dict[str, Any]] = {
     "trial_created": {**_OF_TRIAL, "seed": int, "hparams": dict},
-    "run_started": {**_OF_TRIAL, "run": int, "time": _Time},
+    "run_started": {**_OF_TRIAL, "run": int, "time": _Time, "checkpoint": (str | None, None)},
     "validation": _REPORT,
     "validation_extended": _REPORT,
-    "checkpoint": {**_OF_TRIAL, "steps_completed": _Number, "checkpoint_id": str, "time": _Time},
+    "checkpoint_begun": {**_CHECKPOINT, "storage": (str | None, None)},
+    "checkpoint": _CHECKPOINT,
     "checkpoint_deleted": {**_OF_TRIAL, "checkpoint_id": str},
     "early_exit": {**_OF_TRIAL, "reason": str},
     "preempted": _OF_TRIAL,

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from det_lightning import errors
 from det_lightning.compat import ALIAS_DIRECTORY
 from det_lightning.core._task import TASK_VARIABLE, TrialTask
+from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.directory import ExperimentDirectory, Options
 from det_lightning.experiments.hook_run import add_hook
 from det_lightning.experiments.log_policies import find_retry_policy
@@ -114,7 +115,7 @@ class TrialStart:
 
 
 class Launcher(abc.ABC):
-    """Starts trials where there is room."""
+    """Starts trials where there is room; ``checkpoints`` finds the checkpoints that a trial can start from."""
 
     def __init__(
         self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, *, are_gpus: bool
@@ -123,6 +124,7 @@ class Launcher(abc.ABC):
         self._config = config
         self._options = options
         self._variables = _read_variables(config, are_gpus)
+        self.checkpoints = CheckpointLookup(directory.checkpoint_storage(), variables=self._variables)
 
     @abc.abstractmethod
     def has_room(self) -> bool:
@@ -139,8 +141,8 @@ class Launcher(abc.ABC):
     def prepare(
         self, trial: TrialRecord, state: ExperimentState, slots: list[int], gpu_uuids: Sequence[str] = ()
     ) -> TrialStart:
-        """Write the files of run number ``trial.runs`` of a trial."""
-        newest = trial.newest_checkpoint()
+        """Write the files of run number ``trial.runs`` of a trial, which starts from ``trial.start``."""
+        start = trial.start
         directory = self._directory.trial(trial.trial_id)
         directory.mkdir(parents=True, exist_ok=True)
         task = TrialTask(
@@ -153,13 +155,13 @@ class Launcher(abc.ABC):
             config=self._config,
             slots=slots,
             checkpoint_storage=self._directory.checkpoint_storage(),
-            latest_checkpoint=self._options.source_checkpoint if newest is None else newest.checkpoint_id,
-            steps_completed=0 if newest is None else newest.steps_completed,
+            latest_checkpoint=self._options.source_checkpoint if start is None else start.checkpoint_id,
+            steps_completed=0 if start is None else start.steps_completed,
             validate_at=trial.validate_at,
             best_validation=state.best(state.find_best(other) for other in state.trials.values()),
             gpu_uuids=list(gpu_uuids),
             loggers=self._options.loggers,
-            recorded=[] if newest is None else list(newest.sha256),
+            recorded=[] if start is None else list(start.sha256),
             trusted=self._options.trusted,
         )
         workdir = find_workdir(task)

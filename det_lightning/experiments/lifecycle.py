@@ -13,8 +13,8 @@ from pathlib import Path
 from det_lightning import errors
 from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
 from det_lightning.checkpoint.retention.run_claims import delete_unless_used
-from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.config import ExperimentConfig, read_config
+from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.directory import ExperimentDirectory, Options, read_storage
 from det_lightning.experiments.event_log import EventLog
 from det_lightning.experiments.launcher import Demand, Machines
@@ -121,17 +121,19 @@ def run(
             if outcome is None:
                 runner.state.pause_queued()
             else:
-                _clean_up(directory, runner)
+                _clean_up(directory, runner, launcher.checkpoints)
         show(runner.state)
         return outcome
     finally:
         log.close()
 
 
-def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
-    """Delete superfluous checkpoints; the experiment is complete even if a deletion fails."""
+def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner, lookup: CheckpointLookup) -> None:
+    """Report and delete checkpoints that are left to do; the experiment is complete even if a deletion fails."""
     try:
-        for trial_id, checkpoint_id in delete_checkpoints(directory, runner.state):
+        for trial in runner.state.trials.values():
+            runner.report_complete(trial)
+        for trial_id, checkpoint_id in delete_checkpoints(directory, runner.state, lookup):
             runner.record("checkpoint_deleted", trial=trial_id, checkpoint_id=checkpoint_id)
     except errors.CheckpointError as error:
         runner.record("message", text=f"Not all checkpoints that need not be kept were deleted: {error}")
@@ -167,26 +169,37 @@ class BestValidations:
         self._reports = state.validation_reports
 
 
-def delete_checkpoints(directory: ExperimentDirectory, state: ExperimentState) -> Iterator[tuple[int, str]]:
+def delete_checkpoints(
+    directory: ExperimentDirectory, state: ExperimentState, lookup: CheckpointLookup | None = None
+) -> Iterator[tuple[int, str]]:
     """Delete the checkpoints beyond ``save_experiment_best`` and the like; yield trial and id of each deleted one.
 
-    A checkpoint stays if a live run, such as a trial of another experiment, has resumed from it.
+    Checkpoints that are already gone take no other's place; they are yielded, too. A checkpoint stays if a live run,
+    such as a trial of another experiment, has resumed from it.
     """
-    if (retention := Retention.from_config(directory.config()["checkpoint_storage"])) is None:
+    retention = Retention.from_config(directory.config()["checkpoint_storage"])
+    lookup = lookup or CheckpointLookup(directory.checkpoint_storage())
+    everything = (found for trial in state.trials.values() for found in trial.checkpoints.values())
+    known = {found.checkpoint_id: found for found in everything if found.storage is None}
+    if retention is None or not known:
         return
-    checkpoints = {id_: found for trial in state.trials.values() for id_, found in trial.checkpoints.items()}
-    records = [
-        CheckpointRecord(id_, str(found.trial_id), found.steps_completed, found.time, state.metric_at(found))
-        for id_, found in checkpoints.items()
-    ]
-    storage = CheckpointStorage(directory.checkpoint_storage())
-    for checkpoint_id in retention.choose_to_delete(records, state.smaller_is_better):
-        is_gone = True
-        # A runner that was killed here may have deleted the checkpoint already.
-        with contextlib.suppress(errors.CheckpointNotFound):
-            is_gone = delete_unless_used(storage, checkpoint_id)
-        if is_gone:
-            yield checkpoints[checkpoint_id].trial_id, checkpoint_id
+    with lookup.environment():
+        storage = lookup.open()
+        if not (existing := lookup.find_existing(known.values())):
+            raise errors.StorageError(f"{storage} has none of the {len(known)} checkpoints, and nothing was deleted.")
+        records = [
+            CheckpointRecord(id_, str(found.trial_id), found.steps_completed, found.time, state.metric_at(found))
+            for id_, found in known.items()
+            if id_ in existing
+        ]
+        chosen = retention.choose_to_delete(records, state.smaller_is_better)
+        # The rest of a checkpoint whose removal was interrupted goes, too.
+        for checkpoint_id in [*chosen, *(id_ for id_ in known if id_ not in existing)]:
+            is_gone = True
+            with contextlib.suppress(errors.CheckpointNotFound):
+                is_gone = delete_unless_used(storage, checkpoint_id)
+            if is_gone:
+                yield known[checkpoint_id].trial_id, checkpoint_id
 
 
 #: The additional package of each logger.

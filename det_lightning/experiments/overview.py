@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
+import logging
+from typing import Any, NamedTuple
 
+from det_lightning import errors
+from det_lightning.checkpoint.storage.transfer import RetryPolicy
+from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import find_runner, read_events
 from det_lightning.experiments.hook_run import describe_hook_end
@@ -12,6 +16,15 @@ from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRe
 from det_lightning.experiments.trial_process import is_running, read_status
 from det_lightning.experiments.trial_reports import read_curves, take_unread_reports
 from det_lightning.masking import find_secrets, mask_text
+
+logger = logging.getLogger(__name__)
+
+
+class _Place(NamedTuple):
+    """The path or URL of a checkpoint, and whether the checkpoint exists; None if the storage cannot be asked."""
+
+    path: str | None = None
+    exists: bool | None = None
 
 
 def read_state(directory: ExperimentDirectory) -> ExperimentState:
@@ -64,7 +77,9 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
     state = read_state(directory)
     summary = _summarize(directory, state)
     secrets = [*find_secrets(directory.config())]
-    trials = [_describe_trial(state, trial, secrets) for trial in state.trials.values()]
+    chosen = {trial.trial_id: _find_best_checkpoint(state, trial) for trial in state.trials.values()}
+    places = _locate(directory, [checkpoint for checkpoint in chosen.values() if checkpoint is not None])
+    trials = [_describe_trial(state, trial, chosen[trial.trial_id], places, secrets) for trial in state.trials.values()]
     if with_curves:
         for shown, trial in zip(trials, state.trials.values(), strict=True):
             shown["curves"] = read_curves(trial, directory.trial(trial.trial_id) / "metrics.jsonl")
@@ -99,9 +114,33 @@ def _find_best_batches(state: ExperimentState, trial: TrialRecord, checkpoint: C
     return checkpoint.steps_completed if checkpoint and checkpoint.steps_completed in best else best[0]
 
 
-def _describe_trial(state: ExperimentState, trial: TrialRecord, secrets: list[str]) -> dict[str, Any]:
+def _locate(directory: ExperimentDirectory, checkpoints: list[Checkpoint]) -> dict[str, _Place]:
+    """Return the places of checkpoints by id."""
+    lookup = CheckpointLookup(directory.checkpoint_storage(), RetryPolicy(attempts=1))
+    root = existing = None
+    try:
+        root = str(lookup.open()).rstrip("/")
+        existing = lookup.find_existing(checkpoints)
+    except (errors.StorageError, ValueError) as e:
+        logger.warning("It is unknown which checkpoints exist: %s", e)
+    places = {}
+    for checkpoint in checkpoints:
+        checkpoint_id = checkpoint.checkpoint_id
+        where = checkpoint.storage or root
+        path = None if where is None else f"{where}/{checkpoint_id}"
+        places[checkpoint_id] = _Place(path, None if existing is None else checkpoint_id in existing)
+    return places
+
+
+def _describe_trial(
+    state: ExperimentState,
+    trial: TrialRecord,
+    checkpoint: Checkpoint | None,
+    places: dict[str, _Place],
+    secrets: list[str],
+) -> dict[str, Any]:
     latest = trial.latest_metrics()
-    checkpoint = _find_best_checkpoint(state, trial)
+    place = _Place() if checkpoint is None else places[checkpoint.checkpoint_id]
     batches = _find_best_batches(state, trial, checkpoint)
     best = None if batches is None else trial.validations[batches]
     return {
@@ -116,6 +155,8 @@ def _describe_trial(state: ExperimentState, trial: TrialRecord, secrets: list[st
         "seed": trial.trial_seed,
         "checkpoint": None if checkpoint is None else checkpoint.checkpoint_id,
         "checkpoint_batches": None if checkpoint is None else checkpoint.steps_completed,
+        "checkpoint_path": place.path,
+        "checkpoint_exists": place.exists,
         "hparams": trial.hparams,
         "reason": trial.reason and mask_text(trial.reason, secrets),
     }

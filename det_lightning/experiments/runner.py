@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from det_lightning import errors
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.experiments.event_log import EventLog
 from det_lightning.experiments.launcher import Launcher, StartedRun
 from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, Shutdown, StopTrial, Warn
 from det_lightning.experiments.search.search import Search
-from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
+from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus
 from det_lightning.experiments.trial_process import RecordReader
 from det_lightning.experiments.trial_reports import read_reports
 from det_lightning.files.strict_json import as_number
@@ -170,12 +172,36 @@ class ExperimentRunner:
                 continue
             if self.state.pausing or not self._launcher.has_room():
                 return
-            self.record("run_started", trial=trial.trial_id, run=trial.runs + 1)
+            start = self._choose_start(trial)
+            checkpoint_id = None if start is None else start.checkpoint_id
+            self.record("run_started", trial=trial.trial_id, run=trial.runs + 1, checkpoint=checkpoint_id)
             run = self._launcher.start(trial, self.state)
             self._add(trial, run)
             # A signal arrived before the run was in the list, or a trial is retried after a failure while stopping.
             if self.state.pausing or trial.stop_requested:
                 run.stop()
+
+    def _choose_start(self, trial: TrialRecord) -> Checkpoint | None:
+        """Return the trial's newest checkpoint in the storage, reported or not; None to start from the beginning."""
+        self.report_complete(trial)
+        start = self._launcher.checkpoints.find_newest(trial)
+        if start is None and (reported := trial.newest_checkpoint()) is not None:
+            text = (
+                f"Trial {trial.trial_id} begins again: none of the {len(trial.checkpoints)} reported checkpoints "
+                f"exists any more, such as {reported.checkpoint_id} after {reported.steps_completed} batches."
+            )
+            self.record("message", text=text)
+        return start
+
+    def report_complete(self, trial: TrialRecord) -> None:
+        """Report the complete checkpoints that the trial itself was killed before reporting.
+
+        Raise a ``StorageError`` if the storage cannot be read.
+        """
+        existing = self._launcher.checkpoints.find_existing(trial.begun.values())
+        for begun in [begun for begun in trial.begun.values() if begun.checkpoint_id in existing]:
+            known = {"steps_completed": begun.steps_completed, "checkpoint_id": begun.checkpoint_id}
+            self.record("checkpoint", trial=trial.trial_id, time=begun.time, sha256=list(begun.sha256), **known)
 
     def _add(self, trial: TrialRecord, run: StartedRun) -> None:
         self._running[trial.trial_id] = _Running(run, self._launcher.open_records(trial))
@@ -212,8 +238,10 @@ class ExperimentRunner:
 
     def _take_exit(self, trial: TrialRecord, status: int | None, problem: str | None) -> None:
         """Decide what the end of a run means for the trial."""
+        with contextlib.suppress(errors.StorageError):  # asked again before the next run, and in the end
+            self.report_complete(trial)
         # Otherwise, a command that always claims preemption would be started again for ever.
-        is_preempted = trial.stop_requested or trial.orphaned or trial.steps_saved() > trial.started_from
+        is_preempted = trial.stop_requested or trial.orphaned or trial.has_saved_progress()
         is_done = status == 0 and not trial.preempted and problem is None
         ended_well = is_done or self.state.pausing or (status in _PREEMPTED and is_preempted)
         closed, reason = self._choose_status(trial, status, problem, ended_well)

@@ -56,9 +56,10 @@ class TrialStatus(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A completely written checkpoint of a trial, and the time of the report.
+    """A checkpoint of a trial, and the time of the report.
 
     ``sha256`` are the hashes of the files with objects; by these hashes, the trial recognizes its own files.
+    ``storage`` is the storage that the trial has chosen in place of the experiment's.
     """
 
     checkpoint_id: str
@@ -66,6 +67,8 @@ class Checkpoint:
     steps_completed: int
     time: float
     sha256: tuple[str, ...] = ()
+    storage: str | None = None
+    is_announced: bool = False  # whether the trial named the checkpoint before completing it
 
 
 @dataclasses.dataclass
@@ -83,7 +86,8 @@ class TrialRecord:
     steps_completed: int = 0  # batches trained, as far as reported
     progress: Progress = dataclasses.field(default_factory=Progress)  # of the latest run; not in the log
     is_open: bool = False  # whether a run was started and is not known to have ended
-    started_from: int = -1  # batches of the newest checkpoint when the run began; -1 without one
+    start: Checkpoint | None = None  # of the trial, from which the latest run started
+    steps_saved: int = -1  # batches of the newest checkpoint of the latest run; -1 without one
     orphaned: bool = False  # whether the runner was killed, and the supervisor has asked the run to end
     stop_requested: bool = False
     stop_error: str | None = None
@@ -91,7 +95,8 @@ class TrialRecord:
     preempted: bool = False  # whether the run reported an end on request
     reason: str | None = None  # why the latest run failed, or the trial ended
     validations: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)  # metrics by batches trained
-    checkpoints: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)
+    checkpoints: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)  # reported as complete
+    begun: dict[str, Checkpoint] = dataclasses.field(default_factory=dict)  # complete or not
     started_at: float | None = None
     ended_at: float | None = None
 
@@ -100,20 +105,23 @@ class TrialRecord:
         return self.validations[max(self.validations)] if self.validations else None
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint to resume from; None if there is none."""
+        """Return the newest checkpoint as far as reported; None if there is none."""
         return max(self.checkpoints.values(), key=lambda checkpoint: checkpoint.steps_completed, default=None)
 
-    def steps_saved(self) -> int:
-        """Return the number of batches of the newest checkpoint; -1 without a checkpoint."""
-        newest = self.newest_checkpoint()
-        return -1 if newest is None else newest.steps_completed
+    def has_saved_progress(self) -> bool:
+        """Return whether the latest run has saved more than it started from."""
+        return self.steps_saved > (-1 if self.start is None else self.start.steps_completed)
 
     # One method for each type of event of a trial
 
     def on_run_started(self, event: Mapping[str, Any]) -> None:
         self.runs = event["run"]
         self.is_open = True
-        self.started_from = self.steps_saved()
+        # Earlier releases started from the newest checkpoint of their log.
+        newest = self.newest_checkpoint()
+        start = event.get("checkpoint") if "checkpoint" in event else newest and newest.checkpoint_id
+        self.start = self.checkpoints.get(start or "")
+        self.steps_saved = -1
         self.orphaned = False
         self.preempted = False
         self.progress = Progress()
@@ -129,15 +137,24 @@ class TrialRecord:
         steps = event["steps_completed"]
         self.validations[steps] = {**self.validations.get(steps, {}), **event["metrics"]}
 
+    def on_checkpoint_begun(self, event: Mapping[str, Any]) -> None:
+        begun = dataclasses.replace(self._read_checkpoint(event), storage=event.get("storage"), is_announced=True)
+        self.begun[begun.checkpoint_id] = begun
+
     def on_checkpoint(self, event: Mapping[str, Any]) -> None:
-        steps = event["steps_completed"]
-        checkpoint_id = event["checkpoint_id"]
-        digests = tuple(event.get("sha256", ()))
-        self.checkpoints[checkpoint_id] = Checkpoint(checkpoint_id, self.trial_id, steps, event["time"], digests)
-        self.steps_completed = max(self.steps_completed, steps)
+        reported = self._read_checkpoint(event)
+        begun = self.begun.pop(reported.checkpoint_id, reported)
+        self.checkpoints[reported.checkpoint_id] = dataclasses.replace(begun, time=reported.time)
+        self.steps_completed = max(self.steps_completed, reported.steps_completed)
+        self.steps_saved = max(self.steps_saved, reported.steps_completed)
+
+    def _read_checkpoint(self, event: Mapping[str, Any]) -> Checkpoint:
+        known = event["checkpoint_id"], self.trial_id, event["steps_completed"], event["time"]
+        return Checkpoint(*known, tuple(event.get("sha256", ())))
 
     def on_checkpoint_deleted(self, event: Mapping[str, Any]) -> None:
         self.checkpoints.pop(event["checkpoint_id"], None)
+        self.begun.pop(event["checkpoint_id"], None)
 
     def on_early_exit(self, event: Mapping[str, Any]) -> None:
         self.invalid_hp |= event["reason"] == "INVALID_HP"

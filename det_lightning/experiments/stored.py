@@ -102,6 +102,8 @@ def _trial(storage: CheckpointStorage, trial: str, noted: list[_Noted]) -> dict[
         "restarts": None,
         "checkpoint": (best or newest).info.id,
         "checkpoint_batches": (best or newest).notes.steps_completed,
+        "checkpoint_path": str(storage.root / (best or newest).info.id),
+        "checkpoint_exists": True,
         "hparams": hparams if isinstance(hparams, dict) else None,
         "reason": None,
     }

@@ -11,9 +11,11 @@ from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import RecordReader
 from det_lightning.files.strict_json import as_number
 
+_CHECKPOINT = ("checkpoint_id", "sha256", "storage")
 # The entries of events in the metrics of records, by group.
 _ENTRIES = {
-    "checkpoint": ("checkpoint_id", "sha256"),
+    "checkpoint_begun": _CHECKPOINT,
+    "checkpoint": _CHECKPOINT,
     "checkpoint_deleted": ("checkpoint_id",),
     "early_exit": ("reason",),
     "preempted": (),
@@ -47,7 +49,7 @@ def _make_event(record: Mapping[str, Any], trial: TrialRecord, line: int) -> dic
     if group not in _ENTRIES:
         return None
     entries = {name: metrics[name] for name in _ENTRIES[group] if name in metrics}
-    return {**event, **({"steps_completed": steps} if group == "checkpoint" else {}), **entries}
+    return {**event, **({"steps_completed": steps} if _ENTRIES[group] is _CHECKPOINT else {}), **entries}
 
 
 def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) -> None:

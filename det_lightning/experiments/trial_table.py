@@ -98,9 +98,12 @@ _NULL = "null"
 
 def _describe_checkpoint(trial: dict[str, Any]) -> str | None:
     checkpoint: str | None = trial["checkpoint"]
-    if checkpoint is None or not has_other_checkpoint(trial):
-        return checkpoint
-    return f"{checkpoint} (batch {trial['checkpoint_batches']}; best: batch {trial['best_batches']})"
+    if checkpoint is None:
+        return None
+    notes = ["missing"] if trial.get("checkpoint_exists") is False else []
+    if has_other_checkpoint(trial):
+        notes += [f"batch {trial['checkpoint_batches']}", f"best: batch {trial['best_batches']}"]
+    return f"{checkpoint} ({'; '.join(notes)})" if notes else checkpoint
 
 
 def format_cell(value: Any) -> str:

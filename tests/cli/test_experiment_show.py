@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -119,12 +120,35 @@ def test_best_is_first_if_larger_is_better(tmp_path: Path) -> None:
     [
         ({}, "{}/checkpoints"),
         ({"type": "directory", "container_path": "kept"}, "{}/kept"),
-        ({"type": "shared_fs", "host_path": "/shared", "storage_path": "x"}, "/shared/x"),
+        ({"type": "shared_fs", "host_path": "{}/shared", "storage_path": "x"}, "{}/shared/x"),
     ],
 )
-def test_best_prints_only_a_path(storage: dict[str, str], root: str, tmp_path: Path) -> None:
-    directory = with_section(made_experiment(tmp_path), "checkpoint_storage", storage)
-    assert run("show", directory.path, "--best").output == f"{root.format(directory.path)}/1-20\n"
+def test_best_prints_only_a_path_that_exists(storage: dict[str, str], root: str, tmp_path: Path) -> None:
+    directory = made_experiment(tmp_path)
+    section = {name: value.format(directory.path) for name, value in storage.items()}
+    with_section(directory, "checkpoint_storage", section)
+    place = Path(root.format(directory.path))
+    place.parent.mkdir(exist_ok=True)
+    directory.checkpoints.rename(place)
+    assert run("show", directory.path, "--best").output == f"{place}/1-20\n"
+    shutil.rmtree(place / "1-20")
+    error = run("show", directory.path, "--best", ends_with=2).stderr
+    assert f"does not exist any more: {place}/1-20, written after 20 batches" in error
+    assert [line.endswith(" 1-20 (missing)") for line in show(directory)[-3:]] == [True, False, False]
+
+
+def test_unreachable_storage_is_not_empty(tmp_path: Path) -> None:
+    section = {
+        "type": "s3",
+        "bucket": "none",
+        "endpoint_url": "http://127.0.0.1:9",
+        "access_key": "a",
+        "secret_key": "b",
+    }
+    directory = with_section(made_experiment(tmp_path), "checkpoint_storage", section)
+    assert show(directory)[-3].endswith(" 1-20")
+    error = run("show", directory.path, "--best", ends_with=2).stderr
+    assert "cannot be looked for: s3://none/1-20" in error
 
 
 def test_checkpoint_of_other_validation_is_marked(tmp_path: Path) -> None:

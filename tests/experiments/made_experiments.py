@@ -32,6 +32,8 @@ def made_experiment(parent: Path, trials: int = 3) -> ExperimentDirectory:
             at = {"time": 2.0, "trial": trial, "lines": steps, "steps_completed": steps}
             log.append({"type": "validation", **at, "metrics": {"loss": trial / steps}})
             log.append({"type": "checkpoint", **at, "checkpoint_id": f"{trial}-{steps}"})
+            (directory.checkpoints / f"{trial}-{steps}").mkdir(parents=True)
+            (directory.checkpoints / f"{trial}-{steps}" / "metadata.json").write_text("{}")
         ended = {"status": 0, "failed": False, "paused": False, "closed": "COMPLETED", "reason": None}
         log.append({"type": "run_ended", "time": 3.0, "trial": trial, **ended})
     log.append({"type": "experiment_ended", "time": 3.0, "outcome": "COMPLETED"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -296,20 +297,25 @@ def test_used_checkpoint_is_deleted_later(directory: ExperimentDirectory) -> Non
     """Of three checkpoints only the last is to be kept. A killed cleanup, of which no event tells, goes on."""
     rule = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 1}
     directory.config_file.write_text(json.dumps({**directory.config(), "checkpoint_storage": rule}))
-    first, second, last = (write_checkpoint(directory.checkpoints, steps).name for steps in (1, 2, 3))
+    shutil.rmtree(directory.checkpoints)
+    first, second, last, deleted = (write_checkpoint(directory.checkpoints, steps).name for steps in (1, 2, 3, 4))
     events: list[dict[str, Any]] = [{**CREATED, "time": 1.0}]
-    for steps, checkpoint_id in enumerate((first, second, last), start=1):
+    for steps, checkpoint_id in enumerate((first, second, last, deleted), start=1):
         at = {"time": float(steps), "trial": 1, "steps_completed": steps}
         events.append({"type": "checkpoint", **at, "checkpoint_id": checkpoint_id})
     directory.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    shutil.rmtree(directory.checkpoints / deleted)  # by hand: it takes the place of no other
     storage = CheckpointStorage(directory.checkpoints)
     claims = RunClaims(storage)
     assert claims.use(storage.find(first))
-    assert [*delete_checkpoints(directory, read_state(directory))] == [(1, second)]
+    assert [*delete_checkpoints(directory, read_state(directory))] == [(1, second), (1, deleted)]
     claims.release()
     assert sorted(storage.list_ids()) == sorted([first, last])
-    assert [*delete_checkpoints(directory, read_state(directory))] == [(1, first), (1, second)]
+    assert [*delete_checkpoints(directory, read_state(directory))] == [(1, first), (1, second), (1, deleted)]
     assert storage.list_ids() == [last]
+    shutil.rmtree(directory.checkpoints)  # as where a disk is not mounted
+    with pytest.raises(errors.StorageError, match="has none of the 4 checkpoints, and nothing was deleted"):
+        [*delete_checkpoints(directory, read_state(directory))]
 
 
 @pytest.mark.parametrize("path", ["saved/here", "/saved/here"])

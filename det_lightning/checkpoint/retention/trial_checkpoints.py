@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
@@ -57,14 +57,23 @@ def make_record(info: CheckpointInfo, trial: str, metric_name: str | None = None
 class TrialCheckpoints:
     """The checkpoints of the trial that a run has claimed; no other run adds any or deletes any.
 
-    ``run_id`` is the id of the run, which may itself have resumed from one of the checkpoints.
+    ``run_id`` is the id of the run, which may itself have resumed from one of the checkpoints. ``on_delete`` gets the
+    id of each checkpoint that the rule has deleted.
     """
 
-    def __init__(self, storage: CheckpointStorage, policy: CheckpointPolicy, trial: str, run_id: str) -> None:
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        policy: CheckpointPolicy,
+        trial: str,
+        run_id: str,
+        on_delete: Callable[[str], None] | None = None,
+    ) -> None:
         self._storage = storage
         self._policy = policy
         self._trial = trial
         self._run_id = run_id
+        self._on_delete = on_delete
         self._records: dict[str, CheckpointRecord] = {}
         self._resumed_from: str | None = None
         self._latest = 0.0  # the order of the latest checkpoint
@@ -146,6 +155,8 @@ class TrialCheckpoints:
                 logger.warning("An old checkpoint cannot be deleted; the next save tries again: %s", e)
                 continue
             self._forget([checkpoint_id])
+            if self._on_delete is not None:
+                self._on_delete(checkpoint_id)
 
     def _forget(self, checkpoint_ids: Sequence[str]) -> None:
         for checkpoint_id in checkpoint_ids:

@@ -1,0 +1,103 @@
+"""Which checkpoints of an experiment exist: the storage is asked, because kills and other programs outdate the log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from det_lightning import errors
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.metadata import call_in_parallel
+from det_lightning.checkpoint.storage.transfer import RetryPolicy
+from det_lightning.experiments.state import Checkpoint, TrialRecord
+
+
+class CheckpointLookup:
+    """Finds the existing checkpoints of an experiment.
+
+    Args:
+        place: the storage of the experiment, as the directory of the experiment says.
+        retry: how often to ask a storage that fails.
+        variables: environment variables of the trials, such as credentials of the storage.
+    """
+
+    def __init__(
+        self, place: str | dict[str, Any], retry: RetryPolicy | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        self._place = place
+        self._retry = retry
+        self._variables = dict(variables or {})
+
+    def open(self) -> CheckpointStorage:
+        """Return the storage of the experiment; for errors see ``CheckpointStorage``."""
+        return CheckpointStorage(self._place, retry=self._retry)
+
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[None]:
+        """Set the trials' variables during a block that reads or changes the storage."""
+        before = {name: os.environ.get(name) for name in self._variables}
+        os.environ.update(self._variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
+
+    def find_existing(self, checkpoints: Iterable[Checkpoint]) -> set[str]:
+        """Return the ids of the checkpoints that are complete in their storages.
+
+        In a storage that the trial itself has chosen and that cannot be read here, all exist. Raise a ``StorageError``
+        if the experiment's storage cannot be read.
+        """
+        by_place: dict[str | None, list[str]] = {}
+        for checkpoint in checkpoints:
+            by_place.setdefault(checkpoint.storage, []).append(checkpoint.checkpoint_id)
+        found: set[str] = set()
+        with self.environment():
+            if None in by_place:
+                found.update(_filter_complete(self.open(), by_place.pop(None)))
+            for place, ids in by_place.items():
+                try:
+                    found.update(_filter_complete(CheckpointStorage(place, retry=self._retry), ids))
+                except (errors.StorageError, ValueError):
+                    found.update(ids)
+        return found
+
+    def find_newest(self, trial: TrialRecord) -> Checkpoint | None:
+        """Return the newest existing checkpoint of a trial; None if there is none, or none any more.
+
+        Raise a ``StorageError`` if the storage cannot be read, or is no directory although the trial has written there.
+        """
+        newest_first = sorted(trial.checkpoints.values(), key=lambda one: (one.steps_completed, one.time), reverse=True)
+        for checkpoint in newest_first:
+            if self.find_existing([checkpoint]):
+                return checkpoint
+        if not newest_first:
+            return None
+        with self.environment():
+            _require_directory(self.open(), newest_first[0])
+        # Logs of earlier releases do not say whether a checkpoint is in another storage.
+        return None if newest_first[0].is_announced else newest_first[0]
+
+
+def _filter_complete(storage: CheckpointStorage, ids: list[str]) -> list[str]:
+    def look() -> list[bool]:
+        return call_in_parallel(storage.root, storage.is_complete, ids)
+
+    are_complete = storage.retry.call("looking for checkpoints in", look, where=storage)
+    return [one for one, is_complete in zip(ids, are_complete, strict=True) if is_complete]
+
+
+def _require_directory(storage: CheckpointStorage, newest: Checkpoint) -> None:
+    """Raise a ``StorageError`` if the storage is gone as a whole; a bucket without objects is just empty."""
+    exists = storage.retry.call("looking for", storage.root.exists, where=storage)
+    if not exists and not storage.root.is_object_store:
+        raise errors.StorageError(
+            f"{storage} does not exist, but trial {newest.trial_id} has written checkpoints there, the newest, "
+            f"{newest.checkpoint_id}, after {newest.steps_completed} batches. Mount or restore the directory. To begin "
+            "without these checkpoints, create it empty."
+        )
