@@ -278,7 +278,7 @@ def _run(directory: ExperimentDirectory, machines: Machines, options: Options, *
             outcome = lifecycle.run(directory, update, machines, options, retry_failed=retry_failed)
         except BrokenPipeError:
             raise
-        except OSError as e:  # such as a full disk
+        except (OSError, errors.StorageError) as e:  # such as a full disk
             again = _command("resume", directory.path)
             raise errors.ExperimentError(f"The experiment stopped: {e}. After a remedy, resume with: {again}") from e
     if outcome is None:

@@ -76,12 +76,13 @@ class CheckpointLookup:
         for checkpoint in newest_first:
             if self.find_existing([checkpoint]):
                 return checkpoint
-        if not newest_first:
+        newest = next((one for one in newest_first if one.storage is None), None)
+        if newest is None:
             return None
         with self.environment():
-            _require_directory(self.open(), newest_first[0])
+            _require_directory(self.open(), newest)
         # Logs of earlier releases do not say whether a checkpoint is in another storage.
-        return None if newest_first[0].is_announced else newest_first[0]
+        return None if newest.is_announced else newest
 
 
 def _filter_complete(storage: CheckpointStorage, ids: list[str]) -> list[str]:

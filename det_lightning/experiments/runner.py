@@ -187,8 +187,8 @@ class ExperimentRunner:
         start = self._launcher.checkpoints.find_newest(trial)
         if start is None and (reported := trial.newest_checkpoint()) is not None:
             text = (
-                f"Trial {trial.trial_id} begins again: none of the {len(trial.checkpoints)} reported checkpoints "
-                f"exists any more, such as {reported.checkpoint_id} after {reported.steps_completed} batches."
+                f"Trial {trial.trial_id} begins again: its {len(trial.checkpoints)} reported checkpoints no longer "
+                f"exist, the newest after {reported.steps_completed} batches, {reported.checkpoint_id}."
             )
             self.record("message", text=text)
         return start

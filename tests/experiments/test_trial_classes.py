@@ -14,6 +14,8 @@ from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage, read_checkpoint
 from det_lightning.compat import answering_determined
 from det_lightning.core._task import TrialTask
+from det_lightning.experiments.directory import ExperimentDirectory
+from det_lightning.experiments.overview import describe_experiment
 from tests.experiments.running import events_of, run
 from tests.warm_python import WarmPython
 
@@ -127,27 +129,39 @@ def test_entrypoint_trains(entrypoint: Any, tmp_path: Path) -> None:
 
 
 SCRIPT_WITH_A_CALLBACK = """
+import sys
 from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.checkpoint import Retention
 from linear_trial import LinearTrial
 
 told = []
-checkpoints = DeterminedCheckpoint(policy="none", period=pytorch.Batch(4), on_complete=lambda *args: told.append(args))
+checkpoints = DeterminedCheckpoint(
+    *sys.argv[1:], policy="none", period=pytorch.Batch(4), on_complete=lambda *args: told.append(args),
+    retention=Retention(0, 0, 1),
+)
 with pytorch.init() as context:
     pytorch.Trainer(LinearTrial(context), context, enable_progress_bar=False).fit(checkpoints=checkpoints)
 assert [batches for _, batches in told] == [4, 8, 10]
 """
 
 
-def test_own_callback_reports_checkpoints(tmp_path: Path) -> None:
-    experiment = run_experiment(tmp_path, entrypoint=["python3", "-c", SCRIPT_WITH_A_CALLBACK])
+@pytest.mark.parametrize("own_storage", [[], ["../kept"]], ids=["the experiment's storage", "its own storage"])
+def test_own_callback_reports_checkpoints(own_storage: list[str], tmp_path: Path) -> None:
+    experiment = run_experiment(tmp_path, entrypoint=["python3", "-c", SCRIPT_WITH_A_CALLBACK, *own_storage])
     assert [event["status"] for event in events_of(experiment, "run_ended")] == [0]
     reported = events_of(experiment, "checkpoint")
     assert [event["steps_completed"] for event in reported] == [4, 8, 10]
-    storage = CheckpointStorage(experiment / "checkpoints")
-    (kept,) = storage.list_ids()  # which the experiment chooses at its end
+    storage = CheckpointStorage(experiment / "trials/1/kept" if own_storage else experiment / "checkpoints")
+    (kept,) = storage.list_ids()
     assert kept == reported[-1]["checkpoint_id"]
     assert storage.read_metadata(kept)["trial"] == "1.1"
+    (trial,) = describe_experiment(ExperimentDirectory.existing(experiment))["trials"]
+    assert (trial["checkpoint_path"], trial["checkpoint_exists"]) == (storage.find(kept), True)
+    # Each checkpoint is announced, then reported, then the earlier one is deleted.
+    records = map(json.loads, (experiment / "trials/1/metrics.jsonl").read_text().splitlines())
+    groups = [record["group"].removeprefix("checkpoint_") for record in records if "checkpoint" in record["group"]]
+    assert groups == ["begun", "checkpoint", *(["begun", "checkpoint", "deleted"] * 2)]
 
 
 @pytest.mark.parametrize("max_length", [{"epochs": 4}, {"records": 135}])  # 4 epochs of 32 records, and a rest
