@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from det_lightning import errors
 from det_lightning.checkpoint.format.layout import is_shallow
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.escaping import escape
@@ -108,9 +109,15 @@ class TrialTask:
         values: dict[str, Any] = {"checkpoint_id": checkpoint_id}
         if sha256:
             values["sha256"] = list(sha256)
-        if storage.root.url != CheckpointStorage(self.checkpoint_storage).root.url:
+        if storage.root.url != self._find_storage_url():
             values["storage"] = str(storage)
         self.report("checkpoint_begun", steps_completed, values)
+
+    def _find_storage_url(self) -> str | None:
+        """Return the path or URL of the experiment's storage; None if it cannot be opened here."""
+        with contextlib.suppress(errors.StorageError, ValueError):
+            return CheckpointStorage(self.checkpoint_storage).root.url
+        return None
 
     def report(self, group: str, steps_completed: float | None, metrics: dict[str, Any]) -> None:
         """Append a record to the metrics of the trial, synced to disk.

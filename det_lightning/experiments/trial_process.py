@@ -222,7 +222,7 @@ def _signal(processes: Iterable[int], number: int = signal.SIGTERM) -> None:
 
 def _find_processes(holder: dict[str, Any], directory: Path, run: int) -> dict[int, Process]:
     """Return the living processes of a run on this machine: of its session, or with its name in their environment."""
-    mark = f"{supervisor.RUN_VARIABLE}={_name_run(directory, run)}".encode()
+    mark = os.fsencode(f"{supervisor.RUN_VARIABLE}={_name_run(directory, run)}")
     processes = supervisor.list_processes()
     session = holder.get("session") if holder.get("machine") == supervisor.identify_machine() else None
     # While processes of the session live, no other process gets the session's id.
