@@ -77,12 +77,11 @@ class CheckpointLookup:
             if self.find_existing([checkpoint]):
                 return checkpoint
         newest = next((one for one in newest_first if one.storage is None), None)
-        if newest is None:
-            return None
+        if newest is None or not newest.is_announced:
+            return newest  # logs of earlier releases do not say whether a checkpoint is in another storage
         with self.environment():
             _require_directory(self.open(), newest)
-        # Logs of earlier releases do not say whether a checkpoint is in another storage.
-        return None if newest.is_announced else newest
+        return None
 
 
 def _filter_complete(storage: CheckpointStorage, ids: list[str]) -> list[str]:
