@@ -12,10 +12,12 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, STATE_FILES
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.metadata import find_first, is_checkpoint
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
-from det_lightning.checkpoint.storage.wrong_places import explain_absence, find_storages, is_checkpoint
 from det_lightning.cli.output import show_progress
 from det_lightning.escaping import escape
+
+_EXPECTED = "Checkpoints are directories with a metadata.json, directly below the storage."
 
 
 def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
@@ -27,8 +29,8 @@ def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
             raise errors.StorageError(f"There is no directory {escape(storage)}, or nothing is in it.")
         if is_checkpoint(storage.root):
             raise errors.StorageError(f"{escape(storage)} is a checkpoint; name the storage that holds the checkpoint.")
-    if (absence := _find_absence(storage)) is not None and not storage.list_links():
-        raise errors.StorageError(absence)
+    if not _holds_checkpoints(storage) and not storage.list_links():
+        raise errors.StorageError(f"{escape(storage)} holds no checkpoints. {_EXPECTED}")
     return storage
 
 
@@ -56,19 +58,19 @@ def _locate(url: str, options: Mapping[str, Any]) -> tuple[Location, list[str]]:
         if is_checkpoint(location):
             return location, []
     storage = CheckpointStorage(url, options=options)
-    if (absence := _find_absence(storage)) is not None:
-        raise errors.CheckpointNotFound(f"{absence} It is not a checkpoint: {' and '.join(STATE_FILES)} are missing.")
-    return location, storage.list_ids(complete=False)
+    if ids := storage.list_ids(complete=False):
+        return location, ids
+    raise errors.CheckpointNotFound(
+        f"{escape(location)} holds no checkpoints, and is not a checkpoint: {' and '.join(STATE_FILES)} are missing. "
+        f"{_EXPECTED}"
+    )
 
 
-def _find_absence(storage: CheckpointStorage) -> str | None:
-    """Return a message that a storage has no checkpoints, and where others are; None if there are checkpoints.
-
-    A bucket is listed as a whole only if there are many directories, all unlike a checkpoint.
-    """
-    storages = find_storages(storage.root)
-    is_storage = storage.root.path in storages or (not storages and storage.list_ids(complete=False))
-    return None if is_storage else explain_absence(storage.root, storages)
+def _holds_checkpoints(storage: CheckpointStorage) -> bool:
+    with explain_errors(f"looking into {escape(storage)}"):
+        # Usually the first is a checkpoint, and shows that a large bucket is a storage.
+        first = find_first(storage.root, storage.root.list_names())
+        return first is not None or bool(storage.list_ids(complete=False))
 
 
 def list_sizes(checkpoint: Location) -> dict[str, int]:

@@ -11,7 +11,7 @@ import operator
 import random
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -50,9 +50,10 @@ def capture_rng(device: torch.device | None = None) -> dict[str, Any]:
     For a CUDA device, ``gpu_rng_state`` has the state of the device's generator. There are no arrays of numpy, which
     ``torch.load`` refuses by default; ``np.random.set_state`` takes lists, too.
     """
+    name, words, *rest = cast("tuple[Any, ...]", np.random.get_state())
     state: dict[str, Any] = {
         "cpu_rng_state": torch.get_rng_state(),
-        "np_rng_state": _with_lists(np.random.get_state()),
+        "np_rng_state": (name, words.tolist(), *rest),
         "random_rng_state": random.getstate(),
     }
     if device is not None and device.type == "cuda":

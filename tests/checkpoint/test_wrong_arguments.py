@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +30,7 @@ TAKE_A_STORAGE: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("value", [7, True, b"bytes", ["a", "b"]])
 def test_wrong_storage_argument(take: Callable[[Any], Any], value: Any) -> None:
     message = r"checkpoint_storage must be a directory, a URL such as s3://.*; got "
-    with pytest.raises(TypeError, match=message + f".*{re.escape(repr(value))}"):
+    with pytest.raises(TypeError, match=message + type(value).__name__):
         take(value)
 
 
@@ -57,8 +55,6 @@ def test_storage_in_place_of_a_checkpoint(take: Callable[[Any], Any]) -> None:
     message = f"is a directory of checkpoints, not a checkpoint: .* such as {checkpoint}"
     with pytest.raises(errors.CheckpointNotFound, match=message):
         take(str(checkpoint.parent))
-    with pytest.raises(errors.CheckpointNotFound, match=f"checkpoints below, in {checkpoint.parent} "):
-        take(os.fspath(checkpoint.parent.parent))
 
 
 def test_wrong_url_downloads_nothing() -> None:

@@ -27,9 +27,8 @@ from det_lightning.checkpoint.safe_load.placeholders import read_weights
 from det_lightning.checkpoint.safe_load.small_files import read_load_data, read_trial_state
 from det_lightning.checkpoint.safe_load.state_file import read_known_state, read_state, warn_of_nan
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
-from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.location import Location, require_checkpoint_path
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
-from det_lightning.checkpoint.storage.wrong_places import require_checkpoint_path
 from det_lightning.escaping import escape
 
 logger = logging.getLogger(__name__)

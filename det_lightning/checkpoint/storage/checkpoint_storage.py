@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -11,16 +12,11 @@ from typing import TYPE_CHECKING, Any
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.storage import ancestry, metadata, removal, staging, survey
-from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id, require_checkpoint_path
 from det_lightning.checkpoint.storage.storage_config import resolve_storage
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, require_writable
-from det_lightning.checkpoint.storage.wrong_places import (
-    describe_unknown,
-    find_wrong_directory,
-    require_checkpoint,
-    require_checkpoint_path,
-)
 from det_lightning.escaping import escape
+from det_lightning.masking import mask_url
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.format.code_copy import CodeCopier
@@ -169,7 +165,7 @@ class CheckpointStorage:
         """
         directory = self.retry.call("looking for", lambda: self._find_directory(checkpoint_id), where=checkpoint_id)
         if directory is None:
-            raise describe_unknown(checkpoint_id, self.root, self.list_ids())
+            raise self._describe_unknown(checkpoint_id)
         removal.delete(self.root, directory, self.retry)
 
     def replace(self, checkpoint_id: str, by: str) -> None:
@@ -220,8 +216,10 @@ class CheckpointStorage:
     def newest(self, job: str | None = None) -> str | None:
         """Return the path or URL of the newest complete checkpoint, or None and perhaps a warning."""
         newest = next(self.newest_first(job), None)
-        if newest is None and (mistake := find_wrong_directory(self.root)) is not None:
-            logger.warning("There is no newest checkpoint. %s", mistake)
+        if newest is None:
+            with explain_errors("looking for", self.root):
+                if not self.root.is_dir():
+                    logger.warning("There is no newest checkpoint: the directory %s does not exist.", escape(self.root))
         return newest
 
     def newest_first(self, job: str | None = None) -> Iterator[str]:
@@ -261,10 +259,21 @@ class CheckpointStorage:
                 directory = elsewhere if elsewhere.is_dir() else None
                 has_metadata = (elsewhere / layout.METADATA_FILE).exists()
             if directory is not None and not has_metadata:
-                require_checkpoint(directory)
+                metadata.require_checkpoint(directory)
         if directory is None:
-            raise describe_unknown(name, self.root, self.list_ids())
+            raise self._describe_unknown(name)
         return directory.resolve_link().url
+
+    def _describe_unknown(self, name: str) -> errors.CheckpointNotFound:
+        known = self.list_ids()
+        near = difflib.get_close_matches(name.rstrip("/").rpartition("/")[2], known, n=3, cutoff=0.3)
+        hint = (
+            f"Similar ids: {', '.join(map(escape, near))}." if near else f"It holds {len(known) or 'no'} checkpoints."
+        )
+        return errors.CheckpointNotFound(
+            f"There is no checkpoint {mask_url(name)!r}, neither as a directory nor as an id in {escape(self.root)}. "
+            f"{hint}"
+        )
 
     def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
         """Return the content of ``metadata.json``; empty if the file is missing or damaged."""

@@ -21,7 +21,15 @@ from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, MAX_SMALL_FI
 from det_lightning.checkpoint.storage.storage_config import EXTRAS
 from det_lightning.escaping import escape
 from det_lightning.files.local_files import write_whole
-from det_lightning.masking import MASK, cause_without_secrets, find_option_secrets, is_masked, mask_text, mask_url
+from det_lightning.masking import (
+    MASK,
+    cause_without_secrets,
+    find_option_secrets,
+    is_masked,
+    mask_text,
+    mask_url,
+    short_text,
+)
 from det_lightning.missing_parts import how_to_install
 
 
@@ -288,6 +296,17 @@ def new_id() -> str:
 def is_name(name: str) -> bool:
     """Return whether a checkpoint's directory may have this name, which must not lead out of the storage."""
     return name not in ("", ".", "..") and name.casefold() != BOOKKEEPING_DIR and not {"/", "\\", "\0"} & set(name)
+
+
+def require_checkpoint_path(value: Any) -> None:
+    """Raise a TypeError unless a value can name a checkpoint."""
+    expected = "A checkpoint must be named by its id, path or URL"
+    if hasattr(value, "newest"):
+        raise TypeError(f"{expected}; got the storage {escape(value)}, whose newest() returns a checkpoint.")
+    if value is None:
+        expected += ", and CheckpointStorage.newest() returns None where there is no checkpoint"
+    if not (isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str)):
+        raise TypeError(f"{expected}; got {short_text(value)}.")
 
 
 def is_own_id(name: str) -> bool:

@@ -9,12 +9,13 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.manifest import find_metadata_damage, leads_out
-from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_own_id
 from det_lightning.escaping import escape
 from det_lightning.files.strict_json import as_number
 
@@ -23,6 +24,8 @@ _Result = TypeVar("_Result")
 logger = logging.getLogger(__name__)
 
 _REQUESTS_AT_ONCE = 16
+# So many directories show whether there are checkpoints.
+_MOST_LOOKS = 8
 # Floats represent every integer up to here.
 _MAX_STEPS = 2**53
 # The year 10000, and how far the clocks of a trial and of its storage may differ.
@@ -150,6 +153,36 @@ def call_in_parallel(root: Location, function: Callable[[Any], _Result], argumen
 def list_markers(complete: bool) -> tuple[str, ...]:
     """Return the names of files that show a checkpoint; if not ``complete``, also a part of a checkpoint."""
     return _MARKERS[:1] if complete else _MARKERS
+
+
+def is_checkpoint(directory: Location, types: Mapping[str, str] | None = None) -> bool:
+    """Return whether a directory has a file of a checkpoint, given the types of the entries if known."""
+    types = directory.list_types() if types is None else types
+    for marker in list_markers(complete=False):
+        first, _, rest = marker.partition("/")
+        if first in types and ((directory / marker).exists() if rest else types[first] == "file"):
+            return True
+    return False
+
+
+def require_checkpoint(directory: Location) -> None:
+    """Raise a CheckpointNotFound for a directory of checkpoints, with the name of one of them."""
+    with explain_errors("looking into", directory):
+        types = directory.list_types()
+        if is_checkpoint(directory, types):
+            return
+        first = find_first(directory, [name for name, kind in types.items() if kind == "directory"])
+    if first is not None:
+        raise errors.CheckpointNotFound(
+            f"{escape(directory)} is a directory of checkpoints, not a checkpoint: name a checkpoint, such as "
+            f"{escape(first)}. CheckpointStorage({str(directory)!r}).newest() returns the newest."
+        )
+
+
+def find_first(root: Location, names: Iterable[str]) -> Location | None:
+    """Return a checkpoint among the first directories in ``root``, those with names of ours before others."""
+    likely = sorted(names, key=lambda name: (not is_own_id(name), name))[:_MOST_LOOKS]
+    return next((root / name for name in likely if is_checkpoint(root / name)), None)
 
 
 def glance(checkpoint: Location) -> CheckpointInfo | None:

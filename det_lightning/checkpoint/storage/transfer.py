@@ -18,8 +18,15 @@ from typing import Any, TypeVar
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, METADATA_FILE
-from det_lightning.checkpoint.storage.location import Location, explain_errors, find_secrets_of, is_name, new_id
-from det_lightning.checkpoint.storage.wrong_places import require_checkpoint, require_checkpoint_path
+from det_lightning.checkpoint.storage.location import (
+    Location,
+    explain_errors,
+    find_secrets_of,
+    is_name,
+    new_id,
+    require_checkpoint_path,
+)
+from det_lightning.checkpoint.storage.metadata import require_checkpoint
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_text
 
