@@ -29,7 +29,7 @@ EXIT_CODES = (
     "Exit codes: 0 success; 1 with --check, if something would change, is left to do, or fails with --try; 2 wrong "
     "usage."
 )
-_REQUIRED = ("libcst", "packaging", "ruff")
+_REQUIRED = ("libcst", "ruff")
 _REQUIREMENT = "det-lightning~="
 _LIGHTNING = re.compile(r"^[ \t]*(?:import|from)[ \t]+(lightning|pytorch_lightning)\b", re.MULTILINE)
 _AGGREGATION = re.compile(r"^\s*aggregation_frequency:\s*(\w+)", re.MULTILINE)

@@ -21,6 +21,7 @@ def project_as_json(project: ProjectPort, with_diff: bool) -> dict[str, Any]:
     return {
         "files": [_as_json(port, with_diff) for port in project.files],
         "entry_points": [_entry_as_json(entry) for entry in project.entry_points],
+        "unchecked": project.unchecked,
     }
 
 
@@ -86,6 +87,8 @@ def print_summary(project: ProjectPort, paths: list[pathlib.Path], changed: int,
         return
     for entry in project.entry_points:
         warn(f"{escape(entry.port.path)}: {entry.sentence}.")
+    for sentence in project.unchecked:
+        warn(f"{escape(sentence)}.")
     counts = Counter(found.severity for port in ports for found in port.findings)
     parts = [f"{counts[kind]} {kind.value}{'s' if counts[kind] > 1 else ''}" for kind in Severity if counts[kind]]
     left = f"left to you: {', '.join(parts)}" if parts else "nothing is left for you to do"

@@ -15,7 +15,8 @@ from typing import Any
 from det_lightning.porting.counterparts import CORE_CONTEXT
 from det_lightning.porting.embedded_python import find_programs
 
-_OF_DETERMINED = (
+#: The packages of Determined, also of older releases, and det_lightning.
+OF_DETERMINED = (
     "determined", "det_lightning", "determined_cli", "determined_common", "determined_deploy", "model_hub", "pedl",
 )  # fmt: skip
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
@@ -71,7 +72,7 @@ def read_python_facts(text: str, kind: Kind = Kind.script) -> Facts:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return Facts()
     imported = list(_find_imports(tree))
-    ours = [name for name in imported if name.split(".")[0] in _OF_DETERMINED]
+    ours = [name for name in imported if name.split(".")[0] in OF_DETERMINED]
     apis = {api for api, name in _APIS.items() if ours and name.search(text)}
     if CORE_CONTEXT.search(text):
         apis.add("core")
@@ -198,7 +199,7 @@ def read_command_facts(text: str, kind: Kind = Kind.commands) -> Facts:
     modules = tuple(module for option, module in itertools.pairwise(words) if option == "-m")
     classes = tuple(word for word in words if _CLASS.fullmatch(word))
     named = [*modules, *(word.partition(":")[0] for word in classes)]
-    own = [name for name in named if name.split(".")[0] not in _OF_DETERMINED]
+    own = [name for name in named if name.split(".")[0] not in OF_DETERMINED]
     starts = tuple(word for word in words if _FILE.fullmatch(word))
     in_programs = tuple(name for code in codes for name in code.imports if name not in own)
     uses = _DET.search(text) or _LAUNCHED.search(text) or any(code.uses_determined for code in codes)

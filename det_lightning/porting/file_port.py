@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
-import functools
 import importlib
 import io
 import pathlib
 import re
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from det_lightning.files.local_files import write_whole
 from det_lightning.porting.facts import (
@@ -22,7 +21,6 @@ from det_lightning.porting.facts import (
     read_yaml_facts,
 )
 from det_lightning.porting.findings import Finding, Need, Severity, drop_resolved
-from det_lightning.porting.libraries import UNKNOWN, Libraries, note_pins
 
 #: Directories for continuous integration.
 OF_CI = (".github", ".circleci")
@@ -30,7 +28,6 @@ OF_CI = (".github", ".circleci")
 _BOM = "\ufeff"
 # Notebooks with pictures have several million.
 _MOST_BYTES = 100 * 1024 * 1024
-_MOST_BYTES_OF_SETTINGS = 2**20
 _PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 _FactsOf = Callable[[str], Facts]
@@ -41,7 +38,6 @@ _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
     r"(?is).+\.pyi": ("python_files.port_python", None),
     r"(?is).+\.ipynb": ("notebooks.port_notebook", read_notebook_facts),
     r"(?is).+\.ya?ml": ("yaml_files.port_yaml", read_yaml_facts),
-    r"(?is).+\.json": ("gone_names.port_json", None),
     r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("shell_files.port_dockerfile", None),
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", None),
     r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", None),
@@ -52,7 +48,7 @@ _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
     ),
 }
 _Port = Callable[..., tuple[str, list[Finding]]]
-_CODE = ("gone_names", "python_files", "notebooks")  # with the libraries of the project as an argument
+_CODE = ("python_files", "notebooks")  # take the names for other files as an argument
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,14 +87,12 @@ def is_portable(path: pathlib.Path) -> bool:
     return _find_kind(path) is not None
 
 
-def port_file(path: pathlib.Path, libraries: Libraries = UNKNOWN) -> FilePort:
+def port_file(path: pathlib.Path, taken: Collection[str] = ("*",)) -> FilePort:
     """Port a file, without writing. An unreadable file stays; if the file uses Determined, a finding says so.
 
-    ``libraries`` are the libraries of the project.
+    ``taken`` are the names that other files take from modules of the project; ``*`` stands for any name.
     """
     size = path.stat().st_size
-    if path.suffix.lower() == ".json" and (size > _MOST_BYTES_OF_SETTINGS or not libraries.takes_options):
-        return FilePort(path, "", "", [])  # data, or settings of other programs
     if size > _MOST_BYTES:
         finding = Finding(0, Severity.problem, f"not ported: it has {size:,} bytes", "port it by hand, if it is code")
         return FilePort(path, "", "", [finding])
@@ -117,13 +111,14 @@ def port_file(path: pathlib.Path, libraries: Libraries = UNKNOWN) -> FilePort:
     kind = import_port(path)
     if kind is None:
         return FilePort(path, text, text, [], encoding)
-    port, facts_of = kind
+    port, facts_of, has_code = kind
+    arguments = (taken,) if has_code else ()
     body = text.removeprefix(_BOM)
     mark = text.removesuffix(body)
     try:
-        ported, findings = port(body, libraries)
+        ported, findings = port(body, *arguments)
         if ported != body:
-            port(ported, libraries)  # the new text must be readable
+            port(ported, *arguments)  # the new text must be readable
     except Exception as e:
         reason = _explain_error(e, body)
         if reason is None:
@@ -135,24 +130,15 @@ def port_file(path: pathlib.Path, libraries: Libraries = UNKNOWN) -> FilePort:
     return FilePort(path, text, mark + ported, left, encoding, facts=facts)
 
 
-def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
-    """Return the functions that port a file of this name and read its facts, or None for other files."""
+def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None, bool] | None:
+    """Return the functions that port a file of this name and read its facts, and whether it is code; or None."""
     kind = _find_kind(path)
     if kind is None:
         return None
     name, facts_of = kind
     module, _, function = name.partition(".")
     port = getattr(importlib.import_module(f"det_lightning.porting.{module}"), function)
-    return port if module in _CODE else functools.partial(_with_options, port), facts_of
-
-
-def _with_options(port: _Port, text: str, libraries: Libraries) -> tuple[str, list[Finding]]:
-    """Port the options of programs in a file, then everything else, and check the pinned releases."""
-    from det_lightning.porting.gone_names import port_options  # needs libcst
-
-    renamed, findings = port_options(text, libraries)
-    ported, others = port(renamed)
-    return ported, [*findings, *others, *note_pins(text)]
+    return port, facts_of, module in _CODE
 
 
 def project_directory(path: pathlib.Path) -> pathlib.Path:

@@ -53,11 +53,16 @@ def line_at(text: str, offset: int, first_line: int = 1) -> int:
     return first_line + text.count("\n", 0, offset)
 
 
+def is_accepted(line: str) -> bool:
+    """Return whether a comment accepts a line."""
+    return ACCEPTED.search(line) is not None
+
+
 def drop_resolved(findings: Iterable[Finding], text: str) -> list[Finding]:
     """Return the findings sorted by line, without duplicates and without lines declared resolved by a comment."""
     lines = ["", *text.splitlines()]
     return [
         finding
         for finding in sorted(set(findings))
-        if not (finding.line < len(lines) and ACCEPTED.search(lines[finding.line]))
+        if not (finding.line < len(lines) and is_accepted(lines[finding.line]))
     ]

@@ -17,6 +17,9 @@ _VERSION = "det_lightning.__version__"
 _READ_VERSIONS = {"LooseVersion", "StrictVersion", "Version", "parse", "parse_version"}
 _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 
+#: Names of a file that other files may take: any.
+ANY_NAME = ("*",)
+
 
 class ImportRewriter:
     """Rewrites imports and all uses. A name without any rewritable use stays, and so does a file of such names.
@@ -24,7 +27,7 @@ class ImportRewriter:
     ``taken`` are the names imported from this file by other files of the project; ``*`` stands for any name.
     """
 
-    def __init__(self, file: PythonFile, taken: Collection[str] = ("*",)) -> None:
+    def __init__(self, file: PythonFile, taken: Collection[str] = ANY_NAME) -> None:
         self.file = file
         self._taken = taken
         self.bindings = Bindings(file)

@@ -7,11 +7,11 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from det_lightning.porting.findings import Finding, Severity, drop_resolved, line_at
-from det_lightning.porting.libraries import UNKNOWN, Libraries
+from det_lightning.porting.imports import ANY_NAME
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.shell_files import port_shell
 
@@ -49,14 +49,13 @@ _LAYOUTS: list[_Dump] = [
 ]
 
 
-def port_notebook(text: str, libraries: Libraries = UNKNOWN) -> tuple[str, list[Finding]]:
+def port_notebook(text: str, taken: Collection[str] = ANY_NAME) -> tuple[str, list[Finding]]:
     """Return a notebook with the code cells ported, and findings, without lines declared resolved by a comment."""
     notebook, dump = _read(text)
     cells = _select_cells(notebook)
-    numbers = [0, *_number_lines(notebook, cells, dump)]
     hidden = [_hide(source) for _, source in cells]
-    program = "".join(source.rstrip("\n") + "\n" + _END_OF_CELL for source in hidden)
-    ported, findings = port_python(program, libraries)
+    program, numbers = read_program(text)
+    ported, findings = port_python(program, taken)
     line = 1
     for (cell, before), source, old in zip(cells, ported.split(_END_OF_CELL), hidden, strict=False):
         shown, found = _show_magic(source.removesuffix("\n"), old, line)
@@ -66,6 +65,14 @@ def port_notebook(text: str, libraries: Libraries = UNKNOWN) -> tuple[str, list[
         cell["source"] = shown.splitlines(keepends=True) if isinstance(cell["source"], list) else shown
     located = [dataclasses.replace(one, line=numbers[one.line]) for one in drop_resolved(findings, program)]
     return dump(notebook) + _ending(text), located + _findings_of_others(notebook)
+
+
+def read_program(text: str) -> tuple[str, list[int]]:
+    """Return the Python of a notebook as one program, and for each of its lines, from 1, the line in the file, or 0."""
+    notebook, dump = _read(text)
+    cells = _select_cells(notebook)
+    program = "".join(_hide(source) + "\n" + _END_OF_CELL for _, source in cells)
+    return program, [0, *_number_lines(notebook, cells, dump)]
 
 
 def _number_lines(notebook: dict[str, Any], cells: list[tuple[dict[str, Any], str]], dump: _Dump) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 import stat
@@ -17,10 +16,10 @@ from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import OF_CI, FilePort, is_portable
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
-from det_lightning.porting.libraries import Libraries
-from det_lightning.porting.library_survey import read_libraries, survey_file
+from det_lightning.porting.library_names import check_libraries
 from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
 from det_lightning.porting.staying import keep_what_stays
+from det_lightning.porting.taken_names import read_taken_names
 
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
 # Every kind of virtual environment has one of these files.
@@ -52,7 +51,7 @@ def find_files(paths: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     other = [str(path) for path in given if path.is_file() and not is_portable(path)]
     if other:
         raise ValueError(
-            f"{', '.join(other)}: not a kind of file that can be ported. The kinds are Python, notebooks, YAML, JSON, "
+            f"{', '.join(other)}: not a kind of file that can be ported. The kinds are Python, notebooks, YAML, "
             "shell scripts, Makefiles, Dockerfiles, requirements, pyproject.toml, setup.cfg, tox.ini and Pipfile."
         )
     return list(dict.fromkeys(file for path in given for file in walk_files(path) if _is_own_file(file, path)))
@@ -89,6 +88,7 @@ class ProjectPort:
 
     files: list[FilePort]  # changed files, and files with findings
     entry_points: list[EntryPoint]  # everything to start there
+    unchecked: list[str] = dataclasses.field(default_factory=list)  # what was not checked, as sentences
 
 
 def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) -> ProjectPort:
@@ -103,19 +103,29 @@ def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) 
     given = list(paths)
     files = find_files(given)
     with contextlib.nullcontext(pool) if pool else ReaderPool() as reader:
-        survey = functools.partial(reader.call, survey_file)
-        libraries = read_libraries(files, is_whole=all(path.is_dir() for path in given), survey=survey)
-        ported = [_port(reader, file, libraries) for file in files]
-    if not any(_is_of_determined(port) for port in ported):
-        return ProjectPort([], [])
-    kept = _without_pointless_findings(FileGraph(keep_what_stays(ported)))
+        taken = _read_taken_names(reader, files) if all(path.is_dir() for path in given) else {"*"}
+        ported = [_port(reader, file, taken) for file in files]
+        if not any(_is_of_determined(port) for port in ported):
+            return ProjectPort([], [])
+        checked, unchecked = check_libraries(keep_what_stays(ported), reader)
+    kept = _without_pointless_findings(FileGraph(checked))
     shown = [port for port in kept if port.changed or port.findings]
-    return ProjectPort(shown, find_entry_points(FileGraph(kept)))
+    return ProjectPort(shown, find_entry_points(FileGraph(kept)), unchecked)
 
 
-def _port(pool: ReaderPool, path: pathlib.Path, libraries: Libraries) -> FilePort:
+def _read_taken_names(reader: ReaderPool, files: list[pathlib.Path]) -> set[str]:
+    """Return the names that the files of a project take from one another."""
+    modules = frozenset({file.stem for file in files} | {file.parent.name for file in files})
+    taken: set[str] = set()
+    for file in files:
+        with contextlib.suppress(PortingFailed):  # the port of the file says so
+            taken |= reader.call(read_taken_names, file, modules)
+    return taken
+
+
+def _port(pool: ReaderPool, path: pathlib.Path, taken: set[str]) -> FilePort:
     try:
-        port = pool.port(path, libraries)
+        port = pool.port(path, taken)
     except PortingFailed as e:
         advice = "port it by hand, or make it readable first"
         return FilePort(path, "", "", [Finding(0, Severity.problem, f"not ported: {e}", advice)])

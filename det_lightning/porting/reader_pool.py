@@ -10,13 +10,12 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from det_lightning.porting.file_port import FilePort, import_port, port_file
-from det_lightning.porting.libraries import UNKNOWN, Libraries
 
 # A fork runs no code of the project; a new interpreter in the project's directory might.
 _CONTEXT = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -41,9 +40,9 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
         self._pool: ProcessPoolExecutor | None = None
         self._used_s = 0.0  # processor time up to the last file
 
-    def port(self, path: pathlib.Path, libraries: Libraries = UNKNOWN) -> FilePort:
+    def port(self, path: pathlib.Path, taken: Collection[str] = ("*",)) -> FilePort:
         """Port one file. Raises PortingFailed like :meth:`call`."""
-        return dataclasses.replace(self.call(port_file, path, libraries), path=path)
+        return dataclasses.replace(self.call(port_file, path, taken), path=path)
 
     def call(self, function: Callable[..., _Result], path: pathlib.Path, *arguments: object) -> _Result:
         """Return ``function(path, *arguments)``, called in the process.

@@ -1,0 +1,100 @@
+"""What the installed libraries have, by their files; no library is imported."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.metadata
+import re
+import site
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from det_lightning.bypass_rules import parse
+
+
+@functools.cache
+def find_roots() -> tuple[Path, ...]:
+    """Return the directories with the installed packages."""
+    users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return tuple(path for path in map(Path, [*site.getsitepackages(), *users]) if path.is_dir())
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package or module is installed, or comes with Python."""
+    return package in sys.stdlib_module_names or any(_has(root, package) for root in find_roots())
+
+
+@functools.cache
+def find_release(package: str) -> str:
+    """Return the name and the release of an installed package's distribution."""
+    if package in sys.stdlib_module_names:
+        return "Python {}.{}".format(*sys.version_info)
+    names = importlib.metadata.packages_distributions().get(package, [])
+    return f"{names[0]} {importlib.metadata.version(names[0])}" if names else f"the installed {package}"
+
+
+def lacks_module(name: str) -> bool:
+    """Return whether an installed package has no such module; False if the package may make modules when it runs."""
+    parent, _, last = name.rpartition(".")
+    source = _find_source(parent) if parent else None
+    if source is None:
+        return bool(parent) and lacks_module(parent)
+    is_mentioned = re.search(rf"\b{last}\b", _read(source)) is not None
+    return source.name == "__init__.py" and not is_mentioned and not _has(source.parent, last)
+
+
+def lacks_name(module: str, name: str) -> bool:
+    """Return whether a checked module really has no such name; False if it may get names that no checker sees.
+
+    Stubs leave names out, protobuf and extension modules make their names when they run.
+    """
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return not name.startswith("_")
+    source = _find_source(module)
+    if source is None or source.stem.endswith("_pb2"):
+        return False
+    return name not in _find_bound_names(source)
+
+
+@functools.cache
+def _find_bound_names(source: Path) -> set[str]:
+    return set(_walk_names(parse(_read(source)), source))
+
+
+def _walk_names(tree: ast.Module, source: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            yield from _find_exports(node, source)
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+
+
+def _find_exports(node: ast.ImportFrom, source: Path) -> Iterator[str]:
+    """Yield the names that an extension module mentions, if a module takes all names from it and it has no stub."""
+    roots = [source.parents[node.level - 1]] if node.level else find_roots()
+    inner = Path(*(node.module or "").split("."))
+    for directory in (root / inner.parent for root in roots):
+        stubs = [directory / f"{inner.name}.pyi", directory / inner.name / "__init__.pyi"]
+        if not any(stub.is_file() for stub in stubs):
+            for binary in [*directory.glob(f"{inner.name}.*.so"), *directory.glob(f"{inner.name}.*.pyd")]:
+                yield from (found.decode() for found in re.findall(rb"[A-Za-z_]\w+", binary.read_bytes()))
+
+
+def _find_source(module: str) -> Path | None:
+    inner = Path(*module.split("."))
+    found = [path for root in find_roots() for path in (root / inner / "__init__.py", root / f"{inner}.py")]
+    return next((path for path in found if path.is_file()), None)
+
+
+def _has(directory: Path, name: str) -> bool:
+    return (directory / name).is_dir() or any(directory.glob(f"{name}.*"))
+
+
+def _read(source: Path) -> str:
+    return source.read_text(encoding="utf-8", errors="replace")
