@@ -19,7 +19,7 @@ import typer
 from det_lightning import errors
 from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
-from det_lightning.startup_hook import STARTUP_HOOK, find_all_installs
+from det_lightning.startup_hook import STARTUP_HOOK, is_accepted
 
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig
@@ -41,7 +41,8 @@ _OF_A_TRY = (
     "checkpoint_policy=none",
     "checkpoint_storage={save_trial_latest: 0, save_trial_best: 0, save_experiment_best: 0}",
 )
-# How many failed trials are named.
+# How many lines of a start-up hook are shown, and how many failed trials are named.
+_MOST_SHOWN_LINES = 40
 _MOST_SHOWN_TRIALS = 3
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="An experiment configuration.", show_default=False)]
@@ -97,7 +98,7 @@ def run(
         Hook | None,
         typer.Option(
             envvar="DET_LIGHTNING_HOOK",
-            help="Run or skip startup-hook.sh. Without this option, a hook that may install something is an error.",
+            help="Run or skip startup-hook.sh. Without this option, and a comment in the hook, a hook is an error.",
             show_default=False,
         ),
     ] = None,
@@ -139,11 +140,10 @@ def run(
     for field in field_effects(config):
         if field.effect in ("ignored", "warned"):
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
-    _check_hook(code, hook)
+    with_hook = _decide_on_hook(code, hook, try_out)
     options = Options(loggers=logger or [], trusted=trusted, slots=slots, cpu=cpu, ray=ray)
     with lifecycle.find_machines(ray) as machines:
         machines.check(lifecycle.make_demand(config, options), experiments)
-        with_hook = hook is not Hook.skip
         directory = lifecycle.create(config, config_file, code, experiments, options, with_hook=with_hook)
         warn(f"Experiment {directory.experiment_id} in {directory.path}")
         _run(directory, machines, directory.options())
@@ -239,20 +239,28 @@ def _short_length(config: ExperimentConfig) -> list[str]:
     return [f"searcher.max_length={units if length.unit is None else f'{{{length.unit}: {units}}}'}"]
 
 
-def _check_hook(code: Path, choice: Hook | None) -> None:
-    """Raise an error if the start-up hook may install something and there is no choice; otherwise announce the hook."""
-    if not (code / STARTUP_HOOK).is_file() or choice is Hook.skip:
-        return
-    installs = [*find_all_installs(code)]
-    if installs and choice is None:
-        for script, install in installs:
-            warn(f"{script}:{install.line}: {install.text}")
-        raise ValueError(
-            f"{code / STARTUP_HOOK} would run these commands before each trial, here without a container: they may "
-            f"change the Python environment in {sys.prefix}. Install the packages once, and use --hook skip; or use "
-            "--hook run to run the hook anyway. You can also set DET_LIGHTNING_HOOK."
-        )
-    warn(f"note: {STARTUP_HOOK} runs before each trial, here without a container.")
+def _decide_on_hook(code: Path, choice: Hook | None, is_try: bool) -> bool:
+    """Return whether to run the start-up hook; show it and raise an error if neither the user nor a comment decided."""
+    hook = code / STARTUP_HOOK
+    if not hook.is_file() or choice is Hook.skip:
+        return False
+    text = hook.read_text(encoding="utf-8", errors="replace")
+    if choice is Hook.run or is_accepted(text):
+        warn(f"note: {STARTUP_HOOK} runs before each trial, here without a container.")
+        return True
+    if is_try:
+        warn(f"note: {STARTUP_HOOK} is left out of this try; with --hook run it runs.")
+        return False
+    lines = text.splitlines()
+    for number, line in enumerate(lines[:_MOST_SHOWN_LINES], 1):
+        warn(f"{hook}:{number}: {line}")
+    if len(lines) > _MOST_SHOWN_LINES:
+        warn(f"{hook}: and {len(lines) - _MOST_SHOWN_LINES} more lines")
+    raise ValueError(
+        f"{hook} would run these lines before each trial, here without a container: they may change the Python "
+        f"environment in {sys.prefix}. Install its packages once, and use --hook skip; or use --hook run to run the "
+        "hook. You can also set DET_LIGHTNING_HOOK, or write a comment `# det-lightning: ok` into the hook."
+    )
 
 
 def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig | None:

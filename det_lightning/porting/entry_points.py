@@ -14,7 +14,7 @@ from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import FilePort
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
-from det_lightning.startup_hook import STARTUP_HOOK, find_installs
+from det_lightning.startup_hook import STARTUP_HOOK, is_accepted
 
 _MOST_REASONS = 3
 
@@ -142,11 +142,6 @@ def _find_obstacles(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.
     script = graph.find_executed(port)
     if script is not None and not os.access(script.path, os.X_OK):
         yield script.path, "it is not executable"
-    for hook in [file for file in graph.find_started(port) if file.path.name == STARTUP_HOOK]:
-        for file in graph.find_reached(hook)[1:]:
-            if file.facts.kind is Kind.commands and (installs := find_installs(file.before)):
-                tool = installs[0].tool
-                yield file.path, f"{tool} may install something, so det-lightning run stops before the hook"
 
 
 def _shorten(directory: pathlib.Path) -> pathlib.Path:
@@ -159,7 +154,8 @@ def _command(port: FilePort, files: Iterable[FilePort], project: pathlib.Path) -
     path = shlex.quote(escape(_shorten(port.path)))
     if port.is_configuration:
         directory = "" if project == pathlib.Path() else f" {shlex.quote(escape(project))}"
-        return f"det-lightning run {path}{directory}"
+        hooks = [file for file in files if file.path.name == STARTUP_HOOK and not is_accepted(file.before)]
+        return f"det-lightning run {path}{directory}{' --hook skip' if hooks else ''}"
     if port.facts.kind is Kind.script:
         if any(finding.premise is Premise.by_hand for file in files for finding in file.findings):
             return "det-lightning run CONFIG"

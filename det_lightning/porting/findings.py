@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable
 
-from det_lightning.startup_hook import ACCEPTED
+from det_lightning.startup_hook import is_accepted
 
 
 class Severity(str, enum.Enum):
@@ -51,11 +51,6 @@ class Finding:
 def line_at(text: str, offset: int, first_line: int = 1) -> int:
     """Return the line of ``text[offset]`` in a file; ``first_line`` is the line of the text's beginning."""
     return first_line + text.count("\n", 0, offset)
-
-
-def is_accepted(line: str) -> bool:
-    """Return whether a comment accepts a line."""
-    return ACCEPTED.search(line) is not None
 
 
 def drop_resolved(findings: Iterable[Finding], text: str) -> list[Finding]:

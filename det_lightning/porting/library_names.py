@@ -21,9 +21,10 @@ from det_lightning.missing_parts import how_to_install
 from det_lightning.porting import installed
 from det_lightning.porting.facts import OF_DETERMINED
 from det_lightning.porting.file_port import FilePort
-from det_lightning.porting.findings import Finding, Premise, Severity, is_accepted
+from det_lightning.porting.findings import Finding, Premise, Severity
 from det_lightning.porting.guards import Guards
 from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
+from det_lightning.startup_hook import is_accepted
 
 # For pyrefly: the time, and the processor time of all threads together.
 _MOST_S = 120

@@ -13,12 +13,13 @@ from det_lightning.porting.embedded_python import EXPANDED, port_parts
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, line_at
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.requirements import port_installs, useless_installs
-from det_lightning.startup_hook import find_installs
+from det_lightning.startup_hook import is_accepted
 
-#: Advice for a hook with a possible installation.
-INSTALL_ONCE = (
-    "install packages once, in a virtual environment of the project, and remove such lines, or end them with "
-    "`# det-lightning: ok`, or start with --hook run, or --hook skip: pip may replace torch itself by another release"
+# For a hook that no comment accepts.
+_RUNS_HERE = "it runs in your own environment, not in a container; det-lightning run asks for --hook run or --hook skip"
+_INSTALL_ONCE = (
+    "install its packages once, in a virtual environment, and start with --hook skip; or accept the hook with the "
+    "comment `# det-lightning: ok` in it: pip may replace torch itself by another release"
 )
 _IMAGE = re.compile(r"^[ \t]*(?:FROM\s+(?:--\S+\s+)*|ARG\s+\w+=)(\S*determinedai/\S+)", re.MULTILINE | re.IGNORECASE)
 
@@ -78,12 +79,9 @@ def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
 
 
 def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
-    """Return ``startup-hook.sh`` as :func:`port_shell` does, with a finding for the first possible installation.
+    """Return ``startup-hook.sh`` as :func:`port_shell` does, with a finding for the whole, unless a comment accepts it.
 
     Determined ran the hook in the container of a trial; ``det-lightning run`` runs the hook on the machine.
     """
     ported, findings = port_shell(text)
-    for install in find_installs(text)[:1]:
-        reason = f"{install.tool} may install something here, without a container, so det-lightning run stops before it"
-        findings.append(Finding(install.line, Severity.problem, reason, INSTALL_ONCE))
-    return ported, findings
+    return ported, findings if is_accepted(text) else [*findings, Finding(0, Severity.check, _RUNS_HERE, _INSTALL_ONCE)]

@@ -151,18 +151,25 @@ def test_hook_runs_unless_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = write_project(tmp_path / "project", entrypoint="test -f hooked")
     hook = config.parent / "startup-hook.sh"
     arguments = ("run", config, config.parent, "--experiments", tmp_path)
-    hook.write_text("touch hooked\n")
-    assert "startup-hook.sh runs before each trial, here without a container" in run(*arguments).stderr
-    run(*arguments, "--hook", "skip", ends_with=1)
-    hook.write_text("pip() { touch hooked; }\npip install nothing\n")
+    hook.write_text("touch hooked\n: it's " + "\n" * 50)
     error = run(*arguments, ends_with=2).stderr
-    assert "startup-hook.sh:2: pip install nothing" in error
+    assert f"{hook}:1: touch hooked\n{hook}:2: : it's\n" in error
+    assert f"{hook}: and 11 more lines\n" in error
     assert "--hook skip" in error
-    assert not (tmp_path / "small-3").exists()
+    assert not (tmp_path / "small-1").exists()
+    hook.write_text("touch hooked\n")
     run(*arguments, "--hook", "run")
     monkeypatch.setenv("DET_LIGHTNING_HOOK", "skip")
     run(*arguments, ends_with=1)
-    assert not (tmp_path / "small-4" / "code" / "startup-hook.sh").exists()
+    monkeypatch.delenv("DET_LIGHTNING_HOOK")
+    run("experiment", "resume", tmp_path / "small-2", "--retry-failed", ends_with=1)  # it stays left out
+    hook.write_text("touch hooked  # det-lightning: ok\n")
+    assert "startup-hook.sh runs before each trial, here without a container" in run(*arguments).stderr
+    hook.write_text("touch hooked\n")
+    monkeypatch.setenv("DET_LIGHTNING_TRY", "")  # which the command sets
+    assert "startup-hook.sh is left out of this try" in run(*arguments, "--try", ends_with=1).stderr
+    kept = {path.parents[1].name for path in tmp_path.glob("small-*/code/startup-hook.sh")}
+    assert kept == {"small-1", "small-3"}
 
 
 def test_invalid_hyperparameters_close_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

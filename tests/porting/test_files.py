@@ -439,20 +439,17 @@ def test_naming_a_cluster_is_fine(text: str, reason: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "expected"),
+    ("name", "text", "is_found"),
     [
-        ("startup-hook.sh", "# set up\nexport X=1\npip install timm\npip install einops\n", [(3, "pip")]),
-        ("startup-hook.sh", "sudo apt-get -y install git\n", [(1, "sudo")]),
-        ("startup-hook.sh", "python3 -m pip install --upgrade timm\n", [(1, "python3")]),
-        ("startup-hook.sh", "pip install timm  # det-lightning: ok\nuv pip install einops\n", [(2, "uv")]),
-        ("startup-hook.sh", "export X=1\n# pip install timm\necho x # pip install timm\n", []),
-        ("setup.sh", "pip install timm\n", []),
+        ("startup-hook.sh", "# set up\nexport X=1\ntrap 'rm -r x' EXIT\npip install timm\n", True),
+        ("startup-hook.sh", "pip install timm  # det-lightning: ok\nuv pip install einops\n", False),
+        ("setup.sh", "pip install timm\n", False),
     ],
 )
-def test_installing_hooks_are_findings(name: str, text: str, expected: list[tuple[int, str]], tmp_path: Path) -> None:
+def test_a_hook_is_a_finding(name: str, text: str, is_found: bool, tmp_path: Path) -> None:
     ported = port_text(tmp_path, name, text)
     assert ported.after == text
-    assert [(found.line, found.reason.split()[0]) for found in ported.findings] == expected
+    assert [(found.line, found.severity) for found in ported.findings] == [(0, Severity.check)] * is_found
 
 
 @pytest.mark.parametrize(

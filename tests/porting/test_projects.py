@@ -63,8 +63,12 @@ def made(**files: str) -> ProjectPort:
 
 def test_entry_points_have_commands() -> None:
     configurations = [f"{name}.yaml" for name in ("adaptive", "const", "distributed", "harness")]
-    runs = {name: f"should run with `det-lightning run {name}`" for name in configurations}
-    assert sentences(given("classic")) == {**runs, "submit.sh": "should run with `sh submit.sh`"}
+    runs = {name: f"should run with `det-lightning run {name} --hook skip`" for name in configurations}
+    found = {**runs, "submit.sh": "should run with `sh submit.sh`"}
+    assert sentences(given("classic")) == {name: f"{run}; 1 finding to look at" for name, run in found.items()}
+    hook = Path("startup-hook.sh")
+    hook.write_text(f"{hook.read_text()}# det-lightning: ok\n")
+    assert sentences(ported())["const.yaml"] == "should run with `det-lightning run const.yaml`"
 
 
 def test_deepspeed_stays_and_the_rest_moves() -> None:
