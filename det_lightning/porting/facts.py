@@ -50,7 +50,6 @@ class Facts:
 
     kind: Kind = Kind.other
     imports: tuple[str, ...] = ()  # dotted names of modules; a name after dots is relative
-    in_programs: tuple[str, ...] = ()  # imports only in Python within commands
     starts: tuple[str, ...] = ()  # files named in commands
     uses_determined: bool = False  # imports or starts a part of Determined or det_lightning
     apis: frozenset[str] = frozenset()  # the used APIs of Determined or det_lightning: pytorch, core
@@ -201,6 +200,6 @@ def read_command_facts(text: str, kind: Kind = Kind.commands) -> Facts:
     named = [*modules, *(word.partition(":")[0] for word in classes)]
     own = [name for name in named if name.split(".")[0] not in OF_DETERMINED]
     starts = tuple(word for word in words if _FILE.fullmatch(word))
-    in_programs = tuple(name for code in codes for name in code.imports if name not in own)
+    own += [name for code in codes for name in code.imports if name not in own]
     uses = _DET.search(text) or _LAUNCHED.search(text) or any(code.uses_determined for code in codes)
-    return Facts(kind, (*own, *in_programs), in_programs, starts, bool(uses), modules=modules, classes=classes)
+    return Facts(kind, tuple(own), starts, bool(uses), modules=modules, classes=classes)

@@ -22,6 +22,9 @@ class FileGraph:
         """Return the files imported by a file, directly or indirectly."""
         return self._walk(port, started=False)
 
+    def find_direct_imports(self, port: FilePort) -> list[FilePort]:
+        return self._imported[port.path]
+
     def find_reached(self, port: FilePort) -> list[FilePort]:
         """Return a file, and all files imported or started by the file, directly or indirectly."""
         return [port, *self._walk(port, started=True)]
@@ -30,13 +33,6 @@ class FileGraph:
         """Return the files started as scripts by a file, or by any file it reaches."""
         started = [one for file in self.find_reached(port) for one in self._started[file.path]]
         return list({one.path: one for one in started}.values())
-
-    def find_named(self, port: FilePort) -> dict[str, FilePort]:
-        """Return the files named by commands in a file; the keys are the names in the commands."""
-        modules = () if port.path.suffix == ".py" else port.facts.imports
-        found = {name: self._file(port, name) for name in port.facts.starts}
-        found |= {name: self._module(port, name) for name in modules}
-        return {name: named for name, named in found.items() if named is not None}
 
     def find_missing_classes(self, port: FilePort) -> list[tuple[str, FilePort]]:
         """Return each class that commands in a file name but its module lacks, with the module's file."""

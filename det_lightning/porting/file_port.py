@@ -20,7 +20,7 @@ from det_lightning.porting.facts import (
     read_python_facts,
     read_yaml_facts,
 )
-from det_lightning.porting.findings import Finding, Need, Severity, drop_resolved
+from det_lightning.porting.findings import Finding, Need, Premise, Severity, drop_resolved
 
 #: Directories for continuous integration.
 OF_CI = (".github", ".circleci")
@@ -124,10 +124,14 @@ def port_file(path: pathlib.Path, taken: Collection[str] = ("*",)) -> FilePort:
         if reason is None:
             raise
         return FilePort(path, text, text, _note_unreadable(body, reason), encoding)
-    facts = Facts() if facts_of is None else facts_of(ported)
     # A line of a notebook's file may have many lines of code.
     left = drop_resolved(findings, "" if path.suffix.lower() == ".ipynb" else body)
-    return FilePort(path, text, mark + ported, left, encoding, facts=facts)
+    if needs := [found for found in left if found.needs_determined is Need.file]:
+        left = [found for found in left if found.severity is Severity.problem and found.premise is not Premise.changed]
+        left += [] if ported == body else [_note_unchanged(needs[0])]
+        ported = body
+    facts = Facts() if facts_of is None else facts_of(ported)
+    return FilePort(path, text, mark + ported, sorted(left), encoding, facts=facts)
 
 
 def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None, bool] | None:
@@ -139,13 +143,6 @@ def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None, bool] | Non
     module, _, function = name.partition(".")
     port = getattr(importlib.import_module(f"det_lightning.porting.{module}"), function)
     return port, facts_of, module in _CODE
-
-
-def project_directory(path: pathlib.Path) -> pathlib.Path:
-    """Return the directory whose code a file serves: the parent, or the one above ``requirements`` or ``.github``."""
-    of_ci = next((directory for directory in path.parents if directory.name in OF_CI), None)
-    inner = path.parent if _lists_requirements(path) else path
-    return inner.parent if of_ci is None else of_ci.parent
 
 
 def _lists_requirements(path: pathlib.Path) -> bool:
@@ -183,6 +180,11 @@ def _explain_error(error: Exception, text: str) -> str | None:
         line, problem = explain_error(error, text)
         return problem if line is None else f"line {line}: {problem}"
     return str(error) if isinstance(error, NotebookError) else None
+
+
+def _note_unchanged(need: Finding) -> Finding:
+    reason = f"left unchanged as a whole, because of line {need.line} ({need.reason.partition(':')[0]})"
+    return Finding(0, Severity.note, reason, "port it again after a change there")
 
 
 def _note_unreadable(text: str, why: str) -> list[Finding]:

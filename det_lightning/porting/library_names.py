@@ -21,7 +21,7 @@ from det_lightning.missing_parts import how_to_install
 from det_lightning.porting import installed
 from det_lightning.porting.facts import OF_DETERMINED
 from det_lightning.porting.file_port import FilePort
-from det_lightning.porting.findings import Finding, Premise, Severity
+from det_lightning.porting.findings import Finding, Need, Premise, Severity
 from det_lightning.porting.guards import Guards
 from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
 from det_lightning.startup_hook import is_accepted
@@ -167,7 +167,7 @@ def _read_error(error: dict[str, Any], programs: list[_Program]) -> _Lack | None
 
 def _read_program(port: FilePort, reader: ReaderPool) -> _Program | None:
     is_code = port.path.suffix.lower() in (".py", ".pyw", ".ipynb") and port.after
-    if not is_code or (port.facts.imports_determined and not port.changed):
+    if not is_code or any(found.needs_determined is Need.file for found in port.findings):
         return None
     try:
         return _Program(port, *reader.call(_split, port.path, port.after))

@@ -18,7 +18,6 @@ from det_lightning.porting.file_port import OF_CI, FilePort, is_portable
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
 from det_lightning.porting.library_names import check_libraries
 from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
-from det_lightning.porting.staying import keep_what_stays
 from det_lightning.porting.taken_names import read_taken_names
 
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
@@ -33,6 +32,10 @@ _RECORDS = (
     ("determined/state_dict.pth",),
     ("pedl/state_dict.pth",),
     ("events.jsonl", "config.json"),
+)
+# Advice for a file that imports an unchanged file.
+_OF_A_MIXTURE = (
+    "change that file; or leave both on Determined, and name the paths to port, as in det-lightning port DIR FILE"
 )
 
 
@@ -107,7 +110,7 @@ def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) 
         ported = [_port(reader, file, taken) for file in files]
         if not any(_is_of_determined(port) for port in ported):
             return ProjectPort([], [])
-        checked, unchecked = check_libraries(keep_what_stays(ported), reader)
+        checked, unchecked = check_libraries(_note_unchanged_imports(FileGraph(ported)), reader)
     kept = _without_pointless_findings(FileGraph(checked))
     shown = [port for port in kept if port.changed or port.findings]
     return ProjectPort(shown, find_entry_points(FileGraph(kept)), unchecked)
@@ -142,6 +145,18 @@ def _port(pool: ReaderPool, path: pathlib.Path, taken: set[str]) -> FilePort:
 def _is_of_determined(port: FilePort) -> bool:
     hints = all(finding.severity is Severity.check for finding in port.findings)
     return port.changed or not hints or port.is_configuration or "det_lightning" in port.before
+
+
+def _note_unchanged_imports(graph: FileGraph) -> list[FilePort]:
+    """Return the files of a project with a finding for each ported file that imports a file that stays unchanged."""
+    noted = []
+    for port in graph.ports.values():
+        is_ported = port.facts.uses_determined and not port.is_configuration and not find_needs(port, Need.file)
+        imported = graph.find_direct_imports(port) if is_ported else []
+        needs = [reason for file in imported for reason in find_needs(file, Need.file)[:1]]
+        found = [Finding(0, Severity.problem, f"it imports {need}", _OF_A_MIXTURE) for need in needs]
+        noted.append(dataclasses.replace(port, findings=sorted([*port.findings, *found])))
+    return noted
 
 
 def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:

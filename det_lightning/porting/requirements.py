@@ -18,7 +18,6 @@ _IN_LINE = re.compile(
 # Not in a list of quoted words, separated by commas.
 _QUOTED_IN_LINE = re.compile(rf"(?<!,)[ \t]([\"'])determined(?:\[[^\]]*\])?{_SPEC}\1")
 _OURS = re.compile(rf"(?<![\w./-]){_NAME}[\w.~=]*(?![\w./-])")
-_OUR_WORD = re.compile(rf"([\"']?){_OURS.pattern}\1")
 # With options before the command, also in a list of quoted words.
 _INSTALLER = r"\b(?:pip3?|pipenv|poetry|uv)\b(?:[\"',\s]+(?:pip|-[\w=-]+)){0,4}[\"',\s]+(?:install|add)\b"
 _INSTALL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|[^\n;&|#])*")
@@ -83,27 +82,6 @@ def port_installs(text: str) -> str:
 
     without_urls = _INSTALL_BY_URL.sub(lambda command: _URL_IN_LINE.sub(_NAME, command.group()), text)
     return _INSTALL.sub(install, without_urls)
-
-
-def install_both(old: str, new: str) -> str | None:
-    """Return a command to install Determined, as ``old`` does, beside det_lightning, as ``new`` does.
-
-    None for a command without room for both, for example a list of quoted words.
-    """
-    words = old.split(" ")
-    ours = new.split(" ")
-    if len(words) != len(ours) or not is_install(old):
-        return None
-    changed = [index for index, word in enumerate(words) if word != ours[index]]
-    for index in changed:
-        found = _OUR_WORD.match(ours[index])
-        if _NAME not in ours[index]:
-            words[index] = ours[index]  # for example Python code in the same line
-        elif found is None or words[index - 1].endswith(","):
-            return None
-        else:
-            words[index] = f"{found.group()} {words[index]}"
-    return " ".join(words)
 
 
 def is_install(text: str) -> bool:

@@ -49,16 +49,15 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
 
 
 def _port_code(code: str) -> tuple[str, list[Finding]]:
-    """Return a Python program in a script ported, or unchanged if the program needs Determined for any part."""
+    """Return a Python program in a script ported, or unchanged if it cannot be read."""
     try:
         ported, findings = port_python(code)
     except cst.ParserSyntaxError:
         return code, _not_read(code)
     if any(EXPANDED in finding.reason for finding in findings):
         return code, _not_read(code)
-    needed = [finding for finding in findings if finding.needs_determined]
     # A command is no part of a trial.
-    return (code, needed) if needed else (ported, [one for one in findings if one.premise is not Premise.in_trial])
+    return ported, [finding for finding in findings if finding.premise is not Premise.in_trial]
 
 
 def _not_read(code: str) -> list[Finding]:

@@ -520,13 +520,16 @@ def test_magic_cells_are_ported(tmp_path: Path) -> None:
 
 
 def test_commands_in_cells_are_translated(tmp_path: Path) -> None:
-    logs = "!det e logs 2  # det-lightning: ok\n\n!det e logs 3"
-    before = notebook("import os\n!det e create c.yaml .", logs)
-    port = port_text(tmp_path, "a.ipynb", before)
+    logs = "!det e logs 2  # det-lightning: ok\n"
+    port = port_text(tmp_path, "a.ipynb", notebook("import os\n!det e create c.yaml .", logs))
     assert port.after == notebook("import os\n!det-lightning run c.yaml .", logs)
     # Other programs than Jupyter write several lines into one text.
+    before = notebook("import os\n!det e create c.yaml .", f"{logs}\n!det e logs 3")
     for text in (before, before.replace('\\n",\n    "\\n",', '\\n\\n",')):
-        (found,) = port_text(tmp_path, "a.ipynb", text).findings
+        port = port_text(tmp_path, "a.ipynb", text)
+        note, found = port.findings
+        assert port.after == text
+        assert note.reason == f"left unchanged as a whole, because of line {found.line} (det e logs)"
         assert text.splitlines()[found.line - 1].strip() == '"!det e logs 3"'
     loop = "for i in x:\n\tif i:\n\t\t!python train.py \\\n          --lr {i} \\\n\t --fast\n"
     port = port_text(tmp_path, "a.ipynb", notebook("import determined", loop))
