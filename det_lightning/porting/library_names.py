@@ -148,7 +148,9 @@ def check_libraries(
             found.setdefault(lack.program.port.path, []).append(lack.as_finding())
     left = [sorted({*port.findings, *found.get(port.path, [])}) for port in ports]
     checked = [dataclasses.replace(port, findings=findings) for port, findings in zip(ports, left, strict=True)]
-    others = sorted(absent.difference(*(path.parts for path in modules)))
+    # Directories, and modules that were not given, are the project's too.
+    others = sorted(absent.difference(*(path.absolute().parts for path in modules)))
+    others = [name for name in others if not any((path.parent / f"{name}.py").is_file() for path in modules)]
     return checked, [f"not installed, not checked: {', '.join(others)}"] if others else []
 
 

@@ -121,6 +121,7 @@ def test_packages_that_are_not_installed_are_named_once() -> None:
     code = "import det_lightning, timm\nfrom timm.models import x\nfrom apex import amp\n"
     project = port({"a.py": code, "b.py": "import determined, timm, a\n"})
     assert (problems(project), project.unchecked) == ({}, ["not installed, not checked: apex, timm"])
+    assert port_project([Path("b.py")], PROCESS).unchecked == ["not installed, not checked: timm"]
 
 
 @pytest.mark.slow
