@@ -135,6 +135,17 @@ class TrialRun:
         """
         if not self._in_workload:
             self._begin_workload()
+        first = self.state.batches_trained
+        epoch_idx = first // self.data.epoch_len
+        with self.context.distributed.in_batches():
+            self._train(batches, yields)
+        if self.at_epoch_end():
+            self.events.emit("on_training_epoch_end", epoch_idx)
+            self.state.epochs_trained += 1
+        self._due = self.schedule.due(self.state.batches_trained, self.data.epoch_len)
+        return self.state.batches_trained - first
+
+    def _train(self, batches: Iterator[Any], yields: Callable[[], bool]) -> None:
         state = self.state
         position = self.context.position
         train_batch = self.training.train_batch
@@ -165,11 +176,6 @@ class TrialRun:
                 )
         finally:
             reports.finish()
-        if self.at_epoch_end():
-            self.events.emit("on_training_epoch_end", epoch_idx)
-            state.epochs_trained += 1
-        self._due = self.schedule.due(state.batches_trained, self.data.epoch_len)
-        return state.batches_trained - first
 
     def _first_of_epoch(self, epoch_idx: int) -> list[Any]:
         """Fetch the first batch of an epoch, start the epoch, then move the batch; nothing if there is none."""

@@ -116,6 +116,10 @@ class Evaluation:
 
         ``yields``, if given, is called after each batch; True ends the call before the end of the data.
         """
+        with self._context.distributed.in_batches():
+            return self._evaluate(batches, yields)
+
+    def _evaluate(self, batches: Iterator[Any], yields: Callable[[], bool] | None) -> bool:
         trial: Any = self._trial  # takes batch_idx, or does not
         length_of = self._length_of
         for index, batch in enumerate(batches, start=len(self.window)):
@@ -165,7 +169,8 @@ class Evaluation:
 
     def close(self) -> list[dict[str, Any]]:
         """Return the metrics of each batch of this rank; raise a RuntimeError if a lone rank has none."""
-        batches = self.window.close()
+        with self._context.distributed.in_batches():  # a GPU may wait for other ranks
+            batches = self.window.close()
         if not batches and self._context.distributed.size == 1:
             raise RuntimeError("The validation loader is empty. See build_validation_data_loader().")
         return batches

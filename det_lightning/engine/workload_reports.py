@@ -41,8 +41,10 @@ class BoundaryExchange:
         """Whether averaging a workload's metrics involves neither another rank nor a reducer of the trial."""
         return self.early_end.is_alone and not self._reducers.reduces_training
 
-    def average(self, batches: list[dict[str, Any]], users_code_follows: bool) -> list[dict[str, Any]]:
+    def average(self, transfer: MetricTransfer, users_code_follows: bool) -> list[dict[str, Any]]:
         """Return the metrics of each batch of a workload, averaged over the ranks."""
+        with self._ranks.distributed.in_batches():  # a GPU may wait for other ranks
+            batches = transfer.finish()
         metrics, of_all_ranks = average_over_ranks(batches, self._ranks, self._flags(users_code_follows))
         self._note(of_all_ranks)
         return metrics
@@ -135,7 +137,7 @@ class WorkloadReports:
     def _report(
         self, metrics: MetricTransfer, state: TrialState, workload: LoggedWorkload, users_code_follows: bool
     ) -> None:
-        batch_metrics = self._exchange.average(metrics.finish(), users_code_follows)
+        batch_metrics = self._exchange.average(metrics, users_code_follows)
         avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
         avg_metrics.update(self._exchange.reduce_registered(for_training=True))
         batches_trained = state.batches_trained

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -244,8 +245,8 @@ class DistributedContext:
 
     @property
     def given_up(self) -> str:
-        """The other rank that gave up on the hyperparameters, with the reason; empty before closing, or if none did."""
-        return "" if self._session is None else self._session.given_up
+        """Another rank that gave up on the hyperparameters, with the reason; empty if none is known of."""
+        return "" if self._session is None else self._session.watch.gave_up
 
     def meet(self, timeout_s: float, reason: str) -> bool:
         """Return whether all ranks call this within ``timeout_s``; if not, :meth:`close`, for a ``reason``."""
@@ -262,7 +263,14 @@ class DistributedContext:
         ``describe`` returns the progress, for example ``"batch 12"``; another thread calls it about once a second.
         """
         if self._session is not None:
-            self._session.activity.describe_progress = describe
+            self._session.watch.describe_progress = describe
+
+    def in_batches(self) -> contextlib.AbstractContextManager[None]:
+        """Enter a block that works on batches, or waits for their results.
+
+        If no batch is done for a minute, this rank logs its stack; after a signal to any rank, it ends.
+        """
+        return contextlib.nullcontext() if self._session is None else self._session.watch.in_batches()
 
     def _meet(self, chief_ip: str | None, port: int | None, port_offset: int, timeout_s: float) -> None:
         """Wait for the other ranks, and check that all topologies agree."""

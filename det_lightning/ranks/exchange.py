@@ -150,7 +150,7 @@ class Exchange:
             self._session.leave(reason, failed=True)
             raise
         self._round += 1
-        self._session.activity.exchanges += 1
+        self._session.watch.exchanges += 1
 
     def _contribute(self, operation: str, pickled: bytes) -> None:
         store = self._store
@@ -192,7 +192,7 @@ class Exchange:
         else:
             self._raise_for_missing(operation)
             answer = None
-        self._session.activity.awaited = ()
+        self._session.watch.awaited = ()
         return answer
 
     def _look_at_others(self, operation: str) -> None:
@@ -224,7 +224,7 @@ class Exchange:
         """Return the ranks that have not come, and note them for the watch."""
         came = {found.member for found in self._read_own_round()}
         missing = [rank for index, rank in enumerate(self._members) if index not in came]
-        self._session.activity.awaited = missing
+        self._session.watch.awaited = missing
         return missing
 
     def _read_own_round(self) -> list[Contribution]:

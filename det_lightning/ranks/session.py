@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from det_lightning import errors
 from det_lightning.ranks.store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
-from det_lightning.ranks.watch import GAVE_UP, KEYS, LEFT, RankActivity, RankWatch, name_ranks, notice_period_s
+from det_lightning.ranks.watch import GAVE_UP, KEYS, LEFT, ProgressWatch, name_ranks, notice_period_s
 
 # How long a closed chief keeps running the store: until other ranks finish, or after a failure have read the reason.
 _LINGER_S = 30.0
@@ -43,10 +43,7 @@ class Session:
         self.size = size
         self.timeout_s = timeout_s
         self.longest_pause_s = LONGEST_PAUSE_S * max(1.0, size / 64)
-        self.activity = RankActivity(rank, size)
         self.on_leave: list[Callable[[str], None]] = []
-        #: The rank that gave up on the hyperparameters, with the reason; empty before :meth:`leave`, or without one.
-        self.given_up = ""
         self._reason_left: str | None = None
         self._has_failed = False
         self._process = os.getpid()
@@ -56,7 +53,7 @@ class Session:
             name = self._admit_others() if rank == 0 else self._join()
         store = within(self._shared_store, name)
         self._store: Store | None = store
-        self._watch: RankWatch | None = RankWatch(self.activity, store, notice_s)
+        self.watch = ProgressWatch(rank, size, store, notice_s)
         _open.add(self)
 
     @property
@@ -90,12 +87,9 @@ class Session:
         _open.discard(self)
         if os.getpid() != self._process:
             return  # a fork must not use its parent's connection
-        if self._watch is not None:
-            self._watch.stop()
-            with contextlib.suppress(RuntimeError):  # the store is lost, and what was heard before counts
-                self._watch.hear()
-            self.given_up = self._watch.gave_up
-            self._watch = None
+        self.watch.stop()
+        with contextlib.suppress(RuntimeError):  # the store is lost, and what was heard before counts
+            self.watch.hear()
         everyone_left = False
         # An error here means that nobody is left to notify, or that the connection failed.
         with contextlib.suppress(RuntimeError):
@@ -133,14 +127,13 @@ class Session:
         self._has_failed = True
         if isinstance(error, errors.InvalidHP):
             self.give_up(error)
-        signalled = self._watch is not None and self._watch.signalled
         was_asked_to_end = not isinstance(error, Exception) or isinstance(error, errors.InvalidHP | errors.ShouldExit)
-        failed = not was_asked_to_end and not signalled  # torchrun reports the signal
+        failed = not was_asked_to_end and not self.watch.ending  # torchrun reports the signal
         is_first = failed and self._fails_first(error)
         if is_first:
             _record_for_torchrun(error)
         self.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
-        if failed and not is_first and not self.given_up:
+        if failed and not is_first and not self.watch.gave_up:
             _record_for_torchrun(error, after_s=_HEAD_START_S)
 
     def _fails_first(self, error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end: handlers, and a log of signals received while no handler could run."""
+"""Signals that ask a process to end: handlers, and a record of signals received while no handler can run."""
 
 from __future__ import annotations
 
@@ -83,56 +83,46 @@ class EndSignals:
             end_by_signal(signum)
 
 
-class SignalLog:
-    """The first SIGTERM or SIGINT received, even while the main thread is in a call that lets no Python handler run.
+_wakeup: list[int] = []  # the ends of a pipe, into which Python writes the number of each signal
 
-    Only signals with a Python handler are seen. A process has a single log, as there is a single
-    ``signal.set_wakeup_fd``; a descriptor of somebody else, such as an event loop, stays.
+
+def record_signals() -> bool:
+    """Record signals for :func:`read_signal`, even while the main thread is in a call that lets no handler run.
+
+    Only signals with a Python handler are seen. Return False outside of the main thread, on Windows, and if somebody
+    else uses ``signal.set_wakeup_fd``, such as an event loop.
     """
-
-    def __init__(self) -> None:
-        self._users = 0
-        self._ends: tuple[int, int] | None = None
-        self._first: tuple[int, float] | None = None
-
-    def open(self) -> bool:
-        """Start recording signals; outside of the main thread and on Windows, do nothing and return False.
-
-        If this returns True, :meth:`close` must be called later.
-        """
-        if not _in_main_thread() or os.name != "posix":
-            return False
-        if self._ends is None:
-            self._ends = os.pipe()
-            for end in self._ends:
-                os.set_blocking(end, False)
-            # Signals sent to a fork must not be seen here.
-            os.register_at_fork(after_in_child=self._forget)
-        if not self._users:
-            self.first()  # signals in between do not count
-            self._first = None
-            if (before := signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)) != -1:
-                signal.set_wakeup_fd(before)
-        self._users += 1
-        return True
-
-    def close(self) -> None:
-        self._users -= 1
-        if not self._users and _in_main_thread():
-            self._forget()
-
-    def first(self) -> tuple[int, float] | None:
-        """Return the first signal, and ``time.monotonic()`` soon after; None if there was no signal."""
-        with contextlib.suppress(BlockingIOError):
-            ending = [signum for signum in os.read(self._ends[0], 1024) if signum in _ENDING] if self._ends else []
-            if ending and self._first is None:
-                self._first = (ending[0], time.monotonic())
-        return self._first
-
-    def _forget(self) -> None:
-        if self._ends is not None and (found := signal.set_wakeup_fd(-1)) != self._ends[1]:
-            signal.set_wakeup_fd(found)
+    if not _in_main_thread() or os.name != "posix":
+        return False
+    if not _wakeup:
+        _wakeup.extend(os.pipe())
+        for end in _wakeup:
+            os.set_blocking(end, False)
+    if (before := signal.set_wakeup_fd(_wakeup[1], warn_on_full_buffer=False)) != -1:
+        signal.set_wakeup_fd(before)
+        return False
+    read_signal()  # earlier signals do not count
+    return True
 
 
-#: The log of this process.
-signal_log = SignalLog()
+def stop_recording() -> None:
+    """End :func:`record_signals`; outside of the main thread, do nothing."""
+    if _in_main_thread() and _wakeup and (found := signal.set_wakeup_fd(-1)) != _wakeup[1]:
+        signal.set_wakeup_fd(found)
+
+
+def read_signal() -> int:
+    """Return the first SIGTERM or SIGINT since the last call; 0 if there was none."""
+    with contextlib.suppress(BlockingIOError):
+        return next((signum for signum in os.read(_wakeup[0], 1024) if signum in _ENDING), 0)
+    return 0
+
+
+def _forget_parent() -> None:
+    """In a fork, leave the pipe to the parent, which must not see the signals of the fork."""
+    stop_recording()
+    _wakeup.clear()
+
+
+if os.name == "posix":
+    os.register_at_fork(after_in_child=_forget_parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,16 +33,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hanging(folder: Path) -> Iterator[dict[str, Any]]:
     """Trainings whose second rank goes its own way at batch 5; in the first one the other rank comes later.
 
-    In the last two one rank takes more than 8 s after a signal, and the other waits for it.
+    In the last two one rank takes more than 8 s after a signal, and the other waits for it: for a checkpoint, even
+    longer than the period, or for a batch.
     """
     arguments = ["--at", "5", "--rank", "1", "--end"]
     launcher = [*LAUNCHER, "--"]
     notice: Any = {"DET_LIGHTNING_WAIT_NOTICE_S": "2"}
+    saving = ["sigterm-to-launcher", "--slow-save"]
     started = {
         "late": start(folder / "late", *arguments, "barrier", "--late-s", "4", launcher=TORCHRUN, **notice),
         "one rank": start(folder / "one rank", *arguments, "sleep", launcher=TORCHRUN, **notice),
         "lightning": start(folder / "lightning", *arguments, "barrier", "--trainer", "lightning", **notice),
-        "saving": start(folder / "saving", *arguments, "sigterm-to-launcher", "--slow-save", launcher=launcher),
+        "saving": start(folder / "saving", *arguments, *saving, launcher=launcher, DET_LIGHTNING_WAIT_NOTICE_S="5"),
         "computing": start(folder / "computing", *arguments, "compute", launcher=launcher),
     }
     try:
@@ -58,7 +61,7 @@ def hanging(folder: Path) -> Iterator[dict[str, Any]]:
 )
 def test_hanging_ranks_log_stacks_and_end(hanging: dict[str, Any], folder: Path, training: str, elsewhere: str) -> None:
     process = hanging[training]
-    missing = {"Rank 0 has waited", "Rank 1 has", "s, after 5 batches:", "in backward", elsewhere}
+    missing = {"Rank 0 has spent", "Rank 1 has spent", "s on a batch, after 5 batches:", "in backward", elsewhere}
     while missing:
         line = read_until(process, "")
         missing = {text for text in missing if text not in line}
@@ -69,7 +72,9 @@ def test_hanging_ranks_log_stacks_and_end(hanging: dict[str, Any], folder: Path,
     assert ended.status != 0
     # After 30 s torchrun kills those that have not ended, and says so.
     assert "SIGKILL" not in ended.output
-    assert ended.output.count("received SIGTERM. No rank moves.") == 2
+    # The other rank says the same, or has lost its connection.
+    assert re.search(r"received SIGTERM\. Rank \d .* has since spent \d+ s on a batch, and ends", ended.output)
+    assert training != "one rank" or "exitcode  : 143" in ended.output
     assert not any(rank.is_running() for rank in ranks)
 
 

@@ -1,4 +1,4 @@
-"""What is said of ranks that wait for each other, and which signals are seen where no handler can run."""
+"""What is said of ranks that wait for each other, what ends them, and which signals are seen without a handler."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,16 +14,19 @@ from collections.abc import Iterator
 import pytest
 
 from det_lightning.core import DistributedContext
-from det_lightning.ranks.signals import signal_log
+from det_lightning.ranks.signals import read_signal, record_signals, stop_recording
 from det_lightning.ranks.watch import NOTICE_VARIABLE
-from tests.ranks.ranks import on_ranks
+from tests.launching import environment
+from tests.ranks.ranks import free_port, on_ranks
+from tests.warm_python import start_warm_python
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 
 
 @pytest.mark.slow
-def test_still_rank_logs_its_stack_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv(NOTICE_VARIABLE, "1.5")
+def test_waiting_ranks_log_their_stacks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One rank waits in an exchange; the other is on a batch, and later elsewhere, which is no waiting."""
+    monkeypatch.setenv(NOTICE_VARIABLE, "0.5")
     is_logged = threading.Event()
 
     def note(record: logging.LogRecord) -> bool:
@@ -35,17 +39,19 @@ def test_still_rank_logs_its_stack_once(monkeypatch: pytest.MonkeyPatch, caplog:
     def do(context: DistributedContext) -> list[int]:
         context.name_progress(lambda: f"after {context.rank} batches")
         if context.rank == 1:
-            is_logged.wait(60)
-            time.sleep(2)  # elsewhere, so this is logged, too
+            with context.in_batches():
+                is_logged.wait(60)
+            time.sleep(3)
         return context.allgather(context.rank)
 
     with caplog.at_level(logging.WARNING):
         assert on_ranks(1, 2, do) == [[0, 1]] * 2
-    waiting, first, second = sorted(record.message for record in caplog.records if record.message.startswith("Rank "))
+    waiting, *_, on_batch = sorted(record.message for record in caplog.records if record.message.startswith("Rank "))
     assert re.match(r"Rank 0 has waited \d+ s for rank 1, after 0 batches:\n", waiting)
     assert "return context.allgather(context.rank)" in waiting
-    assert re.match(r"Rank 1 has been here for \d+ s, after 1 batches:\n", first)
-    assert {"is_logged.wait(60)" in first, "is_logged.wait(60)" in second} == {True, False}
+    assert re.match(r"Rank 1 has spent \d+ s on a batch, after 1 batches:\n", on_batch)
+    assert "is_logged.wait(60)" in on_batch
+    assert "time.sleep(3)" not in caplog.text
 
 
 @pytest.mark.slow
@@ -70,32 +76,63 @@ def test_wrong_notice_period_is_refused(period: str, monkeypatch: pytest.MonkeyP
         DistributedContext(rank=0, size=2, local_rank=0, local_size=2, cross_rank=0, cross_size=1)
 
 
+@posix
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "status", "message"),
+    [
+        ("os.kill(os.getpid(), signal.SIGTERM)", 128 + signal.SIGTERM, "received SIGTERM. Rank 1"),
+        ("context.abandon(InvalidHP('why')); sys.exit()", 0, "rank 0 gave up on the hyperparameters (InvalidHP): why"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 1, "lost the store of the ranks. Rank 1"),
+    ],
+    ids=["signal", "InvalidHP", "killed"],
+)
+def test_rank_stuck_on_a_batch_ends_after_another(ending: str, status: int, message: str) -> None:
+    script = f"""
+import os, signal, sys, time
+from det_lightning import InvalidHP
+from tests.ranks.ranks import meet
+rank, port = map(int, sys.argv[1:])
+context = meet(rank, port, chief_ip=None)
+signal.signal(signal.SIGTERM, lambda *_: None)
+with context.in_batches():
+    if rank == 0:
+        {ending}
+    time.sleep(600)
+"""
+    command = [start_warm_python().executable, "-c", script]
+    port, variables = str(free_port()), environment(**{NOTICE_VARIABLE: "2"})
+    ranks = [
+        subprocess.Popen([*command, rank, port], stderr=subprocess.PIPE, text=True, env=variables) for rank in "01"
+    ]
+    _, output = (rank.communicate(timeout=120)[1] for rank in ranks)
+    assert ranks[1].returncode == status, output
+    assert message in output
+    assert "ends without saving" in output
+
+
 @pytest.fixture
 def handled() -> Iterator[None]:
-    """Handlers in Python for SIGTERM and SIGUSR1, and a log of signals."""
+    """Handlers in Python for SIGTERM and SIGUSR1, and a record of signals."""
     numbers = (signal.SIGTERM, signal.SIGUSR1)
     before = [signal.signal(number, lambda number, frame: None) for number in numbers]
-    assert signal_log.open()
+    assert record_signals()
     yield
-    signal_log.close()
+    stop_recording()
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
 
 
 @posix
-def test_first_signal_is_seen_but_not_a_forks(handled: None) -> None:
+def test_signal_is_seen_but_not_a_forks(handled: None) -> None:
     if not (child := os.fork()):
         os.kill(os.getpid(), signal.SIGTERM)
         os._exit(0)
     os.waitpid(child, 0)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert signal_log.first() is None
+    assert read_signal() == 0
     os.kill(os.getpid(), signal.SIGTERM)
-    found = signal_log.first()
-    assert found is not None
-    assert found[0] == signal.SIGTERM
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert signal_log.first() == found
+    assert [read_signal(), read_signal()] == [signal.SIGTERM, 0]
 
 
 @posix
@@ -104,13 +141,12 @@ def test_used_wakeup_descriptor_stays() -> None:
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end)
     try:
-        assert signal_log.open()
-        signal_log.close()
+        assert not record_signals()
         assert signal.set_wakeup_fd(-1) == write_end
     finally:
         signal.set_wakeup_fd(-1)
         os.close(read_end)
         os.close(write_end)
-    assert signal_log.open()
-    signal_log.close()
+    assert record_signals()
+    stop_recording()
     assert signal.set_wakeup_fd(-1) == -1
