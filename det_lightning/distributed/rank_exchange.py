@@ -65,7 +65,7 @@ class GroupCollectives:
         self._distributed.wait_for(dist.all_gather(list(received.unbind()), sent, async_op=True), operation)
         return received.cpu().numpy()
 
-    def broadcast(self, own: _Array, operation: str) -> _Array:
+    def send_from_chief(self, own: _Array, operation: str) -> _Array:
         exchanged = torch.from_numpy(own).to(self._device)
         self._distributed.wait_for(dist.broadcast(exchanged, 0, async_op=True), operation)
         return exchanged.cpu().numpy()
@@ -117,7 +117,7 @@ class RankExchange:
         if group is None:
             return self.distributed.broadcast(stuff)
         pickled = pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL) if self.distributed.rank == 0 else b""
-        (frame,) = self._exchange_whole(pickled, lambda frame: [group.broadcast(frame, "broadcast")])
+        (frame,) = self._exchange_whole(pickled, lambda frame: [group.send_from_chief(frame, "broadcast")])
         return stuff if self.distributed.rank == 0 else pickle.loads(_read_content(frame))
 
     def _exchange_whole(self, pickled: bytes, exchange: Callable[[_Array], list[_Array]]) -> list[_Array]:

@@ -38,7 +38,7 @@ class CalledExchanges:
     def __init__(self) -> None:
         self.found: list[str] = []
         self._names = {
-            "det_lightning.distributed.group_collectives": {"all_to_all": "group", "broadcast": "group"},
+            "det_lightning.distributed.rank_exchange": {"all_to_all": "group", "send_from_chief": "group"},
             "det_lightning.ranks.exchange": {"_take_part": "store"},
         }
 
@@ -98,12 +98,12 @@ def exchanges_at_reports(
 
 
 def test_boundary_takes_one_group_exchange(tmp_path: Path) -> None:
-    """A validation adds one. The first exchange shows that all ranks have a group, and how many numbers there are."""
+    """A validation adds one. The first exchange shows that all ranks have a group."""
     period = pytorch.Batch([PERIOD, 3 * PERIOD])
     run = functools.partial(exchanges_at_reports, folder=tmp_path, validation_period=period)
     for after in in_processes(2, tmp_path, run):
-        assert after.pop(PERIOD) == ["store", *["group"] * 8]
-        expected = {2 * PERIOD: ["group"] * 2, 3 * PERIOD: ["group"] * 4}
+        assert after.pop(PERIOD) == ["store", *["group"] * 2]
+        expected = {2 * PERIOD: ["group"], 3 * PERIOD: ["group"] * 2}
         assert after == {batch: expected.get(batch, []) for batch in after}
 
 
@@ -183,7 +183,7 @@ def test_no_rank_waits_for_an_upload(tmp_path: Path) -> None:
         return after, SlowStorage.was_passed, complete
 
     for rank, (after, was_passed, complete) in enumerate(in_processes(2, tmp_path, run)):
-        assert [after[batch] for batch in (2 * PERIOD, 3 * PERIOD)] == [["group"] * 2] * 2
+        assert [after[batch] for batch in (2 * PERIOD, 3 * PERIOD)] == [["group"]] * 2
         assert complete == [0, 1]
         assert was_passed == ([True, True] if rank == 0 else [])
 
