@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import is_shallow
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.escaping import escape
 from det_lightning.files.local_files import write_private
 from det_lightning.files.plain_values import Losses, as_plain
-from det_lightning.files.strict_json import as_number, to_json
+from det_lightning.files.strict_json import as_number, is_shallow, to_json
 
 logger = logging.getLogger(__name__)
 

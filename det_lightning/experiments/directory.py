@@ -13,10 +13,9 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES, is_shallow
 from det_lightning.escaping import escape, name_some
 from det_lightning.files.local_files import write_private
-from det_lightning.files.strict_json import to_json
+from det_lightning.files.strict_json import MAX_SMALL_FILE_BYTES, is_shallow, to_json
 
 _NUMBER = re.compile(r".*-(\d+)")
 

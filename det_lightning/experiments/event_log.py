@@ -14,10 +14,9 @@ from typing import IO, Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import is_shallow
 from det_lightning.escaping import escape
 from det_lightning.files.local_files import is_locked, lock_file, open_private
-from det_lightning.files.strict_json import to_json
+from det_lightning.files.strict_json import is_shallow, to_json
 
 #: The limit for a log from elsewhere: ten times several hundred trials with a thousand validations each.
 MOST_BYTES = 2**30

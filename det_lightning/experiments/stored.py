@@ -8,14 +8,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, is_shallow
+from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY
 from det_lightning.checkpoint.format.manifest import leads_out
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, read_notes
 from det_lightning.escaping import escape
 from det_lightning.experiments.overview import find_best_trial
-from det_lightning.files.strict_json import as_number
+from det_lightning.files.strict_json import as_number, is_shallow
 
 logger = logging.getLogger(__name__)
 

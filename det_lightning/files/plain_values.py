@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from det_lightning.escaping import name_type
+from det_lightning.files.strict_json import MAX_DEPTH
 from det_lightning.masking import MASK, MaskedSettings
 
 #: A longer array belongs into the state of a trial, not into its settings: files of these have some megabytes at most.
 MOST_IN_SETTINGS = 10_000
-# Values that are nested deeper in a file are taken for damage when it is read.
-_MOST_NESTED = 99
+# One level is left for the object around the values; a file with more is taken for damage.
+_MOST_NESTED = MAX_DEPTH - 1
 # The kinds of numpy's data types that are numbers of JSON, truth values, or text.
 _KINDS = "biufU"
 

@@ -6,6 +6,11 @@ import json
 import math
 from typing import Any
 
+#: Far more than a trial needs. A larger file is damaged, or meant to fill the memory; parsed, it takes 20 times that.
+MAX_SMALL_FILE_BYTES = 16 * 1024 * 1024
+#: Code that walks a value recurses as deep as it is nested.
+MAX_DEPTH = 100
+
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -63,6 +68,17 @@ def escape_surrogates(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [escape_surrogates(item) for item in value]
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def is_shallow(value: Any) -> bool:
+    """Return whether parsed JSON is shallow enough for recursive code."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [part for parts in inner for part in parts if isinstance(part, dict | list)]
+        if not level:
+            return True
+    return False
 
 
 def as_number(value: Any) -> float | None:

@@ -21,10 +21,10 @@ from det_lightning.checkpoint import (
     Retention,
     TrialState,
 )
-from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
 from det_lightning.checkpoint.safe_load import verify_checkpoint
+from det_lightning.files.strict_json import MAX_SMALL_FILE_BYTES
 from tests.checkpoint.trainings import train
 from tests.trials import SmallTrial
 

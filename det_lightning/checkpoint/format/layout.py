@@ -15,6 +15,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.escaping import escape
+from det_lightning.files.strict_json import MAX_DEPTH, MAX_SMALL_FILE_BYTES, is_shallow
 from det_lightning.masking import short_text
 
 STATE_FILE = "state_dict.pth"
@@ -63,10 +64,6 @@ FILES_READ = (*STATE_FILES, TRIAL_STATE_FILE, LOAD_DATA_FILE, RESUME_FILE, LIGHT
 
 #: Determined stores counts in 32-bit columns.
 MAX_COUNT = 2**31 - 1
-#: Far more than a trial needs. A larger file is damaged, or meant to fill the memory; parsed, it takes 20 times that.
-MAX_SMALL_FILE_BYTES = 16 * 1024 * 1024
-# Code that walks a value recurses as deep as it is nested.
-_MAX_JSON_DEPTH = 100
 
 
 def is_of_keras(names: Iterable[str]) -> bool:
@@ -182,20 +179,9 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         raise errors.IncompleteCheckpointError(f"{escape(path)} must hold a JSON object; got {type(parsed).__name__}.")
     if not is_shallow(parsed):
         raise errors.IncompleteCheckpointError(
-            f"{escape(path)} is damaged: its values are nested over {_MAX_JSON_DEPTH} deep."
+            f"{escape(path)} is damaged: its values are nested over {MAX_DEPTH} deep."
         )
     return parsed
-
-
-def is_shallow(value: Any) -> bool:
-    """Return whether parsed JSON is shallow enough for recursive code."""
-    level = [value]
-    for _ in range(_MAX_JSON_DEPTH):
-        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-        level = [part for parts in inner for part in parts if isinstance(part, dict | list)]
-        if not level:
-            return True
-    return False
 
 
 def find_wrong_counts(counts: dict[str, Any]) -> str | None:

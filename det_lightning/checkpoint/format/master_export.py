@@ -11,7 +11,8 @@ from typing import Any
 import pydantic
 from pydantic.alias_generators import to_camel
 
-from det_lightning.checkpoint.format.layout import MASTER_KEY, is_shallow
+from det_lightning.checkpoint.format.layout import MASTER_KEY
+from det_lightning.files.strict_json import is_shallow
 from det_lightning.masking import mask_config, short_text
 
 

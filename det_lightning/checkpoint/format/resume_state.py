@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import MAX_COUNT, find_wrong_counts, is_shallow
-from det_lightning.files.strict_json import read_numbers
+from det_lightning.checkpoint.format.layout import MAX_COUNT, find_wrong_counts
+from det_lightning.files.strict_json import is_shallow, read_numbers
 from det_lightning.masking import leave_out_masked, mark_left_out, mask_settings, short_text
 
 #: Version of the file format. The first had no number, and held the settings as JSON text.

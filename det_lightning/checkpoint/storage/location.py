@@ -17,10 +17,11 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, MAX_SMALL_FILE_BYTES
+from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.storage.storage_config import EXTRAS
 from det_lightning.escaping import escape
 from det_lightning.files.local_files import write_whole
+from det_lightning.files.strict_json import MAX_SMALL_FILE_BYTES
 from det_lightning.masking import (
     MASK,
     cause_without_secrets,

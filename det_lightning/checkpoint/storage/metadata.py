@@ -17,7 +17,7 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.manifest import find_metadata_damage, leads_out
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_own_id
 from det_lightning.escaping import escape
-from det_lightning.files.strict_json import as_number
+from det_lightning.files.strict_json import MAX_SMALL_FILE_BYTES, as_number, is_shallow
 
 _Result = TypeVar("_Result")
 
@@ -119,7 +119,7 @@ def describe(checkpoint: Location, files: Mapping[str, Mapping[str, Any]] | None
     """Return the facts about the checkpoint in a directory, with ``files`` if listed already."""
     files = checkpoint.find_files() if files is None else files
     entry = files.get(layout.METADATA_FILE)
-    is_small = entry is not None and (entry.get("size") or 0) <= layout.MAX_SMALL_FILE_BYTES
+    is_small = entry is not None and (entry.get("size") or 0) <= MAX_SMALL_FILE_BYTES
     metadata = read_metadata(checkpoint) if is_small else {}  # others would fill the memory
     times = [time for entry in files.values() if (time := _find_time(entry)) is not None]
     foreign = layout.is_of_keras(files)
@@ -208,7 +208,7 @@ def read_metadata(checkpoint: Location) -> dict[str, Any]:
         content = json.loads((checkpoint / layout.METADATA_FILE).read())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return {}
-    if not isinstance(content, dict) or not layout.is_shallow(content):
+    if not isinstance(content, dict) or not is_shallow(content):
         return {}
     if (damage := find_metadata_damage(content)) is not None:
         logger.warning("The metadata of %s is damaged, and is not used: %s.", escape(checkpoint), damage)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, METADATA_FILE, is_shallow
+from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, METADATA_FILE
 from det_lightning.checkpoint.format.manifest import (
     CHECKSUM_KEY,
     MANIFEST_KEY,
@@ -27,7 +27,7 @@ from det_lightning.checkpoint.storage.location import Location, explain_errors, 
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, call_in_parallel, describe, read_metadata
 from det_lightning.checkpoint.storage.staging import list_marks
 from det_lightning.escaping import escape
-from det_lightning.files.strict_json import to_json
+from det_lightning.files.strict_json import is_shallow, to_json
 
 logger = logging.getLogger(__name__)
 

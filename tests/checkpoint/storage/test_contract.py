@@ -10,7 +10,8 @@ import pytest
 
 from det_lightning import errors
 from det_lightning.checkpoint import TrialState, load_checkpoint, open_checkpoint, read_checkpoint
-from det_lightning.checkpoint.format.layout import MAX_SMALL_FILE_BYTES, METADATA_FILE
+from det_lightning.checkpoint.format.layout import METADATA_FILE
+from det_lightning.files.strict_json import MAX_SMALL_FILE_BYTES
 from tests.checkpoint.storage.backends import RESUME, STATE, Backend, all_paths, backend_of, equal, write
 
 
