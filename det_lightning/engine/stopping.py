@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import logging
 import os
 import signal
@@ -20,12 +21,24 @@ from det_lightning.ranks.signals import SAME_SIGNAL_S, end_by_signal, print_at_o
 
 logger = logging.getLogger(__name__)
 
-# Flags from a rank at a boundary, along with the metrics or alone.
-_STOP = 1  # the trial wants to stop
-_PREEMPT = 2  # the process was asked to end
-_ASK_AGAIN = 4  # user code runs before the ranks look at the answers, and may want to stop
 # Ranks that come to the same end do so at about the same time.
 _MEETING_TIME_S = 10.0
+
+
+class RankFlag(enum.IntFlag):
+    """Flags that a rank sends at a boundary, along with the metrics or alone.
+
+    Attributes:
+        STOP: the trial wants to stop.
+        PREEMPT: the process was asked to end.
+        ASK_AGAIN: user code runs before the ranks look at the answers, and may want to stop.
+        CHECKPOINT_COMPLETED: the chief has checkpoints to report.
+    """
+
+    STOP = enum.auto()
+    PREEMPT = enum.auto()
+    ASK_AGAIN = enum.auto()
+    CHECKPOINT_COMPLETED = enum.auto()
 
 
 @dataclasses.dataclass
@@ -49,17 +62,17 @@ class EarlyEnd:
         self.preempted = False
         self._context = context
         self._exchange = exchange
-        self._agreed: int | None = None
+        self._agreed: RankFlag | None = None
 
-    def wishes(self, users_code_follows: bool) -> int:
+    def wishes(self, users_code_follows: bool) -> RankFlag:
         """Return flags for the other ranks; ``users_code_follows`` says that user code runs before :meth:`agree`."""
-        stop = _STOP if self._context.get_stop_requested() else 0
-        preempt = _PREEMPT if self.stop_request.requested else 0
-        return stop | preempt | (_ASK_AGAIN if users_code_follows else 0)
+        stop = RankFlag.STOP if self._context.get_stop_requested() else RankFlag(0)
+        preempt = RankFlag.PREEMPT if self.stop_request.requested else RankFlag(0)
+        return stop | preempt | (RankFlag.ASK_AGAIN if users_code_follows else RankFlag(0))
 
-    def note(self, flags: int) -> None:
+    def note(self, flags: RankFlag) -> None:
         """Remember the flags of all ranks for :meth:`agree`."""
-        self._agreed = None if self.is_alone or flags & _ASK_AGAIN else flags
+        self._agreed = None if self.is_alone or RankFlag.ASK_AGAIN in flags else flags
 
     def forget(self) -> None:
         """Ask again at the next :meth:`agree`, on all ranks."""
@@ -70,11 +83,11 @@ class EarlyEnd:
         agreed = self._agreed
         if agreed is None:
             wishes = self.wishes(users_code_follows=False)
-            agreed = self._exchange.unite(wishes)
+            agreed = RankFlag(self._exchange.unite(wishes))
             self.note(agreed)
-        stops = bool(agreed & _STOP)
+        stops = RankFlag.STOP in agreed
         # A trial that wants to stop is done: a scheduler must not start the trial again.
-        self.preempted = bool(agreed & _PREEMPT) and not stops
+        self.preempted = RankFlag.PREEMPT in agreed and not stops
         return stops or self.preempted
 
     def is_immediate(self, at_boundary: bool) -> bool:

@@ -14,12 +14,9 @@ from det_lightning.engine.metrics import MetricTransfer, MetricWindow, average_m
 from det_lightning.engine.rank_metrics import average_over_ranks, reduce_validation_metrics
 from det_lightning.engine.run_log import LoggedWorkload, RunLog
 from det_lightning.engine.run_options import RunOptions
-from det_lightning.engine.stopping import EarlyEnd
+from det_lightning.engine.stopping import EarlyEnd, RankFlag
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._reducer import Reducer
-
-#: In addition to the flags of :class:`EarlyEnd`: the chief has checkpoints to report.
-_CHECKPOINT_COMPLETED = 1 << 8
 
 
 class BoundaryExchange:
@@ -68,13 +65,14 @@ class BoundaryExchange:
         """Return the metrics of the trial's own reducers, as numpy values."""
         return to_numpy(self._reducers.reduce_metrics(for_training, self._ranks.allgather))
 
-    def _flags(self, users_code_follows: bool) -> int:
-        news = _CHECKPOINT_COMPLETED if self._has_checkpoint_news() else 0
-        return self.early_end.wishes(users_code_follows) | news
+    def _flags(self, users_code_follows: bool) -> RankFlag:
+        wishes = self.early_end.wishes(users_code_follows)
+        return wishes | RankFlag.CHECKPOINT_COMPLETED if self._has_checkpoint_news() else wishes
 
     def _note(self, of_all_ranks: int) -> None:
-        self.checkpoint_completed = bool(of_all_ranks & _CHECKPOINT_COMPLETED)
-        self.early_end.note(of_all_ranks & ~_CHECKPOINT_COMPLETED)
+        flags = RankFlag(of_all_ranks)
+        self.checkpoint_completed = RankFlag.CHECKPOINT_COMPLETED in flags
+        self.early_end.note(flags)
 
 
 class Reporter(Protocol):
