@@ -21,13 +21,13 @@ from det_lightning.arguments import describe, require
 from det_lightning.distributed.backend import Backend, LocalBackend
 from det_lightning.distributed.horovod import HorovodBackend
 from det_lightning.distributed.processes import (
-    choose_device,
     connect_horovod,
     connect_horovod_ranks,
     connect_torchrun_ranks,
     horovod_is_wanted,
     is_one_of_several,
     refuse_horovod,
+    select_device,
 )
 from det_lightning.ranks.distributed_context import DistributedContext
 
@@ -66,7 +66,7 @@ class TrainingProcesses:
                 f"init(distributed=...) has {distributed.size} processes, and torch.distributed does not connect them. "
                 "Call torch.distributed.init_process_group('gloo') (or 'nccl') before init()."
             )
-        return cls(distributed, chosen.make_backend(choose_device(distributed.local_rank)))
+        return cls(distributed, chosen.make_backend(select_device(distributed.local_rank)))
 
     @classmethod
     def from_trainer(cls, strategy: pl.strategies.Strategy) -> TrainingProcesses:
@@ -96,7 +96,7 @@ def _use_horovod(distributed: DistributedContext | None) -> TrainingProcesses:
             f"init(distributed=...) has {distributed.size} process(es), and Horovod connects {size}. Leave out "
             "distributed=, or pass DistributedContext.from_horovod(horovod.torch)."
         )
-    backend = LocalBackend() if size == 1 else HorovodBackend(choose_device(distributed.local_rank))
+    backend = LocalBackend() if size == 1 else HorovodBackend(select_device(distributed.local_rank))
     return TrainingProcesses(distributed, backend)
 
 

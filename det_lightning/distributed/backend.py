@@ -156,11 +156,24 @@ class Backend:
 
 
 class LocalBackend(Backend):
-    """A single process on a device, by default the first CUDA device, else the CPU."""
+    """A single process on a device, by default the first GPU, else the CPU."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        device = device or torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        device = device or choose_device()
         super().__init__(device, ModelPlacement(device), GradientExchange(), ModelStates())
+
+
+def choose_device(local_rank: int = 0) -> torch.device:
+    """Return the device of a process: a GPU, or the CPU without GPUs; raise a ValueError if there are too few GPUs."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        return torch.device("cpu")
+    if local_rank >= count:
+        raise ValueError(
+            f"There are more processes on this node than its {count} GPUs: no GPU for local rank {local_rank}. Start "
+            f"at most {count} here (--nproc-per-node), or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
+        )
+    return torch.device("cuda", local_rank)
 
 
 def exchange_flat(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Tensor], Any]) -> None:

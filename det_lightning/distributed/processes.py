@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from det_lightning.distributed.backend import choose_device
 from det_lightning.missing_parts import how_to_build_horovod
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import free_port, topology_from_horovod
@@ -92,20 +93,14 @@ def connect_torchrun_ranks() -> DistributedContext:
     A process group of the script is used. A new process group stays for the next ``init()``.
     """
     if not dist.is_initialized():
-        on_gpu = choose_device(int(os.environ["LOCAL_RANK"])).type == "cuda"
+        on_gpu = select_device(int(os.environ["LOCAL_RANK"])).type == "cuda"
         dist.init_process_group("nccl" if on_gpu else "gloo")
     return DistributedContext.from_torch_distributed()
 
 
-def choose_device(local_rank: int) -> torch.device:
+def select_device(local_rank: int) -> torch.device:
     """Return the device of a process, and select the device in torch; raise a ValueError if there are too few GPUs."""
-    count = torch.cuda.device_count()
-    if count == 0:
-        return torch.device("cpu")
-    if local_rank >= count:
-        raise ValueError(
-            f"There are more processes on this node than its {count} GPUs: no GPU for local rank {local_rank}. Start "
-            f"at most {count} here (--nproc-per-node), or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    device = choose_device(local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device

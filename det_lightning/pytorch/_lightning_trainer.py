@@ -99,7 +99,7 @@ def make_lightning_trainer(
     given = dict(arguments)
     device = context.device
     decided = {
-        "accelerator": "cuda" if device.type == "cuda" else "cpu",
+        "accelerator": device.type,
         "devices": [device.index or 0] if device.type == "cuda" else context.distributed.local_size,
         "num_nodes": context.distributed.cross_size,
         "strategy": TrainingProcesses(context.distributed, context.backend).make_strategy(),

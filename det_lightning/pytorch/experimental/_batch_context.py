@@ -14,7 +14,7 @@ from det_lightning.core._context import Context, ExperimentalCoreContext
 from det_lightning.core._shards import list_files, select_files
 from det_lightning.core._train import TrainContext
 from det_lightning.core._with_statement import for_with_statement
-from det_lightning.distributed.processes import choose_device
+from det_lightning.distributed.processes import select_device
 from det_lightning.pytorch._data import to_device
 from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._reducer import ReducerRegistry
@@ -34,7 +34,7 @@ def get_default_device(core_context: Context) -> torch.device:
         ...     get_default_device(core_context).type in ("cpu", "cuda")
         True
     """
-    return choose_device(core_context.distributed.local_rank)
+    return select_device(core_context.distributed.local_rank)
 
 
 class TorchBatchProcessorContext:

@@ -21,6 +21,7 @@ from det_lightning.adapters import TrialModule
 from det_lightning.adapters.lightning_internals import interrupts_come_through
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
+from det_lightning.distributed.backend import choose_device
 from det_lightning.pytorch import Batch
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.testing import recorder
@@ -182,8 +183,7 @@ def _make_module(trial_class: type, plan: RunPlan, **options: Any) -> TrialModul
 
 def _make_trainer(**flags: Any) -> pl.Trainer:
     """Return a trainer for the device that Determined's API chooses."""
-    accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    return pl.Trainer(accelerator=accelerator, devices=1, enable_model_summary=False, **_QUIET, **flags)
+    return pl.Trainer(accelerator=choose_device().type, devices=1, enable_model_summary=False, **_QUIET, **flags)
 
 
 def _make_checkpoints(plan: RunPlan) -> DeterminedCheckpoint:
