@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from det_lightning.bypass_rules import find_bypasses, find_torch_names, parse
+from det_lightning.porting.bypass_rules import find_bypasses, find_torch_names, parse
 from det_lightning.porting.counterparts import package_finding, read_methods
 from det_lightning.porting.findings import Finding, Premise, Severity
 from det_lightning.porting.older_releases import find_wrapped

@@ -54,7 +54,7 @@ def test_the_wheel_is_whole(distributions: Path) -> None:
     assert "det_lightning/py.typed" in names
     pages = ("page.css", "page.html.jinja", "page.js", "page_parts.html.jinja")
     reports = ("experiments/report", "porting/move", "testing/report")
-    for name in (*pages, *(f"{report}.html.jinja" for report in reports)):
+    for name in (*(f"pages/{page}" for page in pages), *(f"{report}.html.jinja" for report in reports)):
         assert f"det_lightning/{name}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"det_lightning"}

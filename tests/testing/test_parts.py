@@ -10,8 +10,8 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from det_lightning.bypass_rules import DEVICE, PROCESSES
 from det_lightning.hyperparameters import choose_hparams
+from det_lightning.porting.bypass_rules import DEVICE, PROCESSES
 from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.source_scan import TrialCode

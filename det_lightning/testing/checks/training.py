@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.bypass_rules import DEVICE, PROCESSES
+from det_lightning.porting.bypass_rules import DEVICE, PROCESSES
 from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.source_scan import (

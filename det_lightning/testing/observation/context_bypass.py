@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler as TorchLRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from det_lightning.bypass_rules import COLLECTIVES
+from det_lightning.porting.bypass_rules import COLLECTIVES
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.training.trial_source import find_user_line, is_within

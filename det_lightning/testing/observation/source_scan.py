@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from det_lightning.bypass_rules import find_bypasses, get_name, parse
+from det_lightning.porting.bypass_rules import find_bypasses, get_name, parse
 
 _LISTED = 8
 _BATCH_SIZES = {"get_per_slot_batch_size", "get_global_batch_size"}
