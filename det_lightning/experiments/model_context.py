@@ -10,15 +10,8 @@ from pathlib import Path
 import pathspec
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.code_selection import MOST_BYTES, NEVER_COPIED
 from det_lightning.experiments.directory import is_experiment
-
-#: What Determined's command line leaves out in addition to the patterns in ``.detignore``.
-_NEVER = (
-    "__pycache__/", "*.py[co]", "*$py.class", "terraform*",
-    ".git/", ".vscode/", ".idea/", ".mypy_cache/", "/.detignore",
-)  # fmt: skip
-#: The limit of Determined's platform.
-MOST_BYTES = 95 * 1024 * 1024
 
 
 def copy_model_context(source: Path, target: Path) -> None:
@@ -45,7 +38,7 @@ def copy_model_context(source: Path, target: Path) -> None:
 
 def _list_files(source: Path) -> Iterator[str]:
     """Yield the paths of the code's files, relative to ``source``."""
-    patterns = list(_NEVER)
+    patterns = list(NEVER_COPIED)
     if (source / ".detignore").is_file():
         patterns += (source / ".detignore").read_text(encoding="utf-8-sig").splitlines()
     ignored = pathspec.GitIgnoreSpec.from_lines(patterns)

@@ -8,7 +8,6 @@ import logging
 import operator
 import os
 import pathlib
-import re
 import stat
 import time
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from det_lightning.arguments import wrong_argument
 
 # Imported here and not at the first checkpoint: CPython loses a Ctrl-C while an optional `from` import fails.
-from det_lightning.checkpoint.format.code_selection import CodeRules, CodeSelection, read_regular_file
+from det_lightning.checkpoint.format.code_selection import CodeSelection, read_regular_file
 from det_lightning.checkpoint.format.layout import CODE_DIR
 from det_lightning.checkpoint.format.manifest import describe_content
 from det_lightning.escaping import escape, name_some
@@ -26,7 +25,6 @@ logger = logging.getLogger(__name__)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 # Errors of a file system on which a name is not possible.
 _NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)
-_PRIVATE_KEY = re.compile(rb"\s*(-----BEGIN .*PRIVATE KEY|PuTTY-User-Key-File-)")
 # What changes with the content or the permissions of a file; and with the content of a copy, whatever links to it.
 _SOURCE_STATE = operator.attrgetter("st_dev", "st_ino", "st_mode", "st_size", "st_mtime_ns", "st_ctime_ns")
 _COPY_STATE = operator.attrgetter("st_size", "st_mtime_ns")
@@ -61,9 +59,8 @@ class _Copy:
 class CodeCopier:
     """Copies the code of a run into each checkpoint; an unchanged file is a link to the first copy.
 
-    Names of :class:`CodeRules`, virtual environments and checkpoints are left out; a file of an imported module only if
-    ``.detignore`` names the file. A warning names the files that cannot be copied, once a run. ``source`` defaults to
-    the working directory at the time of copying.
+    :class:`CodeSelection` chooses the files. A warning names the files that cannot be copied, once a run. ``source``
+    defaults to the working directory at the time of copying.
 
     ``descriptions`` are the sizes and checksums of the files of the latest copy, by the paths in the manifest.
     ``latest`` is the storage and the id of the checkpoint with the latest copy, once complete, and ``previous`` the
@@ -96,8 +93,7 @@ class CodeCopier:
         except FileNotFoundError:
             logger.warning("Code is no longer copied into checkpoints: the working directory has been removed.")
             return
-        rules = CodeRules(source, self._with_secrets)
-        selection = CodeSelection(source, rules, [target.parent, *([] if storage is None else [storage])])
+        selection = CodeSelection(source, self._with_secrets, [target.parent, *([] if storage is None else [storage])])
         for name in selection.chosen:
             try:
                 if name.endswith("/"):
@@ -109,8 +105,7 @@ class CodeCopier:
                 if e.errno not in _NAME_ERRNOS:
                     raise
                 selection.problems[name] = e.strerror or str(e)
-        if selection.partial_because or rules.problems or selection.problems or rules.secrets:
-            self._report(selection)
+        self._report(selection)
 
     def find_unchanged(self) -> set[str]:
         """Return the paths, as in the manifest, of the files that have not changed since the copy before."""
@@ -138,10 +133,6 @@ class CodeCopier:
         if content is None:
             selection.problems[name] = "it is not a file any more"
             return None
-        holds_key = not is_imported and not self._with_secrets and _PRIVATE_KEY.match(content[:100])
-        if holds_key and selection.rules.detignore(name) is not False:
-            selection.rules.secrets.append(name)
-            return None
         path.parent.mkdir(parents=True, exist_ok=True)
         mode = stat.S_IMODE(status.st_mode) & 0o777 | stat.S_IWUSR | stat.S_IRUSR
         with os.fdopen(os.open(path, _NEW_FILE, mode), "wb") as file:
@@ -153,25 +144,16 @@ class CodeCopier:
     def _report(self, selection: CodeSelection) -> None:
         source = escape(selection.source)
         if selection.partial_because is not None and self._is_news("partial"):
-            largest = ", ".join(f"{escape(name)} ({size / 1024**2:,.1f} MiB)" for name, size in selection.largest())
             logger.warning(
-                "Checkpoints get only a part of the code in %s, the Python sources and the files of imported modules: "
-                "%s. The largest files seen: %s. List files that the trial does not need in a .detignore there, with "
-                "the syntax of .gitignore, or pass another directory: DeterminedCheckpoint(code_dir=...).",
-                *(source, selection.partial_because, largest or "nothing"),
+                "Checkpoints get only Python files and imported modules of %s: %s. List files that the trial does not "
+                "need in a .detignore there, with the syntax of .gitignore, or pass another directory: "
+                "DeterminedCheckpoint(code_dir=...).",
+                *(source, escape(selection.partial_because)),
             )
-        for problem in filter(self._is_news, selection.rules.problems):
-            logger.warning("Code in checkpoints: %s.", escape(problem))
         if new := [
             f"{escape(name)} ({problem})" for name, problem in selection.problems.items() if self._is_news(name)
         ]:
             logger.warning("Not copied from %s into checkpoints: %s.", source, name_some(new))
-        if new := [escape(name) for name in filter(self._is_news, selection.rules.secrets)]:
-            logger.info(
-                "Not copied from %s into checkpoints, because the files may hold secrets: %s. To copy a file, write "
-                "!NAME into a .detignore there.",
-                *(source, name_some(new)),
-            )
 
     def _is_news(self, text: str) -> bool:
         is_news = text not in self._reported

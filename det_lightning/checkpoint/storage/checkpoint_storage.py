@@ -103,8 +103,7 @@ class CheckpointStorage:
         Args:
             checkpoint_id: the id; by default a new one.
             content: the content; without content the caller writes the files, and gives :meth:`commit` the metadata.
-            code: the directory to copy to ``code/``, except files that ``.detignore`` names and files that no trial
-                needs; by default the working directory.
+            code: the directory to copy to ``code/``, without secrets and results; by default the working directory.
             report_written: called with the directory once all files but the last are written; may add files.
 
         Raises:
