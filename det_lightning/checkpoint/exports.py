@@ -226,5 +226,6 @@ def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, tru
             copy = code / pathlib.PurePosixPath(name).relative_to(layout.CODE_DIR)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(directory / name, copy)
-        # Secrets were left out, or not, when the sharded checkpoint was written.
-        return storage.write(content, code=CodeCopier(code, with_secrets=True))
+        # The files were chosen when the sharded checkpoint was written. A .gitignore among them applies no more.
+        (code / ".detignore").write_text("!*\n/.detignore\n")
+        return storage.write(content, code=CodeCopier(code))

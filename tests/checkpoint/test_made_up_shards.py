@@ -66,6 +66,7 @@ def test_merge_during_a_cleanup(tmp_path: Path) -> None:
 
     checkpoint = sound(tmp_path)
     (checkpoint / "code" / STAGING_MARK).write_text("")
+    (checkpoint / "code" / ".gitignore").write_text("package/\n")  # an imported module had been copied all the same
     merged = merge_checkpoint(checkpoint, Busy(tmp_path / "merged"))
     assert {path.name for path in (tmp_path / "merged" / merged / "code").iterdir()} >= {"model_def.py", "package"}
 
