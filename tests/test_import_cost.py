@@ -61,7 +61,6 @@ def test_configurations_need_little_else() -> None:
         "det_lightning.checkpoint",
         "det_lightning.checkpoint.storage",
         "det_lightning.checkpoint.storage.storage_config",
-        "det_lightning.files.file_kinds",
         "det_lightning.hyperparameters",
         "det_lightning.units",
     }
