@@ -105,7 +105,8 @@ class CodeCopier:
                 if e.errno not in _NAME_ERRNOS:
                     raise
                 selection.problems[name] = e.strerror or str(e)
-        self._report(selection)
+        if selection.partial_because or selection.problems:
+            self._report(selection)
 
     def find_unchanged(self) -> set[str]:
         """Return the paths, as in the manifest, of the files that have not changed since the copy before."""

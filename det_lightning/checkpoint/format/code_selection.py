@@ -92,16 +92,18 @@ class CodeSelection:
         for folder, inner, names in os.walk(self.source, onerror=self._note_error):
             here = "" if folder == str(self.source) else f"{os.path.relpath(folder, self.source)}/"
             inner[:] = [name for name in sorted(inner) if self._look_at(f"{here}{name}/") is not None]
-            folders += [f"{here}{name}/" for name in inner]
-            for path in (here + name for name in names if total <= MOST_BYTES or name.endswith(".py")):
-                if (status := self._look_at(path)) is not None:
+            folders.append(here)
+            for name in names:
+                path = here + name
+                is_beyond = total > MOST_BYTES and not name.endswith(".py")
+                if not is_beyond and (status := self._look_at(path)) is not None:
                     files.add(path)
                     total += status.st_size
                     sizes[path.partition("/")[0]] += status.st_size
         if total > MOST_BYTES:
             largest = ", ".join(f"{name} ({size / 1024**2:,.1f} MiB)" for name, size in sizes.most_common(3))
             self.partial_because = f"it holds more than {MOST_BYTES // 1024**2} MiB; the largest are {largest}"
-        return folders, files
+        return folders[1:], files
 
     def _look_at(self, name: str) -> os.stat_result | None:
         """Return the status of a file or directory to copy, or None; note why what should be copied cannot be."""
