@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from det_lightning.bypass_rules import parse
+from det_lightning.porting.bypass_rules import parse
 
 # The checks; hasattr and getattr check for the mentioned names only.
 _ASKS = re.compile(

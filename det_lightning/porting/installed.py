@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from det_lightning.bypass_rules import parse
+from det_lightning.porting.bypass_rules import parse
 
 
 @functools.cache

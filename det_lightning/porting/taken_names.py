@@ -7,7 +7,7 @@ import pathlib
 import re
 from collections.abc import Collection
 
-from det_lightning.bypass_rules import get_name, parse
+from det_lightning.porting.bypass_rules import get_name, parse
 
 _STATEMENT = re.compile(r"^\s*[^#\s]", re.MULTILINE)
 _MOST_BYTES = 4 * 1024 * 1024
