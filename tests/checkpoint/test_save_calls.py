@@ -16,7 +16,7 @@ from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profil
 MOST_CALLS = 94
 MOST_CALLS_INSIDE = 57
 MOST_FILES = 21
-MOST_FILES_OF_A_RESUME = 80
+MOST_FILES_OF_A_RESUME = 81
 MOST_FILES_INSIDE = 20
 
 

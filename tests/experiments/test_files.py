@@ -16,12 +16,13 @@ import pytest
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage
+from det_lightning.checkpoint.format.code_selection import MOST_BYTES
 from det_lightning.checkpoint.retention.run_claims import RunClaims
 from det_lightning.core._task import TrialTask
 from det_lightning.experiments.directory import ExperimentDirectory, find_experiments
 from det_lightning.experiments.event_log import EventLog, find_runner, read_events
 from det_lightning.experiments.lifecycle import delete_checkpoints
-from det_lightning.experiments.model_context import MOST_BYTES, copy_model_context
+from det_lightning.experiments.model_context import copy_model_context
 from det_lightning.experiments.overview import describe_experiment, read_state, summarize_experiment
 from det_lightning.experiments.report import write_report
 from det_lightning.experiments.stored import read_stored_experiments
