@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,9 +12,10 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters.lightning_package import OTHER, PACKAGE, VARIABLE, pl
 from det_lightning.checkpoint.format.standard_values import with_plain_numbers
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _LATER = "do it in on_fit_start(), when the trial is built, or in the trial's __init__"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,8 +23,9 @@ from det_lightning.engine.data_stream import LoaderFactory
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Action
 from det_lightning.engine.stopping import all_ranks_end, interrupts_end_the_process
+from det_lightning.escaping import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class StopIterationGuard:

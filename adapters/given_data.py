@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -16,13 +15,14 @@ from det_lightning.adapters.lightning_package import pl
 from det_lightning.engine.data_stream import LoaderFactory, length_or_none
 from det_lightning.engine.events import overrides
 from det_lightning.engine.shown_loader import ShownLoader
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MOVING_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _ARGUMENTS = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -19,9 +18,10 @@ from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.flags import TakenFlags
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.engine.events import overrides
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Methods of modules called by Lightning's own training, but not for a trial.
 _UNUSED_METHODS = {

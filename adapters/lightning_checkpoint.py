@@ -35,12 +35,12 @@ from det_lightning.checkpoint.unreadable import UnreadableValues, list_lightning
 from det_lightning.engine.resume import require_resumable
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_content import RunContent
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.masking import mask_text, mask_url
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The key of a loaded Determined checkpoint in Lightning's dict.
 DETERMINED_KEY = "determined_checkpoint"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,8 +18,9 @@ from det_lightning.adapters.lightning_package import (
     TrainerFn,
     pl,
 )
+from det_lightning.escaping import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class TrialOutputs(pl.loops.optimization.manual.ManualResult):

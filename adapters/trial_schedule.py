@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Container, Sequence
 from typing import Any
@@ -10,12 +9,13 @@ from typing import Any
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import TrainerFn
 from det_lightning.engine.schedule import Schedule
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._settings import RunConfiguration
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The clock for intervals, in seconds.
 clock = time.monotonic

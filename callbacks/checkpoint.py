@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,11 +14,11 @@ from det_lightning.checkpoint.format.code_copy import CodeCopier, require_code_d
 from det_lightning.checkpoint.retention.policy import Retention, complete_policy, find_differences
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.engine.checkpointing import RunCheckpoints, Saving
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.masking import mask_url
 from det_lightning.units import TrainUnit
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class DeterminedCheckpoint(pl.Callback):

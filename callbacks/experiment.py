@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -15,11 +14,12 @@ from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard import TensorBoardOutput
+from det_lightning.escaping import get_logger
 
 # Progress is only for display, which needs no more.
 _PROGRESS_INTERVAL_S = 1.0
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def report_invalid_hp(task: TrialTask | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -15,9 +14,10 @@ from det_lightning.arguments import refuse_texts, wrong_argument
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
 from det_lightning.engine.stopping import StopRequest, end_without_traceback
 from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
+from det_lightning.escaping import get_logger
 from det_lightning.ranks.signals import EndSignals, print_at_once
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class PreemptionHandler(pl.Callback):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from det_lightning.escaping import escape
+from det_lightning.escaping import SafeMessage, escape, make_safe
 from det_lightning.masking import mask_config
 from det_lightning.parts_of_determined import missing_part
 
@@ -48,11 +48,11 @@ __path__: list[str] = []  # the import of a missing name becomes an error with t
 PREEMPTED_EXIT_CODE = 75
 
 
-class DetLightningError(Exception):
+class DetLightningError(SafeMessage, Exception):
     """Base class of errors without a counterpart in Determined."""
 
 
-class InvalidExperimentException(BaseException):
+class InvalidExperimentException(SafeMessage, BaseException):
     """The trial uses the API in a way that cannot work.
 
     As in Determined, this derives from :class:`BaseException`, so that an ``except Exception`` in a trial does not hide
@@ -78,7 +78,7 @@ class InvalidConfigurationException(InvalidExperimentException):
         super().__init__(f"Invalid configuration ({mask_config(config)}): {message}.")
 
 
-class InternalException(Exception):
+class InternalException(SafeMessage, Exception):
     """A value was requested too early in the run."""
 
     def __init__(self, message: str) -> None:
@@ -86,7 +86,7 @@ class InternalException(Exception):
         self.message = message
 
 
-class InvalidHP(Exception):
+class InvalidHP(SafeMessage, Exception):
     """Raised by a trial to give up on the hyperparameters: the run saves a checkpoint and ends.
 
     Args:
@@ -155,8 +155,8 @@ class ConfigError(DetLightningError, ValueError):
 
     def __str__(self) -> str:
         if len(self.mistakes) == 1:
-            return f"{self.name}: {self.mistakes[0]}"
-        return "\n  ".join([f"{self.name} has {len(self.mistakes)} mistakes:", *map(str, self.mistakes)])
+            return make_safe(f"{self.name}: {self.mistakes[0]}")
+        return make_safe("\n  ".join([f"{self.name} has {len(self.mistakes)} mistakes:", *map(str, self.mistakes)]))
 
 
 class ExperimentError(DetLightningError):
@@ -173,9 +173,6 @@ class DamagedExperiment(ExperimentError):
 
 class CheckpointError(DetLightningError):
     """A checkpoint cannot be read, written or used."""
-
-    def __str__(self) -> str:
-        return escape(super().__str__())  # names and values in a checkpoint may come from anywhere
 
 
 class InvalidCheckpointException(CheckpointError, RuntimeError):

@@ -1,8 +1,11 @@
-"""Names from untrusted sources, made safe to show."""
+"""What the package shows, made safe: the doors that errors, records of logs and messages of commands pass."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+
+from det_lightning.masking import mask_text
 
 
 def escape(text: object) -> str:
@@ -11,6 +14,37 @@ def escape(text: object) -> str:
     if plain.isprintable():
         return plain
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in plain)
+
+
+def make_safe(message: object) -> str:
+    """Return a message with unprintable characters escaped, and with the passwords and signatures of URLs masked.
+
+    A line break stays before a line with an indent, as of a list or a stack, which is not taken for another message.
+    """
+    return mask_text("\n  ".join(map(escape, str(message).split("\n  "))))
+
+
+class SafeMessage:
+    """A base of errors, before the builtin one: the text of the error is safe to show."""
+
+    def __str__(self) -> str:
+        return make_safe(super().__str__())
+
+
+def make_record_safe(record: logging.LogRecord) -> bool:
+    """Make the message of a record safe; a filter of a logger."""
+    message = record.getMessage()
+    safe = make_safe(message)
+    if safe != message:
+        record.msg, record.args = safe, ()
+    return True
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return a logger of the package, whose messages are safe; a filter of ``det_lightning`` would miss children."""
+    logger = logging.getLogger(name)
+    logger.addFilter(make_record_safe)
+    return logger
 
 
 def name_some(names: Sequence[str], most: int = 5) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import logging
 import pathlib
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,9 +16,9 @@ from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.checkpoint.format.standard_values import save_state
-from det_lightning.escaping import escape, name_type
+from det_lightning.escaping import escape, get_logger, name_type
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Nearly all values of a checkpoint are of these types, and need no further look.
 _PLAIN = frozenset({type(None), bool, float, str})

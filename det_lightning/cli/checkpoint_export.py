@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from det_lightning.cli.arguments import JsonFlag, Options, TrustedFlag, output_directory, output_file, parse_options
-from det_lightning.cli.output import print_json, print_lines, report_errors, warn
+from det_lightning.cli.output import as_command_line, print_json, print_lines, report_errors, warn
 from det_lightning.escaping import escape
-from det_lightning.masking import mask_text
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.format.content import CheckpointContent
@@ -116,7 +115,7 @@ def export(
     else:
         print_lines([str(target)])
     for line in [] if plain is None else _write_program(plain, target).splitlines():
-        typer.echo(line, err=True)
+        warn(line)
 
 
 def _warn_of_missing(names: list[str], prefix: str = "") -> None:
@@ -148,7 +147,7 @@ def _export_all(
                 continue
             missing = write(storage.root / checkpoint_id, file)
         except Exception as e:  # also of the imported module
-            warn(f"{checkpoint_id}: {mask_text(str(e) or type(e).__name__)}")
+            warn(f"{checkpoint_id}: {as_command_line(str(e)) or type(e).__name__}")
             summary["failed"].append(checkpoint_id)
             continue
         summary["exported"].append(checkpoint_id)

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from det_lightning.escaping import make_safe
 from det_lightning.masking import find_option_secrets, mask_text
 
 # Newer releases of Typer contain a copy of click, so this class has no name common to all releases.
@@ -80,28 +81,28 @@ def _describe_counterpart(arguments: list[str]) -> str:
 
 
 class MaskingGroup(CommandGroup):
-    """The program's commands; messages about wrong arguments do not show secrets among the arguments."""
+    """The program's commands; messages about wrong arguments show neither secrets nor unprintable characters."""
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
         given = list(args)
-        with _mask_usage_errors(given):
+        with _make_usage_errors_safe(given):
             context = super().make_context(info_name, args, parent, **extra)
         context.obj = given
         return context
 
     def invoke(self, ctx: Any) -> Any:
-        with _mask_usage_errors(ctx.obj):
+        with _make_usage_errors_safe(ctx.obj):
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _mask_usage_errors(arguments: list[str]) -> Iterator[None]:
+def _make_usage_errors_safe(arguments: list[str]) -> Iterator[None]:
     try:
         yield
     except _UsageError as e:
         message = e.format_message()
         options = dict(one.partition("=")[::2] for one in arguments)
-        masked = mask_text(message, find_option_secrets([arguments, options]))
-        if masked == message:
+        safe = make_safe(mask_text(message, find_option_secrets([arguments, options])))
+        if safe == message:
             raise
-        raise _UsageError(masked, ctx=e.ctx) from None
+        raise _UsageError(safe, ctx=e.ctx) from None

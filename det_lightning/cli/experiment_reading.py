@@ -221,7 +221,6 @@ def logs(
     trial: Annotated[int, typer.Argument(metavar="TRIAL", help="The number of a trial.", show_default=False)],
 ) -> None:
     """Print the standard output and error of a trial."""
-    from det_lightning.escaping import escape
     from det_lightning.experiments.directory import ExperimentDirectory
 
     log = ExperimentDirectory.existing(directory).trial(trial) / "log.txt"
@@ -229,4 +228,4 @@ def logs(
         raise ValueError(f"There is no log of trial {trial} in {directory}.")
     with log.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:  # unmasked, because words in a log may look like secrets
-            typer.echo(escape(line.rstrip("\n")))
+            print_lines([line.rstrip("\n")])

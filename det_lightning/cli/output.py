@@ -36,20 +36,20 @@ def report_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader has closed the output
     except (errors.DetLightningError, ValueError, OSError) as e:
-        warn(f"Error: {mask_text(str(e))}")
+        warn(f"Error: {as_command_line(str(e))}")
         raise typer.Exit(1 if isinstance(e, _WRONG_CHECKPOINT) else 2) from e
 
 
 def warn(text: str) -> None:
-    """Write a line to standard error."""
-    typer.echo(as_command_line(text), err=True)
+    """Write a line to standard error, with unprintable characters escaped, and passwords in URLs masked."""
+    typer.echo(mask_text(escape(text)), err=True)
 
 
 def as_command_line(text: str) -> str:
-    """Return a message of the library as a printable line, with command-line options in place of arguments."""
+    """Return a message of the library on one line, with command-line options in place of arguments."""
     # Spaces within a line stay, since the path of a command may contain some.
     line = re.sub(r"\s*\n\s*", " ", text.strip().replace("pass trusted=True", "pass --trusted"))
-    return escape(line.replace("any_module=True", "--any-module"))
+    return mask_text(escape(line.replace("any_module=True", "--any-module")))
 
 
 def print_json(content: Any) -> None:
@@ -60,11 +60,7 @@ def print_json(content: Any) -> None:
 def print_lines(lines: Iterable[str]) -> None:
     """Write lines to standard output, with unprintable characters escaped, also line breaks."""
     for line in lines:
-        typer.echo(_make_printable(line))
-
-
-def _make_printable(value: object) -> str:
-    return escape(value)
+        typer.echo(escape(line))
 
 
 def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
@@ -78,7 +74,7 @@ def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else _ENDLESS)
     headings = [column.removeprefix(">") for column in columns]
-    cells = [[Text("" if cell is None else _make_printable(cell)) for cell in row] for row in [headings, *rows]]
+    cells = [[Text("" if cell is None else escape(cell)) for cell in row] for row in [headings, *rows]]
     fixed = [index == 0 or column.startswith(">") for index, column in enumerate(columns)]
     least = [_least_width([row[index] for row in cells], is_fixed) for index, is_fixed in enumerate(fixed)]
     for number, block in enumerate(_divide_columns(least, console.width)):

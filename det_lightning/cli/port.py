@@ -179,7 +179,7 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
     warn(f"{count} TODO comment{'' if count == 1 else 's'} to look at." if count else "Nothing is left to do.")
     warn("To train the module, with values in place of the dots:")
     for line in written.program("module" if output is None else output.stem).splitlines():
-        typer.echo(line, err=True)
+        warn(line)
 
 
 def _convert(path: pathlib.Path) -> WrittenModule:

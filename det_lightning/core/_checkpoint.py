@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import logging
 import os
 import pathlib
 import tempfile
@@ -30,11 +29,12 @@ from det_lightning.core._shards import (
 )
 from det_lightning.core._task import TrialTask
 from det_lightning.core._with_statement import for_with_statement
+from det_lightning.escaping import get_logger
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import spell_numbers
 from det_lightning.ranks.distributed_context import DistributedContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _AN_ID = "the id, path or URL of a checkpoint"
 

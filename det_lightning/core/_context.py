@@ -21,9 +21,10 @@ from det_lightning.core._searcher import SearcherContext
 from det_lightning.core._task import current_task
 from det_lightning.core._train import EarlyExitReason, TensorboardMode, TrainContext
 from det_lightning.errors import InvalidHP
+from det_lightning.escaping import get_logger
 from det_lightning.ranks.distributed_context import DistributedContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 

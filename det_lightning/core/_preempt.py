@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import enum
-import logging
 import signal
 
 from det_lightning.arguments import find_member
 from det_lightning.core._task import TrialTask
+from det_lightning.escaping import get_logger
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.signals import EndSignals, end_by_signal
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class PreemptMode(enum.Enum):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
 import threading
 import time
 from typing import Any
 
 from det_lightning.core._task import TrialTask
+from det_lightning.escaping import get_logger
 from det_lightning.ranks.distributed_context import DistributedContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _BYTES = {
     "net_throughput_sent": ("net_io_counters", "bytes_sent"),

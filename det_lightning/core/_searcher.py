@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import enum
-import logging
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from det_lightning.arguments import find_member
 from det_lightning.core._task import TrialTask
+from det_lightning.escaping import get_logger
 from det_lightning.ranks.distributed_context import DistributedContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Unit(enum.Enum):

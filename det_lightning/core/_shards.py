@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import pathlib
 import shutil
 import tempfile
@@ -18,10 +17,10 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.transfer import download, upload
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.ranks.distributed_context import DistributedContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Selector = Callable[[str], bool]
 

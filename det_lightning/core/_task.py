@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -15,12 +14,12 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.files.local_files import write_private
 from det_lightning.files.plain_values import Losses, as_plain
 from det_lightning.files.strict_json import as_number, is_shallow, to_json
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The environment variable that names the file of the task.
 TASK_VARIABLE = "DET_LIGHTNING_TASK"

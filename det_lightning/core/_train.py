@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import functools
 import json
-import logging
 import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from det_lightning.core._preempt import PreemptContext
 from det_lightning.core._reports import Reports, read_report
 from det_lightning.core._run_files import default_directory, remember_run
 from det_lightning.core._task import TrialTask
+from det_lightning.escaping import get_logger
 from det_lightning.files.local_files import write_whole
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import to_json
@@ -25,7 +25,7 @@ from det_lightning.ranks.distributed_context import DistributedContext
 if TYPE_CHECKING:
     from det_lightning.core._tensorboard import TensorBoardOutput
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class TensorboardMode(enum.Enum):

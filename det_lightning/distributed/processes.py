@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
@@ -10,11 +9,12 @@ import torch
 import torch.distributed as dist
 
 from det_lightning.distributed.backend import choose_device
+from det_lightning.escaping import get_logger
 from det_lightning.missing_parts import how_to_build_horovod
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import free_port, topology_from_horovod
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _WANTED = "USE_HOROVOD"
 _OF_HOROVODRUN = "HOROVOD_RANK"

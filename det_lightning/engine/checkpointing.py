@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -28,9 +27,10 @@ from det_lightning.core._metrics import as_float
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_content import RunContent
 from det_lightning.engine.shard_writing import SharedCheckpoint
+from det_lightning.escaping import get_logger
 from det_lightning.ranks.distributed_context import DistributedContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # How long the end of a run waits for the cleaning thread: a run that finds nothing to remove ends in no request.
 _LAST_WAIT_S = 1.0

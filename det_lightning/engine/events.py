@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import pathlib
 import warnings
 from collections.abc import Callable
@@ -13,10 +12,11 @@ from typing import Any
 import torch
 
 from det_lightning.distributed.backend import list_parameters
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._wrapped_parts import UpdateHooks
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _REPLACED = {
     "on_checkpoint_end": "on_checkpoint_write_end",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 from typing import Any
 
 from det_lightning import errors
@@ -13,13 +12,14 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import RESUME_FILE, modernize
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.engine.events import TrialEvents
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._position import GlobalBatch
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._random_state import require_rng, restore_rng
 from det_lightning.pytorch._weights import load_resume_state, load_state
 from det_lightning.ranks.distributed_context import DistributedContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from typing import Any
 
 import torch
@@ -16,14 +15,14 @@ from det_lightning.checkpoint.storage.snapshots import iterate_tensors
 from det_lightning.engine.resume import StateBeforeValidation
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.files.plain_values import Losses
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng
 from det_lightning.pytorch._weights import collect_rest, collect_resume_state, collect_weights
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class RunContent:

@@ -11,12 +11,13 @@ from typing import Any
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.core._metrics import select_scalars
 from det_lightning.engine.events import overrides
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import data_length
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclasses.dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from det_lightning.engine.trial_warnings import (
     find_unwrapped_parameters,
     find_unwrapped_schedulers,
 )
+from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import flatten
 from det_lightning.masking import is_masked
 from det_lightning.pytorch._callback import PyTorchCallback
@@ -24,7 +24,7 @@ from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _NOT_GIVEN = object()
 _MOST_CHARS = 1000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import logging
 import os
 import signal
 import sys
@@ -15,11 +14,12 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 from det_lightning.distributed.rank_exchange import RankExchange
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.signals import SAME_SIGNAL_S, end_by_signal, print_at_once
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Ranks that come to the same end do so at about the same time.
 _MEETING_TIME_S = 10.0

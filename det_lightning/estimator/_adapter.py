@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import pathlib
 import tempfile
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from det_lightning.core._metrics import is_numerical_scalar
+from det_lightning.escaping import get_logger
 from det_lightning.estimator import _files
 from det_lightning.estimator._context import EstimatorTrialContext
 from det_lightning.estimator._graph import TrainingGraph
@@ -22,7 +22,7 @@ from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class EstimatorAdapter(SelfSavingTrial):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import logging
 import pathlib
 import pickle
 import shutil
@@ -17,10 +16,10 @@ from typing import Any
 import platformdirs
 
 from det_lightning import errors
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _SPEC = "element_spec.pkl"
 _COUNT = "elements.txt"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pathlib
 import pickle
 import random
@@ -14,10 +13,11 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.layout import TENSORFLOW_FILE
 from det_lightning.checkpoint.format.manifest import require_inside
 from det_lightning.checkpoint.safe_load import read_pickle
+from det_lightning.escaping import get_logger
 from det_lightning.estimator._tensorflow import tf
 from det_lightning.pytorch import _random_state
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 RNG_FILE = "rng_state.pkl"
 #: The states of the ranks, in a subdirectory per rank; unknown to Determined.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.escaping import get_logger
 from det_lightning.estimator._optimizer import AGGREGATION
 from det_lightning.estimator._tensorflow import tf
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # The collection in which TensorFlow's own hooks look for the tensor that reads the global step.
 _STEP_READER = "global_step_read_op_cache"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.escaping import get_logger
 from det_lightning.estimator._graph import TrainingGraph
 from det_lightning.estimator._tensorflow import tf
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.ranks.distributed_context import DistributedContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: File name prefix of the model.
 MODEL = "model.ckpt"

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 from det_lightning import pytorch
 from det_lightning.arguments import require
+from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import choose_hparams
 from det_lightning.missing_parts import attribute_error
 from det_lightning.pytorch._pytorch_trial import build_trial, require_trial_class
 
 __all__ = ["test_one_batch"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def test_one_batch(trial_class: type[pytorch.PyTorchTrial], config: Mapping[str, Any] | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.config.experiment import compile_log_pattern
-from det_lightning.escaping import escape, name_some
+from det_lightning.escaping import escape, get_logger, name_some
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Determined's search takes time in proportion to the log. Python's may take any time for some patterns, and cannot be
 # interrupted, so a separate process searches.

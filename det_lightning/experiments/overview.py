@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import logging
 from typing import Any, NamedTuple
 
 from det_lightning import errors
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
+from det_lightning.escaping import get_logger
 from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import find_runner, read_events
@@ -17,7 +17,7 @@ from det_lightning.experiments.trial_process import is_running, read_status
 from det_lightning.experiments.trial_reports import read_curves, take_unread_reports
 from det_lightning.masking import find_secrets, mask_text
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class _Place(NamedTuple):

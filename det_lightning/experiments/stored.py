@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +12,11 @@ from det_lightning.checkpoint.format.manifest import leads_out
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, read_notes
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.experiments.overview import find_best_trial
 from det_lightning.files.strict_json import as_number, is_shallow
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)

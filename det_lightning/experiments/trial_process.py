@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
 import os
 import select
 import signal
@@ -18,13 +17,13 @@ from typing import Any
 
 from det_lightning.core._task import read_record
 from det_lightning.errors import PREEMPTED_EXIT_CODE
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.experiments import supervisor
 from det_lightning.experiments.hook_run import describe_hook_end
 from det_lightning.experiments.supervisor import Process
 from det_lightning.files.local_files import NO_LOCKS, is_locked
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _MOST_NAMED = 5
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import logging
 import os
 import pathlib
 import stat
@@ -14,7 +13,7 @@ import uuid
 from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any
 
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.files.file_kinds import is_of_shell
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _PRIVATE = 0o600
 #: The answers of systems and file systems without locks.

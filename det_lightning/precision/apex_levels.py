@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import weakref
 from typing import Any
@@ -12,11 +11,12 @@ import torch
 
 from det_lightning import errors
 from det_lightning.distributed.backend import Backend, GradientExchange
+from det_lightning.escaping import get_logger
 from det_lightning.precision.levels import DYNAMIC, Level
 from det_lightning.precision.scaled_gradients import ScaledGradients
 from det_lightning.precision.scaling import LossScaling, StepUnless
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The environment variable for the implementation of ``configure_apex_amp``: ``torch`` (the default) or ``apex``.
 VARIABLE = "DET_LIGHTNING_AMP"

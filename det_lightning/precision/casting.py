@@ -7,7 +7,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +14,10 @@ import torch
 
 from det_lightning.distributed.backend import Backend
 from det_lightning.distributed.weight_cast import WeightCast, named_tensors
+from det_lightning.escaping import get_logger
 from det_lightning.precision.levels import HALF_TYPES, Level
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _warned: set[type] = set()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 
 from det_lightning import errors
 from det_lightning.distributed.backend import Backend, GradientExchange
+from det_lightning.escaping import get_logger
 from det_lightning.precision.apex_levels import ApexLevels, ApexScaling, InstalledApex, wants_apex
 from det_lightning.precision.casting import FLOAT32, CastingForward, WholeModelPrecision, apply_level, halves_to_float
 from det_lightning.precision.levels import check_parts, list_parts, put_back, resolve_level
 from det_lightning.precision.scaling import LossScaling, TorchAmp, make_scaler
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class ChosenPrecision:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from typing import Any, TypeVar
 
@@ -11,8 +10,9 @@ import torch
 
 from det_lightning import errors
 from det_lightning.arguments import describe
+from det_lightning.escaping import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _T = TypeVar("_T")
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from typing import Any
 
 import torch
 
 from det_lightning.distributed.backend import GradientExchange
+from det_lightning.escaping import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class LossScaling:

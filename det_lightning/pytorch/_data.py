@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -13,11 +12,12 @@ import torch
 from torch.utils import data
 
 from det_lightning.arguments import wrong_argument
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._position import DealtBatchSampler, ResumableBatchSampler
 from det_lightning.pytorch._random_state import PassJournal
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
 # The kinds of numpy dtype with tensors in torch: float, complex, int, unsigned int, bool.

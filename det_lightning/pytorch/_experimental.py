@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
+from det_lightning.escaping import get_logger
 from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._reducer import ReducerRegistry
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class PyTorchExperimentalContext:

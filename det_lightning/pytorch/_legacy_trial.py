@@ -8,19 +8,19 @@ optimizer step.
 from __future__ import annotations
 
 import inspect
-import logging
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import TorchData
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _BUILDERS = ("build_model", "optimizer")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -21,14 +20,14 @@ from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.masking import mask_url
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import restarts
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Flags of pl.Trainer that fit's own periods replace.
 _PERIODS = {"check_val_every_n_epoch", "val_check_interval", "log_every_n_steps"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import pathlib
 import warnings
@@ -19,14 +18,14 @@ from det_lightning.checkpoint.format.manifest import require_inside, require_unc
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.compat import answering_determined
-from det_lightning.escaping import escape, name_some
+from det_lightning.escaping import escape, get_logger, name_some
 from det_lightning.importing import import_only, load_class
 from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, build_trial, require_trial_class
 from det_lightning.pytorch._weights import load_models
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class CheckpointLoadContext(PyTorchTrialContext):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import operator
 import os
 import pathlib
@@ -18,6 +17,7 @@ from det_lightning.arguments import is_path, refuse_texts, require, wrong_argume
 from det_lightning.core._run_files import default_directory, remember_run
 from det_lightning.core._tensorboard import TensorBoardOutput
 from det_lightning.distributed.backend import Backend, LocalBackend, list_parameters
+from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import choose_hparams
 from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._data import move
@@ -29,7 +29,7 @@ from det_lightning.pytorch._settings import RunConfiguration, TrialSettings, req
 from det_lightning.pytorch._wrapped_parts import UpdateHooks, WrappedParts
 from det_lightning.ranks.distributed_context import DistributedContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Labels each call for a profiler, even if none runs; the labels take longer than removing the gradients.
 _TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad

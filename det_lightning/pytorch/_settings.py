@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 from collections.abc import Collection, Mapping
 from numbers import Number
@@ -15,6 +14,7 @@ from det_lightning import errors
 from det_lightning.arguments import describe, wrong_argument
 from det_lightning.checkpoint.format.resume_state import LEFT_OUT, STARS
 from det_lightning.core._task import TrialTask
+from det_lightning.escaping import get_logger
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
 from det_lightning.hyperparameters import choose_hparams, find_ranges
 from det_lightning.masking import MASK, MaskedSettings, find_stars, leave_out_masked, mask_settings, may_be_masked
@@ -23,7 +23,7 @@ from det_lightning.pytorch._random_state import require_seed
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig, TrainingSettings
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The type of ``exp_conf`` in calls: a dict, which may be partial, or a file.
 ExpConf = Mapping[str, Any] | str | os.PathLike[str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import TRY_BATCHES, TRY_VARIABLE, current_task
 from det_lightning.core._with_statement import for_with_statement
+from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.pytorch._lightning_trainer import (
     choose_callback,
@@ -38,7 +38,7 @@ from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import elastic_job
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _DEFAULT_SCHEDULE = {
     "validation_period": Batch(sys.maxsize),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.distributed.backend import DDP_PREFIX
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._fitting_states import (
     require_fitting_optimizer,
@@ -23,7 +23,7 @@ from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._random_state import restore_rng
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Errors of loading a state that does not fit.
 _MISFITS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -12,10 +11,11 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
 
+from det_lightning.escaping import get_logger
 from det_lightning.ranks.signals import print_at_once, read_signal, record_signals, stop_recording
 from det_lightning.ranks.store import Store, look
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 NOTICE_VARIABLE = "DET_LIGHTNING_WAIT_NOTICE_S"
 _NOTICE_AFTER_S = 60.0

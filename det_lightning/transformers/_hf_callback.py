@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from det_lightning.core._context import Context
 from det_lightning.core._task import current_task
+from det_lightning.escaping import get_logger
 from det_lightning.files.strict_json import to_json
 from det_lightning.missing_parts import how_to_install
 
@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
         f"DetCallback needs transformers: {how_to_install('transformers')}.", name="transformers"
     ) from error
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _SPEEDS = ("_runtime", "_per_second", "_compilation_time")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import logging
 import operator
 import os
 import pathlib
@@ -18,9 +17,9 @@ from det_lightning.arguments import wrong_argument
 from det_lightning.checkpoint.format.code_selection import CodeSelection, read_regular_file
 from det_lightning.checkpoint.format.layout import CODE_DIR
 from det_lightning.checkpoint.format.manifest import describe_content
-from det_lightning.escaping import escape, name_some
+from det_lightning.escaping import escape, get_logger, name_some
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 # Errors of a file system on which a name is not possible.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -18,11 +17,11 @@ from fastcrc.crc32 import iscsi as extend_crc32c
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, FILES_READ, METADATA_FILE, read_json
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.files.plain_values import Losses, as_plain
 from det_lightning.files.strict_json import spell_numbers
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Entries of ``metadata.json``: the manifest, and the checksum of all other entries.
 MANIFEST_KEY = "files"

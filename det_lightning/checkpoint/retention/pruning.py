@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -22,9 +21,9 @@ from det_lightning.checkpoint.storage.location import explain_errors
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, read_notes
 from det_lightning.checkpoint.storage.staging import find_writers
 from det_lightning.checkpoint.storage.survey import require_current
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # A program that leaves no mark may still be writing a younger one.
 _INCOMPLETE_AFTER_S = 3600.0

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import logging
 import os
 import re
 import time
@@ -21,9 +20,9 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.claims import Claim, is_claimed
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.checkpoint.storage.metadata import count_or_zero, read_metadata, text_or_none
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _TRIALS_DIR = "runs"
 _USES_DIR = "in_use"

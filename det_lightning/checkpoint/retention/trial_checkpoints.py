@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -30,10 +29,10 @@ from det_lightning.checkpoint.storage.metadata import (
     read_notes,
 )
 from det_lightning.checkpoint.storage.survey import add_entries
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.files.strict_json import as_number, read_every_number
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: The directory of the indexes of earlier releases.
 _INDEX_DIR = "index"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import os
 import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,9 +28,9 @@ from det_lightning.checkpoint.safe_load.state_file import read_known_state, read
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location, require_checkpoint_path
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Read a state file.
 ReadFile = Callable[[pathlib.Path], dict[str, Any]]

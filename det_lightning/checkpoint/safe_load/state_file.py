@@ -10,7 +10,6 @@ import collections
 import contextlib
 import gc
 import io
-import logging
 import pathlib
 import pickle
 import pickletools
@@ -27,9 +26,9 @@ from det_lightning.checkpoint.format.manifest import digest_file
 from det_lightning.checkpoint.safe_load.archive import CheckedArchive, Entry, Parts, Section, read_entries, read_entry
 from det_lightning.checkpoint.safe_load.pickles import UnsafeReference, look
 from det_lightning.checkpoint.safe_load.stand_ins import allow_safe_values, finish
-from det_lightning.escaping import escape, name_some
+from det_lightning.escaping import escape, get_logger, name_some
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # torch treats a file with these first bytes as a zip archive.
 _ZIP_MAGIC = b"PK\x03\x04"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import pickle
 import signal
 import threading
@@ -22,8 +21,9 @@ from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.snapshots import Snapshotter, iterate_tensors
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writing import ReportWritten
+from det_lightning.escaping import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _Result = TypeVar("_Result")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from det_lightning.checkpoint.storage import ancestry, metadata, removal, stagin
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id, require_checkpoint_path
 from det_lightning.checkpoint.storage.storage_config import resolve_storage
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, require_writable
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.masking import mask_url
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     CodeSource = str | os.PathLike[str] | CodeCopier | None
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class CheckpointStorage:

@@ -6,7 +6,6 @@ import concurrent.futures
 import dataclasses
 import datetime
 import json
-import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -16,12 +15,12 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.manifest import find_metadata_damage, leads_out
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_own_id
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.files.strict_json import MAX_SMALL_FILE_BYTES, as_number, is_shallow
 
 _Result = TypeVar("_Result")
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _REQUESTS_AT_ONCE = 16
 # So many directories show whether there are checkpoints.

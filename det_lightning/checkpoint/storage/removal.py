@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import pathlib
 import shutil
@@ -24,9 +23,9 @@ from det_lightning.checkpoint.storage.claims import is_abandoned, remove_if_empt
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id, new_id
 from det_lightning.checkpoint.storage.staging import MARK_SUFFIX, MARKS_DIR, STAGING_PREFIX, announce, in_upload_order
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _REMOVED_DIR = "removed"
 

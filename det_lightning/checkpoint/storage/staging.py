@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import pathlib
 import shutil
@@ -21,14 +20,14 @@ from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE
 from det_lightning.checkpoint.storage.claims import is_abandoned, make_claim, remove_if_empty
 from det_lightning.checkpoint.storage.location import Location, is_name
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, StoredFiles, upload
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.files.local_files import lock_new_file, write_whole
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.format.code_copy import CodeCopier
     from det_lightning.checkpoint.format.content import CheckpointContent
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Prefix of the temporary directories of writers to remote storages.
 STAGING_PREFIX = "det_lightning-"

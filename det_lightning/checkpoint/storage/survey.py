@@ -9,7 +9,6 @@ entries are read again.
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,10 +25,10 @@ from det_lightning.checkpoint.format.manifest import (
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, call_in_parallel, describe, read_metadata
 from det_lightning.checkpoint.storage.staging import list_marks
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.files.strict_json import is_shallow, to_json
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _INDEX_FILE = "checkpoints.json"
 _VERSION = 1

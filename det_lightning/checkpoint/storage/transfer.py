@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import logging
 import os
 import pathlib
 import random
@@ -27,10 +26,10 @@ from det_lightning.checkpoint.storage.location import (
     require_checkpoint_path,
 )
 from det_lightning.checkpoint.storage.metadata import require_checkpoint
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.masking import mask_text
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # How often a pausing transfer checks whether the run is ending, and its longest pause in that case.
 _POLL_S = 0.1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import pathlib
 import pickle
 import shutil
@@ -23,12 +22,12 @@ from det_lightning.checkpoint.format.resume_state import LEFT_OUT, SPELLED, read
 from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.transfer import StoredFiles
-from det_lightning.escaping import escape
+from det_lightning.escaping import escape, get_logger
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, NotPlainError, as_plain
 from det_lightning.files.strict_json import spell_numbers, to_json
 from det_lightning.parts_of_determined import REFERENCE_VERSION
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # A disk with less room than this counts as full.
 _LITTLE_ROOM_BYTES = 16 * 1024 * 1024

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from det_lightning.errors import InvalidExperimentException
+from det_lightning.escaping import get_logger
 from det_lightning.missing_parts import how_to_install
 from det_lightning.model_hub.huggingface._config_parser import (
     DatasetKwargs,
@@ -38,7 +38,7 @@ except ModuleNotFoundError as error:
         f"model_hub.huggingface needs transformers: {how_to_install('transformers')}.", name="transformers"
     ) from error
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MODEL_MODES = {
     "base": transformers.AutoModel,

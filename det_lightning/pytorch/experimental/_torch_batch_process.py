@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import json
-import logging
 import math
 import uuid
 import warnings
@@ -18,12 +17,13 @@ from det_lightning.arguments import require
 from det_lightning.core._context import Context, init
 from det_lightning.distributed.processes import connect_torchrun_ranks, is_one_of_several
 from det_lightning.errors import InvalidCheckpointException
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._reducer import ReducerRegistry
 from det_lightning.pytorch.experimental._batch_context import TorchBatchProcessorContext
 from det_lightning.ranks.distributed_context import DistributedContext
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Determined's names; it reads these checkpoints too.
 _STEPS_COMPLETED = "steps_completed"
