@@ -151,7 +151,7 @@ class InferenceModule(DrivenModule):
             return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as e:
             raise errors.InvalidCheckpointException(
-                f"The weights do not fit the module: {e}\nstrict=False, or strict_loading = False in the module, "
+                f"The weights do not fit the module: {e} strict=False, or strict_loading = False in the module, "
                 "leaves out weights that only one side has."
             ) from e
 

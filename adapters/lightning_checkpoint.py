@@ -35,7 +35,7 @@ from det_lightning.checkpoint.unreadable import UnreadableValues, list_lightning
 from det_lightning.engine.resume import require_resumable
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_content import RunContent
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.masking import mask_text, mask_url
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
@@ -202,7 +202,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
                     break
                 logger.warning(
                     "Checkpoint %s is damaged: %s The run resumes from the checkpoint before, %s.",
-                    *(escape(mask_url(path)), e, escape(mask_url(before))),
+                    *(mask_url(path), e, mask_url(before)),
                 )
         raise failures[0]
 

@@ -168,12 +168,12 @@ class DeterminedCheckpoint(pl.Callback):
         if self._checkpoints.complete is not None:
             checkpoint_id, batches = self._checkpoints.complete
             return (
-                f"Checkpoint {checkpoint_id} in {escape(self.storage)} has the first {batches} batches. To continue: "
+                f"Checkpoint {checkpoint_id} in {self.storage} has the first {batches} batches. To continue: "
                 f"fit(latest_checkpoint={checkpoint_id!r})."
             )
         if resumed_from is not None:
             shown = mask_url(resumed_from)
-            return f"Nothing was saved since {escape(shown)}. To continue from there: fit(latest_checkpoint={shown!r})."
+            return f"Nothing was saved since {shown}. To continue from there: fit(latest_checkpoint={shown!r})."
         return "Nothing was saved; PreemptionHandler(save_on_interrupt=True) saves on Ctrl-C."
 
     def _make_path(self, checkpoint_id: str | None) -> str | None:
@@ -225,9 +225,9 @@ class DeterminedCheckpoint(pl.Callback):
         self._checkpoints.queue.limit_retries_when(is_ending)
         if trainer.is_global_zero:
             if self._is_default:  # a warning, because warnings are shown even if logging is not configured
-                logger.warning("No storage of checkpoints is set: checkpoints go to %s.", escape(self.storage))
+                logger.warning("No storage of checkpoints is set: checkpoints go to %s.", self.storage)
             else:
-                logger.info("Checkpoints go to %s.", escape(self.storage))
+                logger.info("Checkpoints go to %s.", self.storage)
             self._checkpoints.claim(trainer.ckpt_path, resumed)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -39,7 +39,7 @@ def require_tensors(content: CheckpointContent) -> None:
     map_tensors(to_weights(content), lambda name, _: found.append(name), "", torch.Tensor)
     if not found:
         raise errors.InvalidCheckpointException(
-            f"{escape(content.source)} holds no tensor in its models, so nothing is written. The weights of an "
+            f"{content.source} holds no tensor in its models, so nothing is written. The weights of an "
             "EstimatorTrial are in TensorFlow's files; use the code that wrote the checkpoint."
         )
 

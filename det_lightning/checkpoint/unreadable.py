@@ -16,7 +16,7 @@ from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.checkpoint.format.standard_values import save_state
-from det_lightning.escaping import escape, get_logger, name_type
+from det_lightning.escaping import get_logger, name_type
 
 logger = get_logger(__name__)
 
@@ -57,7 +57,7 @@ class UnreadableValues:
             logger.warning(
                 "%s: a resume needs trusted=True, because reading the values could run code. Store numbers, texts, "
                 "tensors and plain containers instead.",
-                escape("; ".join(new)),
+                "; ".join(new),
             )
 
     def _name_unreadable(self, place: str, value: Any) -> Iterator[str]:

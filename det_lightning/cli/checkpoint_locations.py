@@ -23,14 +23,14 @@ _EXPECTED = "Checkpoints are directories with a metadata.json, directly below th
 def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
     """Return the storage at ``url``; raise if there are neither checkpoints nor links, or ``url`` is a checkpoint."""
     storage = CheckpointStorage(url, options=options)
-    with explain_errors(f"looking for {escape(storage)}"):
+    with explain_errors(f"looking for {storage}"):
         if not storage.root.is_dir():
             storage.root.exists()  # raises where gcsfs is refused access, which is_dir() takes for an absence
-            raise errors.StorageError(f"There is no directory {escape(storage)}, or nothing is in it.")
+            raise errors.StorageError(f"There is no directory {storage}, or nothing is in it.")
         if is_checkpoint(storage.root):
-            raise errors.StorageError(f"{escape(storage)} is a checkpoint; name the storage that holds the checkpoint.")
+            raise errors.StorageError(f"{storage} is a checkpoint; name the storage that holds the checkpoint.")
     if not _holds_checkpoints(storage) and not storage.list_links():
-        raise errors.StorageError(f"{escape(storage)} holds no checkpoints. {_EXPECTED}")
+        raise errors.StorageError(f"{storage} holds no checkpoints. {_EXPECTED}")
     return storage
 
 
@@ -40,8 +40,8 @@ def locate_checkpoint(url: str, options: Mapping[str, Any]) -> Location:
     if not ids:
         return location
     raise errors.CheckpointNotFound(
-        f"{escape(location)} is a directory of {len(ids)} checkpoints, not a checkpoint: name a checkpoint, such as "
-        f"{escape(location / ids[0])}."
+        f"{location} is a directory of {len(ids)} checkpoints, not a checkpoint: name a checkpoint, such as "
+        f"{location / ids[0]}."
     )
 
 
@@ -54,20 +54,20 @@ def locate_checkpoints(url: str, options: Mapping[str, Any]) -> list[Location]:
 def _locate(url: str, options: Mapping[str, Any]) -> tuple[Location, list[str]]:
     """Return the location of a checkpoint, or of a storage with the ids of its checkpoints; otherwise raise."""
     location = _existing(url, options)
-    with explain_errors(f"looking into {escape(location)}"):
+    with explain_errors(f"looking into {location}"):
         if is_checkpoint(location):
             return location, []
     storage = CheckpointStorage(url, options=options)
     if ids := storage.list_ids(complete=False):
         return location, ids
     raise errors.CheckpointNotFound(
-        f"{escape(location)} holds no checkpoints, and is not a checkpoint: {' and '.join(STATE_FILES)} are missing. "
+        f"{location} holds no checkpoints, and is not a checkpoint: {' and '.join(STATE_FILES)} are missing. "
         f"{_EXPECTED}"
     )
 
 
 def _holds_checkpoints(storage: CheckpointStorage) -> bool:
-    with explain_errors(f"looking into {escape(storage)}"):
+    with explain_errors(f"looking into {storage}"):
         # Usually the first is a checkpoint, and shows that a large bucket is a storage.
         first = find_first(storage.root, storage.root.list_names())
         return first is not None or bool(storage.list_ids(complete=False))
@@ -75,7 +75,7 @@ def _holds_checkpoints(storage: CheckpointStorage) -> bool:
 
 def list_sizes(checkpoint: Location) -> dict[str, int]:
     """Return the size in bytes of each file of a checkpoint, by path relative to the checkpoint."""
-    with explain_errors(f"reading {escape(checkpoint)}"):
+    with explain_errors(f"reading {checkpoint}"):
         return {name: int(info.get("size") or 0) for name, info in sorted(checkpoint.find_files().items())}
 
 
@@ -106,12 +106,12 @@ def name_checkpoint(checkpoint: Location, directory: pathlib.Path, text: str) ->
 
 def _existing(url: str, options: Mapping[str, Any]) -> Location:
     location = Location.parse(url, options)
-    with explain_errors(f"looking for {escape(location)}"):
+    with explain_errors(f"looking for {location}"):
         if location.is_dir():
             return location
     parent, _, name = location.path.rpartition("/")
     if not parent:
-        raise errors.CheckpointNotFound(f"There is no checkpoint {escape(location)}.")
+        raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
     # The storage's error lists similar names.
     storage = CheckpointStorage(dataclasses.replace(location, path=parent).url, options=options)
     return Location.parse(storage.find(name), options)

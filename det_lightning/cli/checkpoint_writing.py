@@ -229,7 +229,7 @@ def prune(
 def _confirm(count: int, storage: str) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
         raise ValueError(
-            f"The deletion of {count} checkpoints in {escape(storage)} needs confirmation, and there is no terminal. "
+            f"The deletion of {count} checkpoints in {storage} needs confirmation, and there is no terminal. "
             "Use --yes to delete without confirmation, or --dry-run to list the checkpoints."
         )
     return typer.confirm(f"Delete {count} checkpoints in {escape(storage)}?", err=True)

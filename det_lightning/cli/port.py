@@ -16,7 +16,6 @@ import typer
 
 from det_lightning.cli.arguments import JsonFlag, output_file
 from det_lightning.cli.output import print_json, print_lines, report_errors, warn
-from det_lightning.escaping import escape
 from det_lightning.files.file_kinds import require_output
 from det_lightning.files.local_files import write_output
 from det_lightning.missing_parts import explain_requirement, how_to_install
@@ -174,7 +173,7 @@ def _write_lightning_module(paths: list[pathlib.Path], output: pathlib.Path | No
             raise ValueError(f"{output} is a link to {output.resolve()}; name the target of the link.")
         write_output(output_file(str(output), force), written.text)
     for todo in written.todos:
-        warn(f"{'line ' if output is None else f'{escape(output)}:'}{todo.line}: TODO: {todo.text}")
+        warn(f"{'line ' if output is None else f'{output}:'}{todo.line}: TODO: {todo.text}")
     count = len(written.todos)
     warn(f"{count} TODO comment{'' if count == 1 else 's'} to look at." if count else "Nothing is left to do.")
     warn("To train the module, with values in place of the dots:")

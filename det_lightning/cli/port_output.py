@@ -73,7 +73,7 @@ def print_findings(ports: list[FilePort]) -> None:
     """Print the findings to standard error."""
     for port in ports:
         for found in port.findings:
-            position = f"{escape(port.path)}:{found.line}" if found.line else escape(port.path)
+            position = f"{port.path}:{found.line}" if found.line else str(port.path)
             warn(f"{position}: {found.severity.value}: {found.reason}")
             warn(f"→ {found.advice}.")
 
@@ -82,13 +82,13 @@ def print_summary(project: ProjectPort, paths: list[pathlib.Path], changed: int,
     """Write the outcome of each entry point, and how much is left."""
     ports = project.files
     if not ports and not project.entry_points:
-        names = ", ".join(map(escape, paths))
+        names = ", ".join(map(str, paths))
         warn(f"Nothing to port: nothing in {names} uses determined in a way that must change.")
         return
     for entry in project.entry_points:
-        warn(f"{escape(entry.port.path)}: {entry.sentence}.")
+        warn(f"{entry.port.path}: {entry.sentence}.")
     for sentence in project.unchecked:
-        warn(f"{escape(sentence)}.")
+        warn(f"{sentence}.")
     counts = Counter(found.severity for port in ports for found in port.findings)
     parts = [f"{counts[kind]} {kind.value}{'s' if counts[kind] > 1 else ''}" for kind in Severity if counts[kind]]
     left = f"left to you: {', '.join(parts)}" if parts else "nothing is left for you to do"

@@ -17,7 +17,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.transfer import download, upload
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = get_logger(__name__)
@@ -153,7 +153,7 @@ def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: 
 def _leads_out(checkpoint: pathlib.Path, name: str) -> bool:
     """Return whether a file or directory is a link to a target outside of the checkpoint, with a warning."""
     if is_outside := leads_out(checkpoint, checkpoint / name):
-        logger.warning("%s is a link that leads out of the checkpoint, and is not copied.", escape(checkpoint / name))
+        logger.warning("%s is a link that leads out of the checkpoint, and is not copied.", checkpoint / name)
     return is_outside
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.files.local_files import write_private
 from det_lightning.files.plain_values import Losses, as_plain
 from det_lightning.files.strict_json import as_number, is_shallow, to_json
@@ -186,4 +186,4 @@ def current_task() -> TrialTask | None:
 
 @functools.cache
 def _warn_once(note: str) -> None:
-    logger.warning("Not everything is reported to the experiment: %s.", escape(note))
+    logger.warning("Not everything is reported to the experiment: %s.", note)

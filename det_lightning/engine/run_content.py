@@ -15,7 +15,7 @@ from det_lightning.checkpoint.storage.snapshots import iterate_tensors
 from det_lightning.engine.resume import StateBeforeValidation
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.files.plain_values import Losses
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
@@ -117,5 +117,5 @@ class RunContent:
         if new and self._run.context.distributed.rank == 0:
             logger.warning(
                 "Checkpoints store settings as JSON and omit other values, which cannot be read after loading: %s.",
-                escape("; ".join(new)),
+                "; ".join(new),
             )

@@ -20,7 +20,6 @@ from det_lightning.checkpoint.storage.staging import announce
 from det_lightning.checkpoint.storage.transfer import upload
 from det_lightning.checkpoint.storage.writing import ReportWritten
 from det_lightning.distributed.sharded_states import take_shards, write_parts
-from det_lightning.escaping import escape
 from det_lightning.ranks.distributed_context import DistributedContext
 
 # Size and checksum of files by the path in a checkpoint, as in the manifest.
@@ -104,7 +103,7 @@ class SharedCheckpoint:
         failed = {rank: found for rank, found in enumerate(outcomes) if isinstance(found, str)}
         if failed:
             said = "; ".join(f"rank {rank}: {message}" for rank, message in failed.items())
-            raise errors.CheckpointError(f"Checkpoint {escape(self._checkpoint)} cannot be written: {said}.")
+            raise errors.CheckpointError(f"Checkpoint {self._checkpoint} cannot be written: {said}.")
         return {name: entry for found in outcomes if isinstance(found, dict) for name, entry in found.items()}
 
     def _write_own(self, directory: pathlib.Path) -> _Described:

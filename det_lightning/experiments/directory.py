@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from det_lightning import errors
-from det_lightning.escaping import escape, name_some
+from det_lightning.escaping import name_some
 from det_lightning.files.local_files import write_private
 from det_lightning.files.strict_json import MAX_SMALL_FILE_BYTES, is_shallow, to_json
 
@@ -88,7 +88,7 @@ class ExperimentDirectory:
         config = _read_json(self.config_file)
         if not _is_configuration(config):
             raise errors.DamagedExperiment(
-                f"{escape(self.config_file)} is not the configuration of an experiment: there must be a 'name', "
+                f"{self.config_file} is not the configuration of an experiment: there must be a 'name', "
                 "'hyperparameters', a 'checkpoint_storage', and a 'searcher' with 'metric' and 'smaller_is_better'."
             )
         return config
@@ -103,7 +103,7 @@ class ExperimentDirectory:
         except ValidationError as e:
             wrong = ", ".join(repr(error["loc"][0]) for error in e.errors() if error["loc"])
             raise errors.DamagedExperiment(
-                f"{escape(self.options_file)} must hold the options of a run; wrong are: {wrong or 'all'}."
+                f"{self.options_file} must hold the options of a run; wrong are: {wrong or 'all'}."
             ) from e
 
     def write_options(self, options: Options) -> None:
@@ -139,7 +139,7 @@ def _read_json(path: Path) -> Any:
             raise ValueError(f"it has {status.st_size:,} bytes")
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as e:
-        raise errors.DamagedExperiment(f"{escape(path)} is not JSON: {e}") from e
+        raise errors.DamagedExperiment(f"{path} is not JSON: {e}") from e
 
 
 def _is_configuration(value: Any) -> TypeGuard[dict[str, Any]]:
@@ -180,7 +180,7 @@ def _name_near(path: Path) -> str:
         return "`det-lightning experiment ls --experiments DIR` lists the experiments in a directory."
     numbered = [name for name, one in found.items() if path.name == str(one.experiment_id)]
     meant = numbered or difflib.get_close_matches(path.name, found) or [*found]
-    return f"Name an experiment by its directory, such as {name_some([escape(found[name].path) for name in meant])}."
+    return f"Name an experiment by its directory, such as {name_some([str(found[name].path) for name in meant])}."
 
 
 def is_experiment(path: Path) -> bool:

@@ -14,7 +14,6 @@ from typing import IO, Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from det_lightning import errors
-from det_lightning.escaping import escape
 from det_lightning.files.local_files import is_locked, lock_file, open_private
 from det_lightning.files.strict_json import is_shallow, to_json
 
@@ -129,7 +128,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a log, even while a runner appends to the log."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise errors.DamagedExperiment(
-            f"{escape(path)} has {size:,} bytes; only logs of at most {MOST_BYTES:,} are shown. The log is damaged, or "
+            f"{path} has {size:,} bytes; only logs of at most {MOST_BYTES:,} are shown. The log is damaged, or "
             "another kind of file; or the experiment is very large, and can still be resumed."
         )
     return list(_parse(_complete_part(path), path))
@@ -192,7 +191,7 @@ def _parse(content: bytes, path: Path) -> Iterator[dict[str, Any]]:
             event = json.loads(line)
         except (ValueError, RecursionError):
             event = None
-        where = f"Line {number} of {escape(path)}"
+        where = f"Line {number} of {path}"
         if not isinstance(event, dict) or not isinstance(event.get("type"), str) or not is_shallow(event):
             raise errors.DamagedExperiment(f"{where} is not an event of an experiment: {line[:80]!r}.")
         if (wrong := find_mistake(event, trials)) is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from det_lightning import errors
-from det_lightning.escaping import escape, name_some
+from det_lightning.escaping import name_some
 from det_lightning.experiments.directory import ExperimentDirectory, Options
 from det_lightning.experiments.launcher import Demand, Launcher
 from det_lightning.experiments.state import ExperimentState, TrialRecord
@@ -147,7 +147,7 @@ def _find_part(name: str, parts: list[str]) -> str:
     found = [part for part in parts if part.startswith(name)]
     if len(found) != 1:
         raise errors.ExperimentError(
-            f"CUDA_VISIBLE_DEVICES names {escape(name)}, which matches {len(found) or 'none'} of the parts of GPUs "
+            f"CUDA_VISIBLE_DEVICES names {name}, which matches {len(found) or 'none'} of the parts of GPUs "
             f"(MIG) that nvidia-smi -L lists: {name_some(parts) or 'none'}. Name one part, or train with --cpu."
         )
     return found[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.config.experiment import compile_log_pattern
-from det_lightning.escaping import escape, get_logger, name_some
+from det_lightning.escaping import get_logger, name_some
 
 logger = get_logger(__name__)
 
@@ -52,10 +52,10 @@ def find_retry_policy(config: dict[str, Any], log: Path, limit_s: float = _LIMIT
             start_new_session=True,  # Ctrl-C pauses the experiment, and must not end the search
         )
     except subprocess.TimeoutExpired:
-        names = name_some([escape(name) for name in patterns.values()])
+        names = name_some([*patterns.values()])
         failure = f"takes over {limit_s:g} s: {names}"
     except subprocess.CalledProcessError as e:
-        failure = f"ended with status {e.returncode}: {escape(e.stderr.strip()[-500:])}"
+        failure = f"ended with status {e.returncode}: {e.stderr.strip()[-500:]}"
     else:
         found: str | None = json.loads(search.stdout)
         return found

@@ -12,7 +12,7 @@ from det_lightning.checkpoint.format.manifest import leads_out
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, read_notes
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.experiments.overview import find_best_trial
 from det_lightning.files.strict_json import as_number, is_shallow
 
@@ -117,7 +117,7 @@ def _read_hparams(checkpoint: Location) -> Any:
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     except OSError as e:
-        logger.warning("The hyperparameters of %s cannot be read: %s", escape(checkpoint), escape(e))
+        logger.warning("The hyperparameters of %s cannot be read: %s", checkpoint, e)
         return None
     return content.get("hparams") if isinstance(content, dict) and is_shallow(content) else None
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from det_lightning.core._task import read_record
 from det_lightning.errors import PREEMPTED_EXIT_CODE
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.experiments import supervisor
 from det_lightning.experiments.hook_run import describe_hook_end
 from det_lightning.experiments.supervisor import Process
@@ -63,7 +63,7 @@ class RecordReader:
         self._left_out += 1
         if self._left_out <= _MOST_NAMED:
             more = " Further such lines are not named." if self._left_out == _MOST_NAMED else ""
-            _warn_once(f"Line {line} of {escape(self._file)} is left out: it {reason}.{more}")
+            _warn_once(f"Line {line} of {self._file} is left out: it {reason}.{more}")
 
 
 @functools.cache

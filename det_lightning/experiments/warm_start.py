@@ -10,7 +10,6 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.storage_config import LOCAL_TYPES
-from det_lightning.escaping import escape
 from det_lightning.experiments.directory import find_experiments
 
 _FIELD = "searcher.source_checkpoint_uuid"
@@ -66,7 +65,7 @@ def _find_id(checkpoint_id: str, storage: Mapping[str, Any] | None, experiments:
         with contextlib.suppress(errors.StorageError):
             if local.is_complete(checkpoint_id):
                 return local.find(checkpoint_id)
-    raise errors.ExperimentError(f"{missing} No experiment in {escape(experiments)} has this checkpoint, either.")
+    raise errors.ExperimentError(f"{missing} No experiment in {experiments} has this checkpoint, either.")
 
 
 def _find_local_storages(experiments: Path) -> Iterator[CheckpointStorage]:

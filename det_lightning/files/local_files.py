@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING, Any
 
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.files.file_kinds import is_of_shell
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def warn_of_no_locks(place: str, unprotected: str) -> None:
 
     This is the rule for every lock of the product: without locks, everything works without their protection.
     """
-    logger.warning("%s has no file locks: %s.", escape(place), unprotected)
+    logger.warning("%s has no file locks: %s.", place, unprotected)
 
 
 @dataclasses.dataclass(eq=False)

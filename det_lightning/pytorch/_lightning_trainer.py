@@ -20,7 +20,7 @@ from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.masking import mask_url
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
@@ -167,7 +167,7 @@ def _find_latest(
                 "--rdzv-id, or pass latest_checkpoint='last'."
             )
         elif newest := [*itertools.islice(storage.newest_first(job), most)]:
-            shown = escape(mask_url(newest[0]))
+            shown = mask_url(newest[0])
             logger.warning("The script was restarted; the run resumes from its newest checkpoint, %s.", shown)
             return newest
     if latest is None:

@@ -155,7 +155,7 @@ def _import_trial_class(directory: pathlib.Path, load_data: dict[str, Any], trus
     if unused:
         logger.warning(
             "Not imported from the checkpoint %s, because they are links or %s does not list them: %s.",
-            *(escape(directory), layout.METADATA_FILE, unused),
+            *(directory, layout.METADATA_FILE, unused),
         )
     try:
         with import_only(code, [directory / name for name in files]):
@@ -169,7 +169,7 @@ def _import_trial_class(directory: pathlib.Path, load_data: dict[str, Any], trus
         ) from e
     if not (isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)):
         raise errors.InvalidCheckpointException(
-            f"{escape(spec):.200} in {escape(code)} must be a det_lightning.pytorch.PyTorchTrial; got "
+            f"{spec!s:.200} in {code} must be a det_lightning.pytorch.PyTorchTrial; got "
             f"{trial_class!r:.200}. Pass trial_class=."
         )
     return trial_class

@@ -14,7 +14,6 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.escaping import escape
 from det_lightning.files.strict_json import MAX_DEPTH, MAX_SMALL_FILE_BYTES, is_shallow
 from det_lightning.masking import short_text
 
@@ -78,9 +77,7 @@ def find_state_file(directory: pathlib.Path) -> pathlib.Path:
     for name in STATE_FILES:
         if (directory / name).is_file():
             return directory / name
-    raise errors.CheckpointNotFound(
-        f"{escape(directory)} holds no checkpoint: {' and '.join(STATE_FILES)} are missing."
-    )
+    raise errors.CheckpointNotFound(f"{directory} holds no checkpoint: {' and '.join(STATE_FILES)} are missing.")
 
 
 def find_files_of_tensorflow(directory: pathlib.Path) -> list[str]:
@@ -101,7 +98,7 @@ def require_complete(directory: pathlib.Path) -> None:
     Writers finish with ``metadata.json``, except releases before 0.18; see :func:`may_lack_metadata`.
     """
     if not directory.is_dir():
-        raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(directory)}.")
+        raise errors.CheckpointNotFound(f"There is no checkpoint directory {directory}.")
     has_metadata = (directory / METADATA_FILE).is_file()
     load_data = directory / LOAD_DATA_FILE
     trial_type = read_json(load_data).get("trial_type") if load_data.is_file() else None
@@ -113,12 +110,12 @@ def require_complete(directory: pathlib.Path) -> None:
         if has_metadata:
             _require_framework_of_trials(directory)
             raise errors.IncompleteCheckpointError(
-                f"{escape(directory)} is an incomplete checkpoint: {STATE_FILE} is missing. Use another checkpoint."
+                f"{directory} is an incomplete checkpoint: {STATE_FILE} is missing. Use another checkpoint."
             ) from e
         raise
     if not has_metadata and not may_lack_metadata({path.name for path in directory.iterdir()}):
         raise errors.IncompleteCheckpointError(
-            f"{escape(directory)} is an incomplete checkpoint: {METADATA_FILE} is missing, because the writer did not "
+            f"{directory} is an incomplete checkpoint: {METADATA_FILE} is missing, because the writer did not "
             "finish. Use another checkpoint."
         )
 
@@ -149,7 +146,7 @@ def names_no_framework(metadata: Mapping[str, Any]) -> bool:
 
 def _unknown_kind(directory: pathlib.Path, kind: str) -> errors.InvalidCheckpointException:
     return errors.InvalidCheckpointException(
-        f"{escape(directory)} is a checkpoint {escape(kind)[:200]}. det_lightning loads checkpoints of a PyTorchTrial "
+        f"{directory} is a checkpoint {kind:.200}. det_lightning loads checkpoints of a PyTorchTrial "
         "or an EstimatorTrial. Load this checkpoint with the code that wrote the files, or use another checkpoint."
     )
 
@@ -160,12 +157,11 @@ def read_bytes(path: pathlib.Path) -> bytes:
         size = path.stat().st_size
         if size > MAX_SMALL_FILE_BYTES:
             raise errors.IncompleteCheckpointError(
-                f"{escape(path)} has {size:,} bytes; expected a few thousand. The file is damaged, or another kind of "
-                "file."
+                f"{path} has {size:,} bytes; expected a few thousand. The file is damaged, or another kind of file."
             )
         return path.read_bytes()
     except OSError as e:
-        raise errors.IncompleteCheckpointError(f"{escape(path)} cannot be read: {e}") from e
+        raise errors.IncompleteCheckpointError(f"{path} cannot be read: {e}") from e
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -174,13 +170,11 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
         parsed = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as e:
-        raise errors.IncompleteCheckpointError(f"{escape(path)} cannot be read and may be damaged: {e}") from e
+        raise errors.IncompleteCheckpointError(f"{path} cannot be read and may be damaged: {e}") from e
     if not isinstance(parsed, dict):
-        raise errors.IncompleteCheckpointError(f"{escape(path)} must hold a JSON object; got {type(parsed).__name__}.")
+        raise errors.IncompleteCheckpointError(f"{path} must hold a JSON object; got {type(parsed).__name__}.")
     if not is_shallow(parsed):
-        raise errors.IncompleteCheckpointError(
-            f"{escape(path)} is damaged: its values are nested over {MAX_DEPTH} deep."
-        )
+        raise errors.IncompleteCheckpointError(f"{path} is damaged: its values are nested over {MAX_DEPTH} deep.")
     return parsed
 
 

@@ -17,7 +17,7 @@ from fastcrc.crc32 import iscsi as extend_crc32c
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, FILES_READ, METADATA_FILE, read_json
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.files.plain_values import Losses, as_plain
 from det_lightning.files.strict_json import spell_numbers
 
@@ -73,7 +73,7 @@ def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
         losses = Losses()
         entries = spell_numbers(as_plain(metadata, METADATA_FILE, losses))
         if losses.notes:
-            logger.warning("The checkpoint cannot hold all values: %s.", escape("; ".join(losses.notes)))
+            logger.warning("The checkpoint cannot hold all values: %s.", "; ".join(losses.notes))
     return {**entries, CHECKSUM_KEY: _checksum_of_entries(entries)}
 
 
@@ -136,7 +136,7 @@ def require_inside(directory: pathlib.Path) -> None:
             folders.remove(CODE_DIR)
         for path in (pathlib.Path(folder, name) for name in sorted([*folders, *files])):
             if leads_out(directory, path):
-                found.append(f"{escape(path)} is a link to {escape(_find_target(path))}")
+                found.append(f"{path} is a link to {_find_target(path)}")
     if found:
         raise errors.UnsafeCheckpointError(
             f"{'; '.join(found):.2000}: nothing is read through a link that leads out of the checkpoint. Replace the "

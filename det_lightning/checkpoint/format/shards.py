@@ -19,7 +19,6 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import SHARDS_DIR, read_json
-from det_lightning.escaping import escape
 from det_lightning.masking import short_text
 
 #: The first part of the names of tensors in a state, and in a resume state.
@@ -93,7 +92,7 @@ def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
     names = index_files(directory)
     if not names:
         raise errors.IncompleteCheckpointError(
-            f"{escape(directory / SHARDS_DIR)} has no {_INDEX_FILES}: only sharded checkpoints of det_lightning can be "
+            f"{directory / SHARDS_DIR} has no {_INDEX_FILES}: only sharded checkpoints of det_lightning can be "
             "read without running code in the files. For other checkpoints, use "
             "torch.distributed.checkpoint.format_utils."
         )
@@ -103,13 +102,13 @@ def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
         content = read_json(path)
         if content.get("version") != _INDEX_VERSION:
             raise errors.IncompleteCheckpointError(
-                f"{escape(path)} has version {short_text(content.get('version'))}; this release of det_lightning reads "
+                f"{path} has version {short_text(content.get('version'))}; this release of det_lightning reads "
                 f"version {_INDEX_VERSION}. The file is damaged, or of a newer release."
             )
         rows = content.get("parts")
         if not isinstance(rows, dict):
             raise errors.IncompleteCheckpointError(
-                f"{escape(path)} is damaged: 'parts' must be an object; got {short_text(rows)}."
+                f"{path} is damaged: 'parts' must be an object; got {short_text(rows)}."
             )
         for tensor, row in rows.items():
             found.setdefault(tensor, []).append(_parse_row(row, tensor, path))
@@ -127,7 +126,7 @@ def _require_room(found: Mapping[str, list[StoredPart]], directory: pathlib.Path
         size = path.stat().st_size if path.is_file() else -1
         if size < length:
             raise errors.IncompleteCheckpointError(
-                f"{escape(path)} must be a file of at least {length:,} bytes; got {max(size, 0):,}. The file is "
+                f"{path} must be a file of at least {length:,} bytes; got {max(size, 0):,}. The file is "
                 "missing or damaged. Use another checkpoint."
             )
 
@@ -139,7 +138,7 @@ def _parse_row(row: Any, tensor: str, path: pathlib.Path) -> StoredPart:
     is_file = isinstance(file, str) and _FILE_NAME.fullmatch(file) is not None
     if not is_file or not all(type(number) is int and number >= 0 for number in found.values()):
         raise errors.IncompleteCheckpointError(
-            f"{escape(path)} is damaged: the part of {tensor:.200} must be {form}; got {short_text(row)}."
+            f"{path} is damaged: the part of {tensor:.200} must be {form}; got {short_text(row)}."
         )
     return StoredPart(*row)
 

@@ -20,7 +20,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.claims import Claim, is_claimed
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.checkpoint.storage.metadata import count_or_zero, read_metadata, text_or_none
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 
 logger = get_logger(__name__)
 
@@ -264,7 +264,7 @@ def remove_remains(storage: CheckpointStorage) -> None:
         remove_dead_claims(storage.root)
         storage.remove_abandoned(own_only=True)
     except errors.StorageError as e:
-        logger.warning("The files of killed runs in %s cannot be removed: %s", escape(storage), e)
+        logger.warning("The files of killed runs in %s cannot be removed: %s", storage, e)
 
 
 def _use_file(root: Location, checkpoint_id: str, run_id: str) -> Location:

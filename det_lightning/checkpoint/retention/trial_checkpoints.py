@@ -29,7 +29,7 @@ from det_lightning.checkpoint.storage.metadata import (
     read_notes,
 )
 from det_lightning.checkpoint.storage.survey import add_entries
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.files.strict_json import as_number, read_every_number
 
 logger = get_logger(__name__)
@@ -126,7 +126,7 @@ class TrialCheckpoints:
         try:
             is_noted = add_metric(self._storage, latest.id, self.describe_metric(metric))
         except errors.StorageError as e:
-            logger.warning("The metric of checkpoint %s cannot be written into the metadata: %s", escape(latest.id), e)
+            logger.warning("The metric of checkpoint %s cannot be written into the metadata: %s", latest.id, e)
             return
         if is_noted:
             self._records[latest.id] = dataclasses.replace(latest, metric=metric)
@@ -143,12 +143,10 @@ class TrialCheckpoints:
         for checkpoint_id in self._policy.choose_to_delete(self._records.values()):
             try:
                 if not delete_unless_used(self._storage, checkpoint_id, own_run):
-                    logger.info(
-                        "Checkpoint %s is kept while another run resumes from the checkpoint.", escape(checkpoint_id)
-                    )
+                    logger.info("Checkpoint %s is kept while another run resumes from the checkpoint.", checkpoint_id)
                     continue
             except errors.CheckpointNotFound:
-                logger.warning("Checkpoint %s was deleted by another process.", escape(checkpoint_id))
+                logger.warning("Checkpoint %s was deleted by another process.", checkpoint_id)
             except errors.StorageError as e:
                 # The new checkpoint is safe, and training must not fail because an old one could not be deleted.
                 logger.warning("An old checkpoint cannot be deleted; the next save tries again: %s", e)
@@ -252,6 +250,6 @@ def _read(file: Location) -> dict[str, dict[str, Any]]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-        logger.warning("The old index %s is damaged, and is not used: %s", file, f"{escape(e):.200}")
+        logger.warning("The old index %s is damaged, and is not used: %s", file, f"{e!s:.200}")
         return {}
     return {name: {**rest, "value": value} for name, value in values.items() if value is not None}

@@ -28,7 +28,7 @@ from det_lightning.checkpoint.safe_load.state_file import read_known_state, read
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location, require_checkpoint_path
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 
 logger = get_logger(__name__)
 
@@ -161,8 +161,8 @@ def read_checkpoint(
     if not trusted:
         require_unchanged(directory, names)
     elif damage := find_damage(directory, names):
-        differences = escape("; ".join(damage))
-        logger.warning("The trusted checkpoint %s differs from its manifest: %s.", escape(directory), differences)
+        differences = "; ".join(damage)
+        logger.warning("The trusted checkpoint %s differs from its manifest: %s.", directory, differences)
     return content
 
 
@@ -193,7 +193,7 @@ def read_models(
     state_file = layout.find_state_file(directory)
     if state_file.name == layout.TENSORFLOW_FILE:
         raise errors.InvalidCheckpointException(
-            f"{escape(directory)} is a checkpoint of an EstimatorTrial, without weights of torch; train or evaluate "
+            f"{directory} is a checkpoint of an EstimatorTrial, without weights of torch; train or evaluate "
             "that trial with det_lightning.estimator."
         )
     state = read_weights(state_file, trusted=trusted, **torch_load_kwargs)

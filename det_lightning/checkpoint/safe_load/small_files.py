@@ -17,7 +17,6 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.checkpoint.safe_load.pickles import UnsafeReference
 from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES, finish
-from det_lightning.escaping import escape
 from det_lightning.masking import short_text
 
 # A dict of a few numbers has some hundreds of bytes, the states of random generators some thousands.
@@ -97,7 +96,7 @@ def read_pickle(path: pathlib.Path, *, trusted: bool = False, with_arrays: bool 
             values = finish(_Unpickler(content, RANDOM_STATES if with_arrays else {}).load())
     except UnsafeReference as e:
         raise errors.UnsafeCheckpointError(
-            f"{escape(path)} refers to {escape(e.args[0]):.200}, so reading the file could run code. If you know where "
+            f"{path} refers to {e.args[0]:.200}, so reading the file could run code. If you know where "
             "the file comes from, pass trusted=True."
         ) from e
     except Exception as e:  # unpickling damaged bytes may raise anything

@@ -26,7 +26,7 @@ from det_lightning.checkpoint.format.manifest import digest_file
 from det_lightning.checkpoint.safe_load.archive import CheckedArchive, Entry, Parts, Section, read_entries, read_entry
 from det_lightning.checkpoint.safe_load.pickles import UnsafeReference, look
 from det_lightning.checkpoint.safe_load.stand_ins import allow_safe_values, finish
-from det_lightning.escaping import escape, get_logger, name_some
+from det_lightning.escaping import get_logger, name_some
 
 logger = get_logger(__name__)
 
@@ -63,7 +63,7 @@ def read_state(
         kwargs = {"map_location": "cpu", "weights_only": not trusted, **torch_load_kwargs, "mmap": False}
         state = _read(Section(file), kwargs, prepare)
     if not isinstance(state, dict):
-        raise errors.IncompleteCheckpointError(f"{escape(name)} must hold a dict; got a {type(state).__name__}.")
+        raise errors.IncompleteCheckpointError(f"{name} must hold a dict; got a {type(state).__name__}.")
     return state
 
 
@@ -87,13 +87,13 @@ def _open(source: pathlib.Path | IO[bytes], name: object, trusted: bool) -> Iter
             yield source
             return
         if source.exists() and not source.is_file():  # such as a pipe, whose writer it would wait for
-            raise errors.IncompleteCheckpointError(f"{escape(name)} cannot be read: it is not a file.")
+            raise errors.IncompleteCheckpointError(f"{name} cannot be read: it is not a file.")
         with source.open("rb", buffering=0) as file:
             yield file
     except errors.CheckpointError:
         raise
     except Exception as e:  # reading damaged bytes may raise anything
-        raise _explain(e, escape(name), trusted) from e
+        raise _explain(e, str(name), trusted) from e
 
 
 def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None = None) -> Any:
@@ -182,8 +182,8 @@ def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
         if isinstance(value, torch.Tensor) and _has_nan(value)
     ]
     if found:
-        names = name_some([f"{escape(name):.100}" for name in found])
-        logger.warning("%s holds weights that are NaN: %s.", escape(source), names)
+        names = name_some([f"{name:.100}" for name in found])
+        logger.warning("%s holds weights that are NaN: %s.", source, names)
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:
@@ -204,7 +204,7 @@ def _has_nan(tensor: torch.Tensor) -> bool:
 
 
 def _explain(error: Exception, source: str, trusted: bool) -> errors.CheckpointError:
-    first_line = escape(str(error).partition("\n")[0]) or type(error).__name__
+    first_line = str(error).partition("\n")[0] or type(error).__name__
     if trusted:
         return errors.IncompleteCheckpointError(
             f"{source} cannot be read, because the file is damaged or a class in the file cannot be imported: "
@@ -212,7 +212,7 @@ def _explain(error: Exception, source: str, trusted: bool) -> errors.CheckpointE
         )
     trust = "if you know where the file comes from, pass trusted=True"
     if isinstance(error, UnsafeReference):
-        name = escape(error.args[0])
+        name = error.args[0]
         declare = "If it is harmless, declare it with torch.serialization.add_safe_globals(); "
         way_out = trust[0].upper() + trust[1:] if name.startswith("torch.") else f"{declare}{trust}"
         return errors.UnsafeCheckpointError(
@@ -220,7 +220,7 @@ def _explain(error: Exception, source: str, trusted: bool) -> errors.CheckpointE
         )
     if isinstance(error, pickle.UnpicklingError):
         found = _REASON.search(str(error))
-        reason = escape((found["reason"] or found["blocked"]) if found else str(error).strip().partition("\n")[0])
+        reason = (found["reason"] or found["blocked"]) if found else str(error).strip().partition("\n")[0]
         return errors.UnsafeCheckpointError(
             f"{source} holds an object that cannot be read safely: {reason:.300}. Save plain values instead; or "
             f"{trust}."
@@ -242,7 +242,7 @@ def read_known_state(path: pathlib.Path, *, trusted: bool = False, recorded: Col
         try:
             state = _read_recorded(path, recorded) if recorded else None
         except OSError as e:
-            logger.warning("The objects in %s are not read, because the file cannot be copied: %s.", escape(path), e)
+            logger.warning("The objects in %s are not read, because the file cannot be copied: %s.", path, e)
             raise refused from e
         if state is None:
             raise
@@ -259,5 +259,5 @@ def _read_recorded(path: pathlib.Path, recorded: Collection[str]) -> dict[str, A
         shutil.copyfile(path, copy)
         if digest_file(copy) not in recorded:
             return None
-        logger.info("The objects in %s are read, because the file is as this trial wrote it.", escape(path))
+        logger.info("The objects in %s are read, because the file is as this trial wrote it.", path)
         return read_state(copy, trusted=True, name=path)

@@ -20,7 +20,6 @@ from det_lightning.checkpoint.format.shards import (
     require_tiling,
 )
 from det_lightning.checkpoint.safe_load.state_file import read_tensor_at
-from det_lightning.escaping import escape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,7 +50,7 @@ class StoredTensor:
             rows = torch.empty([*self.shape[:dim], count, *self.shape[dim + 1 :]], dtype=self.dtype)
         except RuntimeError as e:  # torch has no specific error for this
             raise errors.CheckpointError(
-                f"{escape(self._name):.200}, a tensor of the shape {[*self.shape]}, does not fit into main memory: {e}"
+                f"{self._name:.200}, a tensor of the shape {[*self.shape]}, does not fit into main memory: {e}"
             ) from e
         for part in self._parts:
             first = max(begin, part.begin)

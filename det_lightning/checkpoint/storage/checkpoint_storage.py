@@ -14,7 +14,7 @@ from det_lightning.checkpoint.storage import ancestry, metadata, removal, stagin
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id, require_checkpoint_path
 from det_lightning.checkpoint.storage.storage_config import resolve_storage
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, require_writable
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.masking import mask_url
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class CheckpointStorage:
         except errors.CheckpointError:
             raise
         except OSError as e:
-            raise errors.CheckpointError(f"No checkpoint can be written in {escape(self)}: {e}") from e
+            raise errors.CheckpointError(f"No checkpoint can be written in {self}: {e}") from e
         if content is not None:
             from det_lightning.checkpoint.format.code_copy import CodeCopier
             from det_lightning.checkpoint.storage import writing  # imports torch
@@ -176,7 +176,7 @@ class CheckpointStorage:
         """
         old = self.root.checkpoint(checkpoint_id)
         new = self.root.checkpoint(by)
-        with explain_errors(f"replacing {escape(old)} by", new):
+        with explain_errors(f"replacing {old} by", new):
             removal.replace(self.root, old, new, self.retry)
 
     def remove_abandoned(self, own_only: bool = False) -> list[str]:
@@ -205,7 +205,7 @@ class CheckpointStorage:
 
     def is_complete(self, checkpoint_id: str) -> bool:
         """Return whether there is a complete checkpoint with this id; a link does not count."""
-        with explain_errors(f"looking for {escape(checkpoint_id)} in", self.root):
+        with explain_errors(f"looking for {checkpoint_id} in", self.root):
             directory = self._find_directory(checkpoint_id)
             if directory is None or directory.link_target() is not None:
                 return False
@@ -217,7 +217,7 @@ class CheckpointStorage:
         if newest is None:
             with explain_errors("looking for", self.root):
                 if not self.root.is_dir():
-                    logger.warning("There is no newest checkpoint: the directory %s does not exist.", escape(self.root))
+                    logger.warning("There is no newest checkpoint: the directory %s does not exist.", self.root)
         return newest
 
     def newest_first(self, job: str | None = None) -> Iterator[str]:
@@ -265,12 +265,9 @@ class CheckpointStorage:
     def _describe_unknown(self, name: str) -> errors.CheckpointNotFound:
         known = self.list_ids()
         near = difflib.get_close_matches(name.rstrip("/").rpartition("/")[2], known, n=3, cutoff=0.3)
-        hint = (
-            f"Similar ids: {', '.join(map(escape, near))}." if near else f"It holds {len(known) or 'no'} checkpoints."
-        )
+        hint = f"Similar ids: {', '.join(near)}." if near else f"It holds {len(known) or 'no'} checkpoints."
         return errors.CheckpointNotFound(
-            f"There is no checkpoint {mask_url(name)!r}, neither as a directory nor as an id in {escape(self.root)}. "
-            f"{hint}"
+            f"There is no checkpoint {mask_url(name)!r}, neither as a directory nor as an id in {self.root}. {hint}"
         )
 
     def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Location:
         """Return the directory of the checkpoint with this id in this storage, whether existing or not."""
         if not is_name(checkpoint_id):
             raise errors.CheckpointNotFound(
-                f"There is no checkpoint {checkpoint_id!r}: an id is the name of a directory in {escape(self)}."
+                f"There is no checkpoint {checkpoint_id!r}: an id is the name of a directory in {self}."
             )
         return self / checkpoint_id
 
@@ -114,11 +114,11 @@ class Location:
         location = self
         for name in (BOOKKEEPING_DIR, kind, *names):
             if name in names and not is_name(name):
-                raise errors.StorageError(f"{name!r} cannot be the name of a file in {escape(location)}.")
+                raise errors.StorageError(f"{name!r} cannot be the name of a file in {location}.")
             location = location / name
             if (target := location.link_target()) is not None:
                 raise errors.StorageError(
-                    f"{escape(location)} is a link{f' to {escape(target)}' if target else ''}, and nothing is written "
+                    f"{location} is a link{f' to {target}' if target else ''}, and nothing is written "
                     "or deleted through a link. Replace the link by its target, or remove the link."
                 )
         return location
@@ -248,7 +248,7 @@ def explain_errors(action: str, where: object = "") -> Iterator[None]:
     except (errors.DetLightningError, AssertionError):
         raise
     except Exception as e:  # each file system has errors of its own
-        doing = f"{action} {escape(where)}".strip()
+        doing = f"{action} {where}".strip()
         secrets = find_secrets_of(where)
         shown = mask_text(str(e), secrets)
         if isinstance(e, PermissionError):

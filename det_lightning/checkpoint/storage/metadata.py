@@ -15,7 +15,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.manifest import find_metadata_damage, leads_out
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_own_id
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.files.strict_json import MAX_SMALL_FILE_BYTES, as_number, is_shallow
 
 _Result = TypeVar("_Result")
@@ -173,8 +173,8 @@ def require_checkpoint(directory: Location) -> None:
         first = find_first(directory, [name for name, kind in types.items() if kind == "directory"])
     if first is not None:
         raise errors.CheckpointNotFound(
-            f"{escape(directory)} is a directory of checkpoints, not a checkpoint: name a checkpoint, such as "
-            f"{escape(first)}. CheckpointStorage({str(directory)!r}).newest() returns the newest."
+            f"{directory} is a directory of checkpoints, not a checkpoint: name a checkpoint, such as "
+            f"{first}. CheckpointStorage({str(directory)!r}).newest() returns the newest."
         )
 
 
@@ -199,9 +199,7 @@ def read_metadata(checkpoint: Location) -> dict[str, Any]:
     The result is also empty for a link that leads out of the checkpoint.
     """
     if checkpoint.is_local and leads_out(checkpoint.local_path, checkpoint.local_path / layout.METADATA_FILE):
-        logger.warning(
-            "The metadata of %s is a link that leads out of the checkpoint, and is not used.", escape(checkpoint)
-        )
+        logger.warning("The metadata of %s is a link that leads out of the checkpoint, and is not used.", checkpoint)
         return {}
     try:
         content = json.loads((checkpoint / layout.METADATA_FILE).read())
@@ -210,7 +208,7 @@ def read_metadata(checkpoint: Location) -> dict[str, Any]:
     if not isinstance(content, dict) or not is_shallow(content):
         return {}
     if (damage := find_metadata_damage(content)) is not None:
-        logger.warning("The metadata of %s is damaged, and is not used: %s.", escape(checkpoint), damage)
+        logger.warning("The metadata of %s is damaged, and is not used: %s.", checkpoint, damage)
         return {}
     return content
 

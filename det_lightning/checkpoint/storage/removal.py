@@ -23,7 +23,7 @@ from det_lightning.checkpoint.storage.claims import is_abandoned, remove_if_empt
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id, new_id
 from det_lightning.checkpoint.storage.staging import MARK_SUFFIX, MARKS_DIR, STAGING_PREFIX, announce, in_upload_order
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 
 logger = get_logger(__name__)
 
@@ -89,11 +89,11 @@ def _require_own_files(directory: Location) -> set[str]:
         files = set(directory.find_files()) if target is None else set()
     if target is not None:
         raise errors.CheckpointNotFound(
-            f"{escape(directory)} is a link{f' to {escape(target)}' if target else ''}, and nothing is deleted through "
+            f"{directory} is a link{f' to {target}' if target else ''}, and nothing is deleted through "
             "a link. Delete the checkpoint itself by its id, or remove the link."
         )
     if not files & (_MARKERS if is_own_id(directory.name) else _OWN_MARKERS):
-        raise errors.CheckpointNotFound(f"{escape(directory)} is not a checkpoint, and is not deleted.")
+        raise errors.CheckpointNotFound(f"{directory} is not a checkpoint, and is not deleted.")
     return files
 
 
@@ -113,9 +113,7 @@ def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
         if f".{suffix}" == MARK_SUFFIX and checkpoint.exists() and not (checkpoint / layout.METADATA_FILE).exists():
             if not _is_own_partial(checkpoint) or (own_only and _is_of_another_user(checkpoint)):
                 continue
-            logger.warning(
-                "Removing the incomplete checkpoint %s, which a killed writer left behind.", escape(checkpoint)
-            )
+            logger.warning("Removing the incomplete checkpoint %s, which a killed writer left behind.", checkpoint)
             if root.is_local:
                 _move_aside(root, checkpoint.local_path)
             else:
@@ -177,7 +175,7 @@ def _finish_removals(root: Location, own_only: bool) -> None:
         try:
             _remove_tree(directory.local_path)
         except OSError as e:  # it may be another user's; that is no reason not to train
-            logger.warning("The rest of a removed checkpoint, %s, cannot be deleted: %s", escape(directory), escape(e))
+            logger.warning("The rest of a removed checkpoint, %s, cannot be deleted: %s", directory, e)
 
 
 def remove_dead_stagings() -> None:
@@ -186,13 +184,13 @@ def remove_dead_stagings() -> None:
         try:
             if not (_is_own_directory(directory) and is_abandoned(Location.parse(directory / layout.STAGING_MARK))):
                 continue
-            logger.warning("Removing %s, which a killed writer left behind.", escape(directory))
+            logger.warning("Removing %s, which a killed writer left behind.", directory)
             # Last of all the mark, which identifies the directory.
             for path in [path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()]:
                 shutil.rmtree(path)
             shutil.rmtree(directory)
         except OSError as e:  # another process was faster, or it must not be removed
-            logger.warning("%s, which a killed writer left behind, stays: %s", escape(directory), escape(e))
+            logger.warning("%s, which a killed writer left behind, stays: %s", directory, e)
 
 
 def _is_own_directory(path: pathlib.Path) -> bool:

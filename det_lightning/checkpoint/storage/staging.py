@@ -20,7 +20,7 @@ from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE
 from det_lightning.checkpoint.storage.claims import is_abandoned, make_claim, remove_if_empty
 from det_lightning.checkpoint.storage.location import Location, is_name
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, StoredFiles, upload
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.files.local_files import lock_new_file, write_whole
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class RemoteStaging(_Staging):
             # Without its mark, the directory is not mistaken for one that a killed writer left.
             self._own_mark.remove()
             raise errors.StorageError(
-                f"{e} The checkpoint is not in the storage; a complete copy is kept in {escape(self.directory)}."
+                f"{e} The checkpoint is not in the storage; a complete copy is kept in {self.directory}."
             ) from e
         self.abandon()
         try:
@@ -150,7 +150,7 @@ class RemoteStaging(_Staging):
         except errors.StorageError as e:
             logger.warning(
                 "The checkpoint %s is complete, but the mark of its writer cannot be removed: %s",
-                escape(self._target),
+                self._target,
                 e,
             )
 

@@ -25,7 +25,7 @@ from det_lightning.checkpoint.format.manifest import (
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id
 from det_lightning.checkpoint.storage.metadata import CheckpointInfo, call_in_parallel, describe, read_metadata
 from det_lightning.checkpoint.storage.staging import list_marks
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.files.strict_json import is_shallow, to_json
 
 logger = get_logger(__name__)
@@ -101,7 +101,7 @@ def read_index(root: Location) -> dict[str, CheckpointInfo]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as e:
-        reason = f"{escape(e):.200}"
+        reason = f"{e!s:.200}"
         logger.warning("The index %s is damaged (%s). The checkpoints themselves are read.", file, reason)
         return {}
 
@@ -158,8 +158,8 @@ def require_current(root: Location, infos: Sequence[CheckpointInfo]) -> None:
             remove_index(root)
     if changed:
         raise errors.StorageError(
-            f"The index of {escape(root)} was out of date: the metadata of {len(changed)} checkpoints, such as "
-            f"{escape(changed[0])}, have changed or are gone. The index was removed, and no checkpoint was deleted. "
+            f"The index of {root} was out of date: the metadata of {len(changed)} checkpoints, such as "
+            f"{changed[0]}, have changed or are gone. The index was removed, and no checkpoint was deleted. "
             "Try again."
         )
 

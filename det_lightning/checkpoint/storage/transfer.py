@@ -26,7 +26,7 @@ from det_lightning.checkpoint.storage.location import (
     require_checkpoint_path,
 )
 from det_lightning.checkpoint.storage.metadata import require_checkpoint
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.masking import mask_text
 
 logger = get_logger(__name__)
@@ -112,7 +112,7 @@ class RetryPolicy:
                 wait_s = longest * _OWN_RANDOM.uniform(0.5, 1.0)
                 logger.warning(
                     "Failed while %s %s: %s: %s. Trying again in %.1f s.",
-                    *(what, escape(where), type(e).__name__, mask_text(str(e), find_secrets_of(where)), wait_s),
+                    *(what, where, type(e).__name__, mask_text(str(e), find_secrets_of(where)), wait_s),
                 )
             self._sleep(wait_s)
 
@@ -144,7 +144,7 @@ def require_writable(root: Location, retry: RetryPolicy) -> None:
     directory = root.local_path
     if directory.exists() and not directory.is_dir():
         raise errors.StorageError(
-            f"{escape(root)} is a file, and no checkpoints can be written to it: a storage is a directory, or a "
+            f"{root} is a file, and no checkpoints can be written to it: a storage is a directory, or a "
             "URL such as s3://bucket/prefix."
         )
     with explain_errors("trying to write to", root):
@@ -185,7 +185,7 @@ def _copy_within(original: Location, copy: Location) -> bool:
     try:
         copy.fs.cp_file(original.path, copy.path)
     except Exception as e:  # whatever the library of a store raises; the file is uploaded
-        logger.debug("%s is uploaded, because the store did not copy it: %s", escape(copy), e)
+        logger.debug("%s is uploaded, because the store did not copy it: %s", copy, e)
         return False
     return True
 
@@ -201,14 +201,14 @@ def download(
     outside = [name for name in names if not _is_inside(name)]
     if outside:
         raise errors.UnsafeCheckpointError(
-            f"{escape(source)} holds files whose names lead out of the checkpoint: {', '.join(map(repr, outside))}. "
+            f"{source} holds files whose names lead out of the checkpoint: {', '.join(map(repr, outside))}. "
             "Nothing was copied."
         )
     parents = {parent.as_posix() for name in names for parent in pathlib.PurePosixPath(name).parents}
     ambiguous = sorted(parents & set(names))
     if ambiguous:
         raise errors.UnsafeCheckpointError(
-            f"{escape(source)} holds files with the names of directories: {', '.join(map(repr, ambiguous))}. An object "
+            f"{source} holds files with the names of directories: {', '.join(map(repr, ambiguous))}. An object "
             "store can hold both, a disk cannot: remove or rename the files. Nothing was copied."
         )
     for name in names:
@@ -267,20 +267,20 @@ def open_checkpoint(
     location = Location.parse(url, options)
     if location.is_local:
         if not location.local_path.is_dir():
-            raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(location)}.")
+            raise errors.CheckpointNotFound(f"There is no checkpoint directory {location}.")
         if not (location.local_path / METADATA_FILE).exists():
             require_checkpoint(location)
         # Resuming from a link means resuming from its target.
         yield location.resolve_link().local_path
         return
     if not is_name(location.name):
-        raise errors.CheckpointNotFound(f"{location.name!r} in {escape(location)} cannot be the name of a checkpoint.")
+        raise errors.CheckpointNotFound(f"{location.name!r} in {location} cannot be the name of a checkpoint.")
     retry = retry or RetryPolicy()
     retry.call("looking into", functools.partial(require_checkpoint, location), where=location)
     files = retry.call("reading", location.find_files, where=location)
     names = [name for name in files if with_code or not name.startswith(f"{CODE_DIR}/")]
     if not names:
-        raise errors.CheckpointNotFound(f"There is no checkpoint directory {escape(location)}.")
+        raise errors.CheckpointNotFound(f"There is no checkpoint directory {location}.")
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         directory = pathlib.Path(folder) / location.name
         directory.mkdir()

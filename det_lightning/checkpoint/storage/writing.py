@@ -22,7 +22,7 @@ from det_lightning.checkpoint.format.resume_state import LEFT_OUT, SPELLED, read
 from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.transfer import StoredFiles
-from det_lightning.escaping import escape, get_logger
+from det_lightning.escaping import get_logger
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, NotPlainError, as_plain
 from det_lightning.files.strict_json import spell_numbers, to_json
 from det_lightning.parts_of_determined import REFERENCE_VERSION
@@ -97,7 +97,7 @@ def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointErro
     reason = str(error)
     if isinstance(error, RuntimeError) and "inline_container" in reason:  # torch hides the system's error
         reason = f"torch.save() could not write all of a file, as on a full disk or beyond a quota ({error})"
-    return errors.CheckpointError(f"Checkpoint {escape(directory)} cannot be written: {reason}.{room}")
+    return errors.CheckpointError(f"Checkpoint {directory} cannot be written: {reason}.{room}")
 
 
 def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
@@ -142,7 +142,7 @@ def _encode_load_data(load_data: Mapping[str, Any]) -> str:
         else:
             content[name] = spell_numbers(plain, name, places)
     if losses.notes:
-        logger.warning("The checkpoint cannot hold all values: %s.", escape("; ".join(losses.notes)))
+        logger.warning("The checkpoint cannot hold all values: %s.", "; ".join(losses.notes))
     if losses.left_out:
         content[LEFT_OUT] = losses.left_out
     if places:
