@@ -33,8 +33,8 @@ class ModuleRuns:
         self._training_names: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy no runs: these belong to the original module."""
-        return {**vars(self), "latest": None, "fitted": None}
+        """Copy no runs and no trainer: these belong to the original module."""
+        return {**vars(self), "latest": None, "fitted": None, "_fitted_by": None}
 
     def start(self, module: Any, base: type[pl.LightningModule], taken: TakenFlags) -> None:
         """Make the run of a trainer's call; the module, which derives from ``base``, gets the driver."""
