@@ -12,13 +12,19 @@ import torch.utils.data
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
-from det_lightning.engine.data_stream import LoaderFactory, length_or_none
+from det_lightning.engine.data_stream import (
+    LoaderFactory,
+    Passes,
+    find_stateful,
+    length_or_none,
+    list_samplers,
+    list_told,
+)
 from det_lightning.engine.events import overrides
 from det_lightning.engine.shown_loader import ShownLoader
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._legacy_trial import original_trial
-from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 
@@ -101,7 +107,9 @@ class GivenLoaders(LoaderFactory):
 
     def repeat(self, loader: Any) -> Any:
         """Return endless passes over training data of the call, from the position of the run on."""
-        return Passes(loader, self.context.position) if "train_dataloader" in self._sources else loader
+        if "train_dataloader" not in self._sources:
+            return super().repeat(loader)
+        return Passes(loader, self.context.position, find_stateful(loader), skips=True)
 
     def arrange(self, shown: ShownLoader, method: str) -> Any:
         """Return data as callbacks see them: in a list or dict if the call was given one."""
@@ -137,6 +145,12 @@ def _adapt(given: Any, name: str, context: PyTorchTrialContext) -> Any:
     if not _is_map_style(loader):
         if not isinstance(loader, Iterable):
             raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes a loader or any iterable; got {loader!r}.")
+        if name == "train_dataloader" and context.distributed.size > 1 and _reads_all(loader):
+            raise errors.UnsupportedTrainerFlags(
+                f"{name}: each of {context.distributed.size} ranks would get all data of the {type(loader).__name__}: "
+                "give it a sampler that divides them, such as torchdata's StatefulDistributedSampler, or pass a "
+                "torch.utils.data.DataLoader, which is sharded."
+            )
         return loader
     if loader.batch_sampler is None:
         if context.distributed.size > 1:
@@ -145,18 +159,13 @@ def _adapt(given: Any, name: str, context: PyTorchTrialContext) -> Any:
                 "all of its data: give the loader a batch_size or a batch_sampler, whose batches are sharded."
             )
         return loader
-    shards = any(isinstance(one, torch.utils.data.DistributedSampler) for one in _list_samplers(loader))
+    shards = any(isinstance(one, torch.utils.data.DistributedSampler) for one in list_samplers(loader))
     if shards and context.distributed.size > 1:
         raise errors.UnsupportedTrainerFlags(
             f"{name}: the loader has a DistributedSampler, and a trial's data are sharded anyway, which would shard "
             "them twice: leave the sampler out."
         )
     return _make_determined_loader(loader)
-
-
-def _list_samplers(loader: Any) -> list[Any]:
-    batches = loader.batch_sampler
-    return [loader.sampler, batches, getattr(batches, "sampler", None)]
 
 
 class TellsEpochs(torch.utils.data.BatchSampler):
@@ -175,42 +184,6 @@ class TellsEpochs(torch.utils.data.BatchSampler):
             sampler.set_epoch(self.passes)
         self.passes += 1
         return iter(self.batch_sampler)
-
-
-class Passes:
-    """Endless passes over data that cannot be sharded or resumed exactly, from a batch on."""
-
-    def __init__(self, data: Any, position: TrainingPosition) -> None:
-        first_batch = position.initial_batch
-        self._data = data
-        self._position = position
-        self._length = length_or_none(data) or None
-        self._skipped = first_batch if self._length is None else first_batch % self._length
-        if first_batch:
-            logger.warning(
-                "The training data are of type %s, whose position no checkpoint holds: the run resumes after batch %d "
-                "of a new pass. An exact resume needs a torch.utils.data.DataLoader over a map-style dataset.",
-                *(type(data).__name__, self._skipped),
-            )
-
-    def __len__(self) -> int:
-        if self._length is None:
-            raise TypeError(f"{type(self._data).__name__} has no length.")
-        return self._length
-
-    def __iter__(self) -> Iterator[Any]:
-        skipped = self._skipped
-        while True:
-            count = 0
-            for count, batch in enumerate(self._data, 1):
-                if count > skipped:
-                    yield batch
-            skipped = 0
-            if not count or (self._length is None and self._position.epoch_length() == sys.maxsize):
-                raise RuntimeError(
-                    f"The training data, a {type(self._data).__name__} without a length, end after {count} batches: "
-                    "give the data a __len__, or pass limit_train_batches=n, the length of an epoch."
-                )
 
 
 def take_only_loader(given: Any, name: str) -> Any:
@@ -236,9 +209,20 @@ def _is_map_style(loader: Any) -> bool:
     )
 
 
+def _reads_all(loader: Any) -> bool:
+    """Return whether a loader goes over a map-style dataset, without a sampler that the caller has chosen."""
+    return (
+        isinstance(loader, torch.utils.data.DataLoader)
+        and not isinstance(loader.dataset, torch.utils.data.IterableDataset)
+        # Of torch, or those of torchdata with the same names.
+        and type(loader.sampler).__name__ in ("SequentialSampler", "RandomSampler")
+        and type(loader.batch_sampler).__name__ == "BatchSampler"
+    )
+
+
 def _make_determined_loader(loader: Any) -> DataLoader:
     arguments = {name: value for name in _ARGUMENTS if (value := getattr(loader, name, None)) is not None}
-    told = [one for one in _list_samplers(loader) if callable(getattr(one, "set_epoch", None))]
+    told = list_told(loader)
     batches = TellsEpochs(loader.batch_sampler, told) if told else loader.batch_sampler
     made = DataLoader(loader.dataset, batch_sampler=batches, **arguments)
     # As callbacks see them.

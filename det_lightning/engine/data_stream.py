@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -12,19 +13,22 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
 import torch.utils.data
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from det_lightning import errors
 from det_lightning.engine.device_copies import SideStream, copy_aside
 from det_lightning.engine.loader_workers import RunLoader
-from det_lightning.engine.resume import continue_batches, read_journal, warn_of_own_data
+from det_lightning.engine.resume import adapt_data_state, continue_batches, read_journal, warn_of_own_data
 from det_lightning.engine.run_options import RunOptions
 from det_lightning.engine.shown_loader import ShownLoader
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import DataLoader
-from det_lightning.pytorch._position import GlobalBatch
+from det_lightning.pytorch._position import GlobalBatch, TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
-from det_lightning.pytorch._random_state import PassJournal, SamplerStates
+from det_lightning.pytorch._random_state import PassJournal, SamplerStates, Stateful, isolated_rng
+
+logger = get_logger(__name__)
 
 
 class LoaderFactory:
@@ -35,8 +39,12 @@ class LoaderFactory:
         self.context = context
 
     def repeat(self, loader: Any) -> Any:
-        """Return training data without end, from the position of the run on; the trial repeats its own data."""
-        return loader
+        """Return training data without end, from the position of the run on.
+
+        The trial repeats its own data, unless they know their position.
+        """
+        parts = find_stateful(loader)
+        return Passes(loader, self.context.position, parts) if parts else loader
 
     def arrange(self, shown: ShownLoader, method: str) -> Any:
         """Return the data of a method of the module, such as ``train_dataloader``, as callbacks see them."""
@@ -97,6 +105,7 @@ class TrialData:
         self._rank = context.distributed.rank
         self._resumed = options.resumed
         self.global_batch: GlobalBatch | None = None
+        self._passes: Passes | None = None
         journal, self._resumed_at = read_journal(options.resumed, self._rank, self._replicas)
         self.journal = PassJournal(journal, position=self._resumed_at.get("training"))
         limit = options.epoch_limit
@@ -124,7 +133,10 @@ class TrialData:
         validation, validation_view = self._share_validation(loaders.build_validation(), sharded_validation)
         if has_validated:
             _begin_workers_without_drawing(validation)
-        self.validation = RunLoader(validation)
+        # A validation must not move the training data.
+        trained: list[int] = [] if self._passes is None else [id(part) for part in self._passes.parts]
+        continued = [part for part in _find_continued(validation) if id(part) not in trained]
+        self.validation = RunLoader(validation, continued)
         self.shown_validation = loaders.arrange(validation_view, "val_dataloader")
         self._views = [(self.training, training_view), (self.validation, validation_view)]
         self.journal.validation_samplers = SamplerStates(
@@ -142,8 +154,10 @@ class TrialData:
         if "validation" in self._resumed_at:
             self.journal.validation_samplers.restore(self._resumed_at["validation"])
 
-    def close(self) -> None:
-        """End the workers of both loaders; drop a loader that ends its own."""
+    def close(self, trained: int) -> None:
+        """End the workers of both loaders; drop a loader that ends its own. Keep the state for later checkpoints."""
+        if self._passes is not None:
+            self._passes.state_dict(trained)
         for source, view in self._views:
             source.close()
             if source.loader is None:
@@ -168,9 +182,7 @@ class TrialData:
                 "drop_last=True. See build_training_data_loader()."
             )
         if not isinstance(loader, DataLoader):
-            if self._rank == 0:
-                warn_of_own_data(self._resumed, loader, self._replicas)
-            return loaders.repeat(loader)
+            return self._continue_passes(loaders.repeat(loader))
         self.global_batch = self._choose_global_batch(loader.batch_sampler)
         self.journal.ranks = self.global_batch.ranks
         if self.global_batch.ranks != self._replicas:
@@ -178,7 +190,22 @@ class TrialData:
             loader.batch_sampler = self.global_batch.resize(loader.batch_sampler)
         initial_batch = self._context.position.initial_batch
         shares = {"num_replicas": self._replicas, "rank": self._rank}
-        return loader.get_resumable_loader(self.journal, initial_batch, **shares, pins=copies_aside)
+        resumable = loader.get_resumable_loader(self.journal, initial_batch, **shares, pins=copies_aside)
+        parts = find_stateful(resumable, is_positioned=True)
+        if not parts:
+            return resumable
+        return self._continue_passes(Passes(resumable, self._context.position, parts, is_positioned=True))
+
+    def _continue_passes(self, loader: Any) -> Any:
+        if isinstance(loader, Passes):
+            self._passes = loader
+            self.journal.ask_data = loader.state_dict
+            if self._resumed is not None and self._resumed.resume is not None and "data" in self._resumed_at:
+                before = self._resumed.resume.world_size
+                loader.resume(adapt_data_state(self._resumed_at["data"], before, self._replicas))
+        elif self._rank == 0:
+            warn_of_own_data(self._resumed, loader, self._replicas)
+        return loader
 
     def _choose_global_batch(self, batch_sampler: Any) -> GlobalBatch:
         size = (self._context.settings.hparams or {}).get("global_batch_size") or None
@@ -202,6 +229,170 @@ class TrialData:
         """Return whether all ranks validate on the same number of batches; all ranks must call it."""
         lengths = self._context.distributed.allgather(length_or_none(self.validation.loader))
         return None not in lengths and len(set(lengths)) == 1
+
+
+class Passes:
+    """Endless passes over a loader whose ``parts`` know their position, and the state of these for checkpoints.
+
+    Samplers are told the number of each pass. A resumed run without a state in the checkpoint leaves the position to
+    the trial, or with ``skips`` leaves out the batches of the interrupted pass. A loader that ``is_positioned`` has no
+    end, and begins with the first batch of the run.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        position: TrainingPosition,
+        parts: list[Any],
+        *,
+        skips: bool = False,
+        is_positioned: bool = False,
+    ) -> None:
+        self.parts = parts
+        self._loader = loader
+        self._source = RunLoader(loader)
+        self._position = position
+        self._skips = skips
+        self._is_positioned = is_positioned
+        self._length = length_or_none(loader) or None
+        self._drawn: int | None = None  # batches over the whole run, once the passes have begun
+        # The last known states of the parts, and the batch before which they were asked for.
+        self._states: list[Any] | None = None if position.initial_batch else []
+        self._asked_at = 0
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Begin with the state in a checkpoint; raise an InvalidCheckpointException if it is of other data."""
+        if len(saved["states"]) not in (0, len(self.parts)):
+            raise errors.InvalidCheckpointException(
+                f"The checkpoint holds the state of {len(saved['states'])} part(s) of the training data, and "
+                f"{len(self.parts)} have a state_dict(): {', '.join(type(part).__name__ for part in self.parts)}. "
+                "Resume with the same kind of loader."
+            )
+        self._states, self._asked_at = saved["states"], self._position.initial_batch - saved["behind"]
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError(f"{type(self._loader).__name__} has no length.")
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        first = self._position.initial_batch
+        # The interrupted run has drawn the random numbers for the beginning of the pass.
+        with isolated_rng() if first else contextlib.nullcontext():
+            self._drawn = drawn = self._load(first)
+            batches = self._repeat(self._begin(drawn), drawn)
+            for _ in range(first - drawn):
+                next(batches)
+        return batches
+
+    def _load(self, first: int) -> int:
+        """Load the states from the checkpoint; return the number of the batch that follows, at most ``first``."""
+        if self._states is not None:
+            # A part may go on using what it has loaded.
+            for part, state in zip(self.parts, copy.deepcopy(self._states), strict=False):
+                part.load_state_dict(state)
+            return self._asked_at
+        skipped = first % (self._length or sys.maxsize) if self._skips else 0
+        if self._skips:
+            logger.warning(
+                "The checkpoint has no position of the training data, which are of type %s: the run resumes after "
+                "batch %d of a new pass. An exact resume needs a torch.utils.data.DataLoader over a map-style dataset, "
+                "or data with state_dict() and load_state_dict().",
+                *(type(self._loader).__name__, skipped),
+            )
+        return first - skipped
+
+    def _begin(self, drawn: int) -> Iterator[Any]:
+        loader = self._loader
+        if not isinstance(loader, torch.utils.data.DataLoader):
+            return self._source.begin()
+        for sampler in list_told(loader):
+            sampler.set_epoch(drawn // (self._length or self._position.epoch_length()))
+        # Torch draws a seed for workers, even if there are none, and where a pass ends may be seen only after a resume.
+        if not (self.parts and drawn) or loader.num_workers or loader.generator:
+            return self._source.begin()
+        loader.generator = torch.Generator()
+        try:
+            return self._source.begin()
+        finally:
+            loader.generator = None
+
+    def _repeat(self, batches: Iterator[Any], drawn: int) -> Iterator[Any]:
+        has_no_epochs = self._skips and self._length is None and self._position.epoch_length() == sys.maxsize
+        may_be_empty = drawn > 0  # the interrupted run may have read all batches of the pass
+        while True:
+            begin = drawn
+            for batch in batches:
+                self._drawn = drawn = drawn + 1
+                yield batch
+            if has_no_epochs or (drawn == begin and not may_be_empty):
+                raise RuntimeError(
+                    f"The training data, a {type(self._loader).__name__} without a length, end after {drawn - begin} "
+                    "batches: give the data a __len__, or pass limit_train_batches=n, the length of an epoch."
+                )
+            may_be_empty = False
+            batches = self._begin(drawn)
+
+    def state_dict(self, trained: int) -> dict[str, Any] | None:
+        """Return the state before batch ``trained``, the next one to train; None if it is unknown.
+
+        If batches are drawn and not trained, return the last known state, from which a resumed run reads again.
+        """
+        if not self.parts:
+            return None
+        if self._drawn == trained and (self._states is None or self._asked_at != trained):
+            # Copies, because the data change their state as they go on.
+            self._states, self._asked_at = [copy.deepcopy(part.state_dict()) for part in self.parts], trained
+        if self._states is None:
+            return None
+        if self._is_positioned and self._asked_at != trained:
+            logger.warning("A batch was under way: the checkpoint is without the state of the training data.")
+            return None
+        is_start = trained % (self._position.epoch_length() or 1) == 0
+        return {"states": self._states, "behind": trained - self._asked_at, "epoch_start": is_start}
+
+
+def find_stateful(loader: Any, *, is_positioned: bool = False) -> list[Stateful]:
+    """Return the loader if it knows its position; else its dataset and samplers that do, if these hold the position.
+
+    The dataset alone is enough if the loader ``is_positioned``. Warn of states that workers have.
+    """
+    if isinstance(loader, Stateful):
+        return [loader]
+    if not isinstance(loader, torch.utils.data.DataLoader):
+        return []
+    samplers: list[Any] = [] if is_positioned else [loader.batch_sampler, loader.sampler]
+    parts = [part for part in samplers if isinstance(part, Stateful)]
+    if isinstance(loader.dataset, Stateful) and (parts or is_positioned or isinstance(loader.dataset, IterableDataset)):
+        parts.append(loader.dataset)
+    if parts and loader.num_workers:
+        logger.warning(
+            "%s has a state_dict(), which no checkpoint holds: the workers of the loader are ahead of the training. "
+            "Use torchdata's StatefulDataLoader, or num_workers=0.",
+            type(parts[0]).__name__,
+        )
+        return []
+    return parts
+
+
+def _find_continued(loader: Any) -> list[Stateful]:
+    """Return the part of a loader whose next iterator continues the last one, if any, instead of beginning anew."""
+    part = loader
+    if isinstance(loader, torch.utils.data.DataLoader):
+        reads_here = isinstance(loader.dataset, IterableDataset) and not loader.num_workers
+        part = loader.dataset if reads_here else None
+    return [part] if isinstance(part, Stateful) else []
+
+
+def list_samplers(loader: Any) -> list[Any]:
+    """Return the samplers of a loader of torch."""
+    batches = loader.batch_sampler
+    return [loader.sampler, batches, getattr(batches, "sampler", None)]
+
+
+def list_told(loader: Any) -> list[Any]:
+    """Return the samplers of a loader that Lightning tells the number of each epoch."""
+    return [one for one in list_samplers(loader) if callable(getattr(one, "set_epoch", None))]
 
 
 def length_or_none(loader: Any) -> int | None:

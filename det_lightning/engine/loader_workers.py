@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.autograd import _profiler_enabled as profiler_enabled  # type: ignore[attr-defined]  # no public name
 from torch.utils import data
 from torch.utils.data import _DatasetKind, dataloader
+
+from det_lightning.pytorch._random_state import Stateful
 
 _LABEL = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 _call = functools.partial.__call__  # operator.call of Python 3.11, for partials
@@ -19,16 +22,22 @@ _call = functools.partial.__call__  # operator.call of Python 3.11, for partials
 class RunLoader:
     """A loader over one run; :meth:`close` ends the workers.
 
-    Persistent workers started before the run belong to the caller, and live on.
+    Persistent workers started before the run belong to the caller, and live on. Each iterator finds the parts in
+    ``restarted`` as the first iterator found them.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, restarted: Sequence[Stateful] = ()) -> None:
         self.loader = loader
         self.batches: Iterator[Any] = iter(())
+        self._restarted = restarted
+        self._initial: list[Any] = []
         self._is_shared = _find_persistent_workers(loader) is not None
 
     def begin(self) -> Iterator[Any]:
         """Return a new iterator over the batches, also as :attr:`batches`."""
+        for part, state in zip(self._restarted, copy.deepcopy(self._initial), strict=False):
+            part.load_state_dict(state)
+        self._initial = self._initial or [copy.deepcopy(part.state_dict()) for part in self._restarted]
         self.batches = iterate_batches(self.loader)
         return self.batches
 

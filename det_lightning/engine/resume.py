@@ -66,6 +66,22 @@ def read_journal(
     return list(resume.journals[writer]), resume.positions[writer] if resume.positions else {}
 
 
+def adapt_data_state(state: dict[str, Any], before: int, now: int) -> dict[str, Any]:
+    """Return a state of the training data for ``now`` ranks; ``before`` ranks wrote it.
+
+    From the start of an epoch the data begin afresh; in the middle raise a CheckpointError.
+    """
+    if before == now:
+        return state
+    if not state["epoch_start"]:
+        raise errors.CheckpointError(
+            f"The checkpoint holds the state of the training data of {before} process(es) in the middle of an epoch, "
+            f"which cannot be divided among {now} process(es). Resume with {before}, or from a checkpoint at the end "
+            "of an epoch."
+        )
+    return {**state, "states": [], "behind": 0}
+
+
 def continue_batches(
     content: CheckpointContent, batch_sampler: Any, now: GlobalBatch, *, warns: bool
 ) -> tuple[GlobalBatch, bool]:

@@ -88,7 +88,7 @@ class TrialRun:
             self.trial.begin_run(files, self.state.batches_trained, exact)
         by_batch = self.evaluation.by_batch
         self.data = TrialData(loaders, self.context, by_batch, self.options, self.has_validated)
-        self._at_end.callback(self.data.close)
+        self._at_end.callback(lambda: self.data.close(self.state.batches_trained))
         self._validates_in_step = by_batch and self.data.has_even_validation()
         if resumed is not None and not resumed.epochs_known:
             self.state.epochs_trained = self.state.batches_trained // self.data.epoch_len
@@ -250,7 +250,8 @@ class TrialRun:
     def keep_state_before_validation(self) -> None:
         """Keep the state before a validation that a longer run would not have made here, for a resume."""
         rng = capture_rng(self.context.device)
-        self.before_final_validation = StateBeforeValidation(rng, self.data.journal.positions(), self.has_validated)
+        positions = self.data.journal.positions(self.state.batches_trained)
+        self.before_final_validation = StateBeforeValidation(rng, positions, self.has_validated)
 
     # Validation
 

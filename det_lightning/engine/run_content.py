@@ -80,8 +80,8 @@ class RunContent:
     def _resume_state(self, rng: dict[str, Any]) -> ResumeState:
         run = self._run
         journal = run.data.journal.state_dict(run.state.batches_trained)
-        now = StateBeforeValidation(rng, run.data.journal.positions(), run.has_validated)
-        kept = run.before_final_validation or now
+        positions = run.data.journal.positions(run.state.batches_trained)
+        kept = run.before_final_validation or StateBeforeValidation(rng, positions, run.has_validated)
         self._follow_settings()
         resume = collect_resume_state(
             run.context, run.state, kept.rng, journal, kept.positions, self._settings, kept.has_validated

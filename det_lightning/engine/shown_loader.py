@@ -13,6 +13,7 @@ from torch.utils import data
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._random_state import (
     GENERATORS,
+    Stateful,
     capture_rng,
     get_attributes,
     is_sampler_name,
@@ -77,6 +78,8 @@ class ShownLoader(data.DataLoader[Any]):
         if isinstance(apart, DataLoader):
             replicas, rank = self._share
             apart = apart.get_data_loader(repeat=False, skip=0, num_replicas=replicas, rank=rank)
+        elif isinstance(apart, Stateful) and not isinstance(apart, data.DataLoader):
+            apart = copy.copy(apart)  # its position is often a number among its attributes
         return iter(apart)
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import copy
 import operator
 import random
 import sys
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,6 +29,19 @@ _PLAIN = (bool, int, float, str, type(None))
 _WORDS = 624
 # Errors of generators for a state that does not fit.
 UNFIT = (TypeError, ValueError, RuntimeError, KeyError, IndexError, OverflowError, AttributeError)
+# The entry with what the state_dict() of a sampler returned.
+_OWN_STATE = "state_dict()"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Data that know their own position, for example a ``StatefulDataLoader`` of torchdata, or a sampler."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Load a state; the next iterator continues from there."""
 
 
 def require_seed(seed: Any) -> None:
@@ -175,8 +189,8 @@ class SamplerStates:
         self._samplers = [one for sampler in samplers for one in _walk_samplers(sampler)]
         self._built = [dict(get_attributes(sampler)) for sampler in self._samplers]
 
-    def capture(self) -> list[dict[str, Any]]:
-        """Return the state of each sampler, outermost first."""
+    def capture(self, *, between_passes: bool = False) -> list[dict[str, Any]]:
+        """Return the state of each sampler, outermost first; ``between_passes`` also its ``state_dict()``."""
         states = []
         for sampler, built in zip(self._samplers, self._built, strict=True):
             state: dict[str, Any] = {}
@@ -185,6 +199,8 @@ class SamplerStates:
                     state[name] = get_state(value)
                 elif isinstance(value, _PLAIN) and not (name in built and built[name] == value):
                     state[name] = value
+            if between_passes and isinstance(sampler, Stateful):
+                state[_OWN_STATE] = copy.deepcopy(sampler.state_dict())
             states.append(state)
         return states
 
@@ -199,7 +215,10 @@ class SamplerStates:
 def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
         try:
-            _restore_attribute(sampler, name, value)
+            if name == _OWN_STATE:
+                sampler.load_state_dict(copy.deepcopy(value))
+            else:
+                _restore_attribute(sampler, name, value)
         except UNFIT as e:
             raise errors.InvalidCheckpointException(
                 f"The state of {name!r:.100} in the checkpoint does not fit {type(sampler).__name__}: {e}"
@@ -228,10 +247,11 @@ class PassJournal:
     before the first draw: ``rng`` of the global generators, and ``samplers``. From a checkpoint come ``recorded``, the
     result of :meth:`state_dict`, and ``resumed_at``, the training position of :meth:`positions`. ``keep`` passes are
     remembered, because workers may be passes ahead of training. ``ranks`` batches, one for each rank when the training
-    began, make a global batch.
+    began, make a global batch. ``ask_data`` returns the state of data that know their position before a batch.
     """
 
     ranks = 1
+    ask_data: Callable[[int], dict[str, Any] | None] | None = None
 
     def __init__(
         self, recorded: list[dict[str, Any]] | None = None, keep: int = 2, position: dict[str, Any] | None = None
@@ -252,7 +272,8 @@ class PassJournal:
     def begin_pass(self, first_batch: int) -> None:
         """Remember the current states of the global generators and the samplers as the beginning of a pass."""
         self._starts = [start for start in self._starts if start["first_batch"] < first_batch]
-        self._starts.append({"first_batch": first_batch, "rng": capture_rng(), "samplers": self.samplers.capture()})
+        samplers = self.samplers.capture(between_passes=True)
+        self._starts.append({"first_batch": first_batch, "rng": capture_rng(), "samplers": samplers})
         del self._starts[: -self.keep]
 
     def forget(self) -> None:
@@ -265,10 +286,15 @@ class PassJournal:
         following = bisect.bisect_right(self._starts, next_batch, key=operator.itemgetter("first_batch"))
         return [*map(dict, self._starts[max(following - 1, 0) :])]
 
-    def positions(self) -> dict[str, Any]:
-        """Return the positions of the loaders: states of samplers, and in training the number of ``drawn`` batches."""
+    def positions(self, batches_trained: int = 0) -> dict[str, Any]:
+        """Return the positions of the loaders: states of samplers, and in training the number of ``drawn`` batches.
+
+        Training data that know their position have a state, as ``data``.
+        """
         training = self.resumed_at
         if self._numbers is not None or not training:  # otherwise nothing was drawn again yet
             drawn = 0 if self._numbers is None else sys.maxsize - operator.length_hint(self._numbers)
             training = {"drawn": drawn, "samplers": self.samplers.capture()}
-        return {"training": training, "validation": self.validation_samplers.capture()}
+        data = None if self.ask_data is None else self.ask_data(batches_trained)
+        validation = self.validation_samplers.capture(between_passes=True)
+        return {"training": training, "validation": validation} | ({} if data is None else {"data": data})

@@ -150,7 +150,7 @@ def test_iterables_repeat_and_resume_inexactly(tmp_path: Path, caplog: Any) -> N
     first.save_checkpoint(tmp_path / "saved.ckpt")
     assert "The training data" not in caplog.text
     resumed = fit(WithoutData, ckpt_path=tmp_path / "saved.ckpt", train_dataloaders=stream, val_dataloaders=[])
-    assert "The training data are of type DataLoader, whose position no checkpoint holds" in caplog.text
+    assert "no position of the training data, which are of type DataLoader" in caplog.text
     assert "the run resumes after batch 5 of a new pass" in caplog.text
     assert resumed.trial_run.state.batches_trained == 3 * EPOCH_LEN
 

@@ -11,6 +11,23 @@ BACKWARD_TWICE = """self.context.step_optimizer(self.sgd, auto_zero_grads=False)
         self.context.backward(self.body(batch[0]).pow(2).mean())
         self.context.step_optimizer(self.adam, auto_zero_grads=False)"""
 
+COUNTING = """class Counting(torch.utils.data.Dataset):
+    reads = 0
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return torch.full((3,), 0.01 * self.reads), torch.ones(1)
+
+    def state_dict(self):
+        return {{"reads": self.reads}}
+
+    def load_state_dict(self, state_dict):
+        {loads}
+"""
+
 DEFECTS = {
     "trains": [case("nan for a loss", "'loss' is nan", "batch 0")(reduced="mean() * float('nan')")],
     "is deterministic under a seed": [
@@ -236,6 +253,17 @@ DEFECTS = {
             saved='{"best": self.best, "self": Best()}'
         ),
     ],
+    "data resume where they stopped": [
+        case(
+            "dataset that restores nothing",
+            "after 2 batches trains on other data",
+            "batch 2",
+            "LINE: def load_state_dict",
+        )(above=COUNTING.format(loads="pass"), data="Counting()"),
+        case("dataset whose state does not fit", "first in batch 2. It fails .*KeyError", "LINE: def load_state_dict")(
+            above=COUNTING.format(loads="self.reads = state_dict['read']"), data="Counting()"
+        ),
+    ],
     "resumes bit-equal in the middle of an epoch": [
         case("callback that counts its checkpoints", "callback state best.saved", r"LINE: on_checkpoint_write_end\(\)")(
             hook="saved = 0\n\ndef on_checkpoint_write_end(self, checkpoint_dir):\n    self.saved += 1",
@@ -340,6 +368,11 @@ HARMLESS = {
             loader="pytorch.DataLoader(Noted(samples), batch_size=4, shuffle=shuffle)",
             validation_loader="self.build_training_data_loader(samples=12, shuffle=False)",
         ),
+    ],
+    "data resume where they stopped": [
+        case("a dataset that knows its position")(
+            above=COUNTING.format(loads='self.reads = state_dict["reads"]'), data="Counting()"
+        )
     ],
     "moves every trainable parameter": [
         case("a model that teaches another one")(

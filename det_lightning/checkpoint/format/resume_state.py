@@ -47,7 +47,9 @@ class ResumeState:
             not hold all values, and ``stars_as_text``; None if unknown.
         has_validated: a validation has begun, whose workers may still be alive.
         positions: how far each rank's loaders have come, beyond the journal: the number of training batches ``drawn``
-            from the samplers, where workers may be ahead of training, and the states of the samplers.
+            from the samplers, where workers may be ahead of training, and the states of the samplers. Training data
+            that know their position have ``data``: the ``states`` of their parts, how many batches these are
+            ``behind`` the training, and whether the next batch is an ``epoch_start``.
         best_value: the best value so far of the metric that chooses checkpoints.
         trial: name of the trial in its storage.
         requires_grad: of parameters frozen or unfrozen since training began, by their positions in all models.
@@ -230,6 +232,12 @@ def _is_of_model(value: Any) -> bool:
     )
 
 
+def _is_position(value: Any) -> bool:
+    rest = dict(value) if isinstance(value, dict) else {}
+    return ("data" not in rest or _fits(rest.pop("data"), _DATA)) and _fits(rest, _POSITION)
+
+
+_DATA = {"states": list, "behind": _is_count, "epoch_start": bool}
 _POSITION = {"training": {"drawn": _is_count, "samplers": [dict]}, "validation": [dict]}
 
 # What each value should be, in words, and the form.
@@ -252,7 +260,7 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
     "world_size": (f"an integer from 1 to {_MAX_WORLD_SIZE}", lambda value: _is_count(value, 1, _MAX_WORLD_SIZE)),
     "settings": ("JSON objects named hparams and experiment_config", _is_settings),
     "has_validated": ("true or false", bool),
-    "positions": ("a list of the positions of the loaders of each rank", [_POSITION]),
+    "positions": ("a list of the positions of the loaders of each rank", [_is_position]),
     "best_value": ("a number", (int, float, NoneType)),
     "trial": ("a name", (str, NoneType)),
     "requires_grad": ("a dict of true or false, by position", _is_flags),

@@ -53,6 +53,7 @@ CHECKS = (
     Check("has no process-group code of its own", "training:has_no_process_groups", "trial_context"),
     Check("checkpoint contains all the state that training changes", "checkpoints:is_complete", "trial_checkpoint"),
     Check("checkpoint round-trips", "checkpoints:round_trips", "trial_checkpoint", _BOTH),
+    Check("data resume where they stopped", "checkpoints:data_resume", "trial_resume"),
     Check("resumes bit-equal in the middle of an epoch", "checkpoints:mid_epoch", "trial_resume", _BOTH),
     Check("resumes bit-equal at the end of an epoch", "checkpoints:epoch_end", "trial_resume", _BOTH),
     Check("resumes bit-equal right after a validation", "checkpoints:after_validation", "trial_resume", _BOTH),

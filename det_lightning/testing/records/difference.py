@@ -51,7 +51,7 @@ _CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
     "resume": {
         "data": (
             "a loader that is not a det_lightning.pytorch.DataLoader, or a sampler or dataset with a state of its own: "
-            "its position is not in the checkpoint",
+            "its position is in the checkpoint only if it has state_dict() and load_state_dict(), and these hold all",
             "random draws for each sample in worker processes of the loader (num_workers above 0), whose generators "
             "are in no checkpoint: make them depend on the index and the epoch",
         ),
