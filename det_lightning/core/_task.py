@@ -10,14 +10,16 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.escaping import get_logger
 from det_lightning.files.local_files import write_private
 from det_lightning.files.plain_values import Losses, as_plain
 from det_lightning.files.strict_json import as_number, is_shallow, to_json
+
+if TYPE_CHECKING:
+    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 
 logger = get_logger(__name__)
 
@@ -113,6 +115,9 @@ class TrialTask:
 
     def _find_storage_url(self) -> str | None:
         """Return the path or URL of the experiment's storage; None if it cannot be opened here."""
+        # Here, because `import det_lightning` needs no libraries for storages.
+        from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+
         with contextlib.suppress(errors.StorageError, ValueError):
             return CheckpointStorage(self.checkpoint_storage).root.url
         return None
