@@ -37,7 +37,7 @@ with det.core.init() as context:
     if info.latest_checkpoint is not None:
         with context.checkpoint.restore_path(info.latest_checkpoint) as path:
             first = json.loads((path / "step").read_text())
-    print("begins at", first)
+    print("begins at", first, flush=True)
     for step in range(first + 1, 5):
         with context.checkpoint.store_path({"steps_completed": step}) as (path, _):
             (path / "step").write_text(json.dumps(step))

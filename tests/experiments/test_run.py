@@ -153,7 +153,7 @@ def test_hook_runs_unless_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     arguments = ("run", config, config.parent, "--experiments", tmp_path)
     hook.write_text("touch hooked\n: it's " + "\n" * 50)
     error = run(*arguments, ends_with=2).stderr
-    assert f"{hook}:1: touch hooked\n{hook}:2: : it's\n" in error
+    assert f"{hook}:1: touch hooked\n{hook}:2: : it's \n" in error
     assert f"{hook}: and 11 more lines\n" in error
     assert "--hook skip" in error
     assert not (tmp_path / "small-1").exists()

@@ -59,12 +59,12 @@ def test_texts_speak_of_checks(pytester: pytest.Pytester) -> None:
 def test_each_check_is_collected(pytester: pytest.Pytester) -> None:
     names = [check.name for check in CHECKS if PYTORCH in check.kinds and check.option is None]
     result = run(pytester, *TRIAL, "--collect-only", "-q")
-    result.stdout.fnmatch_lines([*(f"model_def:MyTrial::{name}" for name in names), "23 tests collected*"])
+    result.stdout.fnmatch_lines([*(f"model_def:MyTrial::{name}" for name in names), "24 tests collected*"])
 
 
 def test_output_ends_with_checks(pytester: pytest.Pytester) -> None:
     result = run(pytester, *TRIAL, "--trial-quick")
-    result.assert_outcomes(passed=17)
+    result.assert_outcomes(passed=18)
     result.stdout.fnmatch_lines(["*checks of model_def:MyTrial*", "[[]x[]] trains", "[[]x[]] is deterministic*"])
     result.stdout.fnmatch_lines(["--trial-quick left out the 6 checks that start other processes."])
 
