@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import threading
@@ -62,8 +63,12 @@ def in_processes(
     ranks = [
         forking.Process(target=_run, args=(do, rank, size, folder, port, timeout_s, queue)) for rank in range(size)
     ]
+    # A forked process that collects an object of an earlier test would join a thread that it has not got.
+    gc.collect()
+    gc.freeze()
     for process in ranks:
         process.start()
+    gc.unfreeze()
     found = sorted((queue.get(timeout=300) for _ in range(size - killed)), key=lambda one: one[0])
     for process in ranks:
         process.join(60)
