@@ -9,8 +9,7 @@ from det_lightning import errors
 from det_lightning.adapters.given_data import take_only_loader
 from det_lightning.core._metrics import select_scalars
 from det_lightning.distributed.rank_exchange import RankExchange
-from det_lightning.engine.metrics import to_numpy
-from det_lightning.engine.rank_metrics import reduce_validation_metrics
+from det_lightning.engine.metrics import reduce_validation_metrics, to_numpy
 from det_lightning.engine.train_and_evaluate import Evaluation
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from det_lightning.core import DistributedContext
 from det_lightning.distributed.rank_exchange import RankExchange
-from det_lightning.engine.rank_metrics import average_over_ranks
+from det_lightning.engine.metrics import average_over_ranks
 
 BATCHES = 100
 METRICS = 10

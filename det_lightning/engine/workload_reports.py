@@ -10,8 +10,14 @@ from typing import Any, Protocol
 from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.distributed.rank_exchange import RankExchange
 from det_lightning.engine.events import TrialEvents
-from det_lightning.engine.metrics import MetricTransfer, MetricWindow, average_metrics, to_numpy
-from det_lightning.engine.rank_metrics import average_over_ranks, reduce_validation_metrics
+from det_lightning.engine.metrics import (
+    MetricTransfer,
+    MetricWindow,
+    average_metrics,
+    average_over_ranks,
+    reduce_validation_metrics,
+    to_numpy,
+)
 from det_lightning.engine.run_log import LoggedWorkload, RunLog
 from det_lightning.engine.run_options import RunOptions
 from det_lightning.engine.stopping import EarlyEnd, RankFlag
