@@ -18,11 +18,11 @@ from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
 from det_lightning.adapters.trial_schedule import ValidationTimer
+from det_lightning.engine.boundary import all_ranks_end, interrupts_end_the_process
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.data_stream import LoaderFactory
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Action
-from det_lightning.engine.stopping import all_ranks_end, interrupts_end_the_process
 from det_lightning.escaping import get_logger
 
 logger = get_logger(__name__)

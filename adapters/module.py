@@ -19,11 +19,10 @@ from det_lightning.adapters.strategies.processes import use_trial_strategy
 from det_lightning.adapters.trial_schedule import ModuleSchedule
 from det_lightning.arguments import refuse_texts
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.engine.boundary import Reporter, StopRequest
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.data_stream import LoaderFactory
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.stopping import StopRequest
-from det_lightning.engine.workload_reports import Reporter
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial

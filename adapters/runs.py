@@ -13,8 +13,8 @@ from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.adapters.trial_schedule import ModuleSchedule
+from det_lightning.engine.boundary import RunOptions
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.run_options import RunOptions
 
 
 class ModuleRuns:

@@ -12,7 +12,7 @@ from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.arguments import refuse_texts, wrong_argument
 from det_lightning.callbacks.checkpoint import DeterminedCheckpoint
-from det_lightning.engine.stopping import StopRequest, end_without_traceback
+from det_lightning.engine.boundary import StopRequest, end_without_traceback
 from det_lightning.errors import PREEMPTED_EXIT_CODE, Preempted
 from det_lightning.escaping import get_logger
 from det_lightning.ranks.signals import EndSignals, print_at_once

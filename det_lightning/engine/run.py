@@ -8,15 +8,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from det_lightning.checkpoint.format.content import TrialState
+from det_lightning.engine.boundary import (
+    BoundaryExchange,
+    LoggedWorkload,
+    Reporter,
+    RunLog,
+    RunOptions,
+    WorkloadReports,
+    add_position,
+)
 from det_lightning.engine.data_stream import LoaderFactory, TrialData
 from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.resume import StateBeforeValidation, apply, require_same_checkpoint
-from det_lightning.engine.run_log import LoggedWorkload, RunLog
-from det_lightning.engine.run_options import RunOptions
 from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.train_and_evaluate import Evaluation, Training, require_trainable
-from det_lightning.engine.workload_reports import BoundaryExchange, Reporter, WorkloadReports, add_position
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng

@@ -1,0 +1,413 @@
+"""A boundary: the ranks exchange metrics and agree on an early end, and reports and the log get the metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.core._metrics import select_scalars
+from det_lightning.distributed.rank_exchange import RankExchange
+from det_lightning.engine.events import TrialEvents, overrides
+from det_lightning.engine.metrics import (
+    MetricTransfer,
+    MetricWindow,
+    average_metrics,
+    average_over_ranks,
+    reduce_validation_metrics,
+    to_numpy,
+)
+from det_lightning.escaping import get_logger
+from det_lightning.pytorch._data import data_length
+from det_lightning.pytorch._legacy_trial import original_trial
+from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._reducer import Reducer
+from det_lightning.ranks.distributed_context import DistributedContext
+from det_lightning.ranks.signals import SAME_SIGNAL_S, end_by_signal, print_at_once
+
+logger = get_logger(__name__)
+
+# Ranks that come to the same end do so at about the same time.
+_MEETING_TIME_S = 10.0
+
+
+class RankFlag(enum.IntFlag):
+    """Flags that a rank sends at a boundary, along with the metrics or alone.
+
+    Attributes:
+        STOP: the trial wants to stop.
+        PREEMPT: the process was asked to end.
+        ASK_AGAIN: user code runs before the ranks look at the answers, and may want to stop.
+        CHECKPOINT_COMPLETED: the chief has checkpoints to report.
+    """
+
+    STOP = enum.auto()
+    PREEMPT = enum.auto()
+    ASK_AGAIN = enum.auto()
+    CHECKPOINT_COMPLETED = enum.auto()
+
+
+@dataclasses.dataclass
+class StopRequest:
+    """Whether this process was asked to save the run and end, and with which exit code."""
+
+    exit_code: int
+    requested: bool = False
+
+
+class EarlyEnd:
+    """Agrees with the other ranks on the end of the run; ``preempted`` if a process was asked to end.
+
+    The wishes of the ranks travel with the metrics of a workload or a validation. Ranks exchange wishes again before
+    going on only if user code has since run on any rank, or a checkpoint was written.
+    """
+
+    def __init__(self, context: PyTorchTrialContext, stop_request: StopRequest | None, exchange: RankExchange) -> None:
+        self.stop_request = stop_request or StopRequest(exit_code=0)
+        self.is_alone = exchange.is_alone
+        self.preempted = False
+        self._context = context
+        self._exchange = exchange
+        self._agreed: RankFlag | None = None
+
+    def wishes(self, users_code_follows: bool) -> RankFlag:
+        """Return flags for the other ranks; ``users_code_follows`` says that user code runs before :meth:`agree`."""
+        stop = RankFlag.STOP if self._context.get_stop_requested() else RankFlag(0)
+        preempt = RankFlag.PREEMPT if self.stop_request.requested else RankFlag(0)
+        return stop | preempt | (RankFlag.ASK_AGAIN if users_code_follows else RankFlag(0))
+
+    def note(self, flags: RankFlag) -> None:
+        """Remember the flags of all ranks for :meth:`agree`."""
+        self._agreed = None if self.is_alone or RankFlag.ASK_AGAIN in flags else flags
+
+    def forget(self) -> None:
+        """Ask again at the next :meth:`agree`, on all ranks."""
+        self._agreed = None
+
+    def agree(self) -> bool:
+        """Return whether any rank wants to stop, or was asked to end; all ranks must call this."""
+        agreed = self._agreed
+        if agreed is None:
+            wishes = self.wishes(users_code_follows=False)
+            agreed = RankFlag(self._exchange.unite(wishes))
+            self.note(agreed)
+        stops = RankFlag.STOP in agreed
+        # A trial that wants to stop is done: a scheduler must not start the trial again.
+        self.preempted = RankFlag.PREEMPT in agreed and not stops
+        return stops or self.preempted
+
+    def is_immediate(self, at_boundary: bool) -> bool:
+        """Return whether the run ends before a boundary, because the only process was asked to end."""
+        if self.is_alone and not at_boundary and self.stop_request.requested:
+            self.preempted = True
+        return self.preempted
+
+
+def all_ranks_end(distributed: DistributedContext, error: BaseException) -> bool:
+    """Return whether all ranks call this at about the same time; a checkpoint of a lone rank would be useless."""
+    all_came = distributed.meet(_MEETING_TIME_S, f"it has ended with {type(error).__name__}: {error}")
+    if not all_came:
+        logger.error("Not all ranks end the run, so the training since the latest checkpoint is not saved.")
+    return all_came
+
+
+@contextlib.contextmanager
+def interrupts_end_the_process() -> Iterator[None]:
+    """Let another Ctrl-C end the process during the end of interrupted work; Lightning would ignore the Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        yield
+        return
+    since = time.monotonic()
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        if time.monotonic() - since > SAME_SIGNAL_S:
+            print_at_once(f"det_lightning: interrupted again; process {os.getpid()} ends at once.\n")
+            end_by_signal(signum)
+
+    try:
+        signal.signal(signal.SIGINT, end)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_without_traceback(error: BaseException) -> None:
+    """Keep Python from printing a traceback if nothing catches ``error``; the status of the process stays the same."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if value is not error:
+            before(kind, value, trace)
+
+    sys.excepthook = hook
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How the caller wants a run.
+
+    Attributes:
+        resumed: the checkpoint to resume from.
+        stop_request: whether this process was asked to end.
+        epoch_limit: the maximum number of batches in an epoch (int), or a share of the loader's batches (float).
+        overfits: train every epoch on the same batches, the first in dataset order.
+        keeps_training_metrics: keep the metrics of the latest training batch for hooks, as the trial returned the dict.
+        keeps_validation_metrics: the same for validation batches.
+        hooks_follow_report: other hooks run after a report, before anything else is due at the boundary.
+        hooks_follow_validation: the same after a validation.
+        has_checkpoint_news: whether the chief has a completed or failed checkpoint, unknown to other ranks.
+    """
+
+    resumed: CheckpointContent | None = None
+    stop_request: StopRequest | None = None
+    epoch_limit: float = 1.0
+    overfits: bool = False
+    keeps_training_metrics: bool = False
+    keeps_validation_metrics: bool = False
+    hooks_follow_report: bool = False
+    hooks_follow_validation: bool = False
+    has_checkpoint_news: Callable[[], bool] = lambda: False
+
+
+@dataclasses.dataclass
+class LoggedWorkload:
+    """Notes about a workload: the time of the beginning, and the numbers of records in the batches."""
+
+    lengths: list[Any] = dataclasses.field(default_factory=list)
+    since_s: float = dataclasses.field(default_factory=time.perf_counter)
+
+
+class RunLog:
+    """Logs the facts of one run, on the chief. Unless the log is ``enabled``, nothing is counted or timed."""
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+        self.enabled = logger.isEnabledFor(logging.INFO) and context.distributed.rank == 0
+        self._trial = trial
+        self._context = context
+        #: What was noted about the workload, for :meth:`report_training`.
+        self.workload = LoggedWorkload()
+        self._validates_since_s = 0.0
+
+    def begin(self, batches_trained: int, resume: CheckpointContent | None) -> None:
+        """Log the trial and the place of its training."""
+        if not self.enabled:
+            return
+        size = self._context.distributed.size
+        processes = "1 process" if size == 1 else f"{size} processes"
+        origin = f", resumed from checkpoint {resume.name}" if resume is not None else ""
+        logger.info(
+            "Training %s on %s, %s, from batch %d%s.",
+            type(original_trial(self._trial)).__name__,
+            self._context.device,
+            processes,
+            batches_trained,
+            origin,
+        )
+
+    def counter(self) -> Callable[[Any], Any] | None:
+        """Return a function to call with each trained batch, or None if there is nothing to call."""
+        if self._trial_counts_itself():
+            length_of: Callable[[Any], Any] = self._trial.get_batch_length
+        elif self.enabled:
+            length_of = _length_if_known
+        else:
+            return None
+        if not self.enabled:
+            return length_of
+        return lambda batch: self.workload.lengths.append(length_of(batch))
+
+    def validation_counter(self) -> Callable[[Any], int] | None:
+        """Return a function for counting the records of each evaluated batch, or None if nothing needs the count."""
+        if self._trial_counts_itself():
+            return self._trial.get_batch_length
+        return data_length if self.enabled else None
+
+    def _trial_counts_itself(self) -> bool:
+        """Return whether the trial overrides ``get_batch_length``, perhaps with side effects."""
+        return overrides(original_trial(self._trial), PyTorchTrial, "get_batch_length")
+
+    def report_training(
+        self, batches_trained: int, metrics: dict[str, Any], workload: LoggedWorkload, batches: int
+    ) -> None:
+        """Log the averages of a workload of ``batches`` batches."""
+        if self.enabled:
+            speed = self._describe_speed(time.perf_counter() - workload.since_s, workload.lengths, batches)
+            logger.info("Training after %d batches: %s%s.", batches_trained, _describe(metrics), speed)
+
+    def begin_validation(self) -> None:
+        """Begin to time a validation."""
+        self._validates_since_s = time.perf_counter()
+
+    def end_validation(self, batches_trained: int, metrics: dict[str, Any], lengths: list[Any]) -> None:
+        """Log the metrics of a validation; ``lengths`` holds the number of records of each batch on this rank."""
+        if self.enabled:
+            speed = self._describe_speed(time.perf_counter() - self._validates_since_s, lengths, len(lengths))
+            logger.info("Validation after %d batches: %s%s.", batches_trained, _describe(metrics), speed)
+
+    def _describe_speed(self, duration_s: float, lengths: list[Any], batches: int) -> str:
+        """Return the speed of all ranks, on the assumption that every rank does as much as this rank."""
+        if not batches or duration_s <= 0:
+            return ""
+        size = self._context.distributed.size
+        counts = {"batches": batches * size}
+        if len(lengths) == batches and all(isinstance(length, int) for length in lengths):
+            counts = {"records": sum(lengths) * size, **counts}
+        done = ", ".join(f"{count} {unit} ({count / duration_s:.4g} {unit}/s)" for unit, count in counts.items())
+        return f"; {done} in {duration_s:.3g} s"
+
+
+def _length_if_known(batch: Any) -> int | None:
+    try:
+        return data_length(batch)
+    except (TypeError, ValueError):  # only the log needs the number, and can do without
+        return None
+
+
+def _describe(metrics: dict[str, Any]) -> str:
+    scalars = select_scalars(metrics, leave_out=("batches", "epochs"))
+    return ", ".join(f"{name}={value:.6g}" for name, value in scalars.items()) or "no metrics that are numbers"
+
+
+class BoundaryExchange:
+    """Reduces the metrics of a run over the ranks. All ranks call the same methods.
+
+    ``users_code_follows`` says whether user code runs between the call and :meth:`EarlyEnd.agree`.
+    """
+
+    def __init__(self, context: PyTorchTrialContext, options: RunOptions) -> None:
+        self._reducers = context.reducers
+        self._ranks = RankExchange(context.distributed)
+        self.early_end = EarlyEnd(context, options.stop_request, self._ranks)
+        self._has_checkpoint_news = options.has_checkpoint_news
+        #: Whether the chief had news of checkpoints when the ranks last exchanged metrics.
+        self.checkpoint_completed = False
+
+    @property
+    def may_average_later(self) -> bool:
+        """Whether averaging a workload's metrics involves neither another rank nor a reducer of the trial."""
+        return self.early_end.is_alone and not self._reducers.reduces_training
+
+    def average(self, transfer: MetricTransfer, users_code_follows: bool) -> list[dict[str, Any]]:
+        """Return the metrics of each batch of a workload, averaged over the ranks."""
+        with self._ranks.distributed.in_batches():  # a GPU may wait for other ranks
+            batches = transfer.finish()
+        metrics, of_all_ranks = average_over_ranks(batches, self._ranks, self._flags(users_code_follows))
+        self._note(of_all_ranks)
+        return metrics
+
+    def reduce_validation(
+        self, batches: list[dict[str, Any]], reducer: Reducer | dict[str, Reducer], users_code_follows: bool
+    ) -> dict[str, Any]:
+        """Return the metrics of a validation, reduced over batches and ranks."""
+        flags = self._flags(users_code_follows)
+        metrics, of_all_ranks = reduce_validation_metrics(batches, reducer, self._ranks, flags)
+        self._note(of_all_ranks)
+        return metrics
+
+    def broadcast_validation(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return the metrics of the chief after a validation on the chief alone."""
+        of_chief: dict[str, Any] = self._ranks.broadcast(metrics)
+        self.early_end.forget()
+        return of_chief
+
+    def reduce_registered(self, for_training: bool) -> dict[str, Any]:
+        """Return the metrics of the trial's own reducers, as numpy values."""
+        return to_numpy(self._reducers.reduce_metrics(for_training, self._ranks.allgather))
+
+    def _flags(self, users_code_follows: bool) -> RankFlag:
+        wishes = self.early_end.wishes(users_code_follows)
+        return wishes | RankFlag.CHECKPOINT_COMPLETED if self._has_checkpoint_news() else wishes
+
+    def _note(self, of_all_ranks: int) -> None:
+        flags = RankFlag(of_all_ranks)
+        self.checkpoint_completed = RankFlag.CHECKPOINT_COMPLETED in flags
+        self.early_end.note(flags)
+
+
+class Reporter(Protocol):
+    """Takes the metrics of a run, on the chief."""
+
+    def report_training(
+        self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
+    ) -> None:
+        """Take the metrics of a workload after ``steps_completed`` batches."""
+
+    def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Take the metrics of a validation after ``steps_completed`` batches."""
+
+
+class WorkloadReports:
+    """Reports each workload to the log, to ``reporters`` and to the trial's callbacks.
+
+    Metrics on a GPU are available only after the GPU's work is done. Where nothing can tell the difference, the host
+    gives the next batch to the GPU first; until then the report is ``unfinished``.
+    """
+
+    def __init__(
+        self,
+        exchange: BoundaryExchange,
+        events: TrialEvents,
+        log: RunLog,
+        reporters: list[Reporter],
+        hooks_follow: bool = False,
+    ) -> None:
+        self._hooks_follow = hooks_follow
+        self._exchange = exchange
+        self._events = events
+        self._log = log
+        self._reporters = reporters
+        #: The waiting report, for :meth:`finish`.
+        self.unfinished: Callable[[], None] | None = None
+
+    def report(self, window: MetricWindow, state: TrialState, next_batch_follows: bool) -> None:
+        """Report the workload that ended at ``state``, with the metrics in ``window``.
+
+        All ranks call this. ``next_batch_follows`` says whether nothing else is due before the next batch.
+        """
+        users_code_follows = self._hooks_follow or bool(self._events.find_overrides("on_training_workload_end"))
+        metrics = window.begin_transfer()
+        workload = self._log.workload
+        self.unfinished = functools.partial(
+            self._report, metrics, dataclasses.replace(state), workload, users_code_follows
+        )
+        may_finish_later = next_batch_follows and not users_code_follows and metrics.runs_aside
+        if not (may_finish_later and self._exchange.may_average_later):
+            self.finish()
+
+    def finish(self) -> None:
+        """Finish a waiting report, if any."""
+        if self.unfinished is not None:
+            finish = self.unfinished
+            self.unfinished = None
+            finish()
+
+    def _report(
+        self, metrics: MetricTransfer, state: TrialState, workload: LoggedWorkload, users_code_follows: bool
+    ) -> None:
+        batch_metrics = self._exchange.average(metrics, users_code_follows)
+        avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
+        avg_metrics.update(self._exchange.reduce_registered(for_training=True))
+        batches_trained = state.batches_trained
+        self._log.report_training(batches_trained, avg_metrics, workload, len(batch_metrics))
+        for reporter in self._reporters:
+            reporter.report_training(batches_trained, avg_metrics, batch_metrics)
+        add_position(avg_metrics, state)
+        self._events.emit("on_training_workload_end", avg_metrics=avg_metrics, batch_metrics=batch_metrics)
+
+
+def add_position(metrics: dict[str, Any], state: TrialState) -> None:
+    """Add the numbers of trained batches and epochs to the metrics, unless a metric has the name."""
+    metrics.setdefault("batches", state.batches_trained)
+    metrics.setdefault("epochs", state.epochs_trained)
