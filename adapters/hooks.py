@@ -17,7 +17,7 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.flags import TakenFlags
 from det_lightning.adapters.lightning_package import pl
-from det_lightning.engine.events import overrides
+from det_lightning.engine.train_and_evaluate import overrides
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.core._metrics import select_scalars
 from det_lightning.distributed.rank_exchange import RankExchange
-from det_lightning.engine.events import TrialEvents, overrides
 from det_lightning.engine.metrics import (
     MetricTransfer,
     MetricWindow,
@@ -28,6 +27,7 @@ from det_lightning.engine.metrics import (
     reduce_validation_metrics,
     to_numpy,
 )
+from det_lightning.engine.train_and_evaluate import TrialEvents, overrides
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import data_length
 from det_lightning.pytorch._legacy_trial import original_trial

@@ -11,7 +11,7 @@ from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import RESUME_FILE, modernize
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.engine.events import TrialEvents
+from det_lightning.engine.train_and_evaluate import TrialEvents
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._position import GlobalBatch
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext

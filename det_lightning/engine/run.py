@@ -18,11 +18,10 @@ from det_lightning.engine.boundary import (
     add_position,
 )
 from det_lightning.engine.data_stream import LoaderFactory, TrialData
-from det_lightning.engine.events import TrialEvents
 from det_lightning.engine.resume import StateBeforeValidation, apply, require_same_checkpoint
 from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
-from det_lightning.engine.train_and_evaluate import Evaluation, Training, require_trainable
+from det_lightning.engine.train_and_evaluate import Evaluation, Training, TrialEvents, require_trainable
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._random_state import capture_rng
