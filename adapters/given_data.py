@@ -20,7 +20,7 @@ from det_lightning.engine.data_stream import (
     list_samplers,
     list_told,
 )
-from det_lightning.engine.shown_loader import ShownLoader
+from det_lightning.engine.loaders import ShownLoader
 from det_lightning.engine.train_and_evaluate import overrides
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import DataLoader

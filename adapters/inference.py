@@ -18,7 +18,7 @@ from det_lightning.adapters.hooks import DrivenModule, answers
 from det_lightning.adapters.loading import SavedTrial, rename_models
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.engine.data_stream import LoaderFactory, length_or_none
-from det_lightning.engine.shown_loader import ShownLoader
+from det_lightning.engine.loaders import ShownLoader
 from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial

@@ -17,10 +17,8 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 
 from det_lightning import errors
 from det_lightning.engine.boundary import RunOptions
-from det_lightning.engine.device_copies import SideStream, copy_aside
-from det_lightning.engine.loader_workers import RunLoader
+from det_lightning.engine.loaders import RunLoader, ShownLoader, SideStream, copy_aside
 from det_lightning.engine.resume import adapt_data_state, continue_batches, read_journal, warn_of_own_data
-from det_lightning.engine.shown_loader import ShownLoader
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._position import GlobalBatch, TrainingPosition

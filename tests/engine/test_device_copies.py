@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from det_lightning import pytorch
-from det_lightning.engine.device_copies import SideStream, copy_aside
+from det_lightning.engine.loaders import SideStream, copy_aside
 from det_lightning.pytorch._random_state import PassJournal
 
 COPY, WORK = 4, 10

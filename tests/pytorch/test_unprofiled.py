@@ -10,7 +10,7 @@ import torch
 from torch.utils import data
 
 from det_lightning import pytorch
-from det_lightning.engine.loader_workers import iterate_batches
+from det_lightning.engine.loaders import iterate_batches
 
 NUMBERS = data.TensorDataset(torch.arange(10.0), torch.arange(10) % 3)
 
