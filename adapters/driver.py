@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters import conflicts, lightning_internals, lightning_loops
+from det_lightning.adapters import flags, lightning_internals, lightning_loops
 from det_lightning.adapters.hooks import WatchedHooks
 from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
@@ -124,7 +124,7 @@ class RunDriver:
         """Train to the end of the step, past boundaries that only report; or on one batch, and return its metrics."""
         run = self.run
         if run.state.batches_trained == 0 and not run.has_validated:
-            conflicts.warn_of_evaluation_mode(part for model in run.context.models for part in model.modules())
+            flags.warn_of_evaluation_mode(part for model in run.context.models for part in model.modules())
         self._max_steps = self._trainer.max_steps if self._trainer.max_steps != -1 else sys.maxsize
         if self._trainer.should_stop:  # once it may
             self._max_steps = min(self._max_steps, self._trainer.min_steps or sys.maxsize)

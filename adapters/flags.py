@@ -1,17 +1,22 @@
-"""Flags and callbacks of ``pl.Trainer``: refusals, and flags obeyed by the trial in place of Lightning."""
+"""Conflicts of a `pl.Trainer` or a module with a trial: refusals, warnings, and flags that the trial obeys itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+import torch
 
 from det_lightning import errors
 from det_lightning.adapters import given_data, lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
-from det_lightning.adapters.conflicts import describe_other_package
-from det_lightning.adapters.lightning_package import TrainerFn, pl
+from det_lightning.adapters.lightning_package import OTHER, PACKAGE, VARIABLE, TrainerFn, pl
 from det_lightning.adapters.strategies.processes import REPLACED_STRATEGIES, TRIAL_STRATEGIES
 from det_lightning.adapters.trial_schedule import ValidationTimer
+from det_lightning.checkpoint.format.standard_values import with_plain_numbers
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
 _AVERAGING = "wrap a torch.optim.swa_utils.AveragedModel in the trial"
@@ -153,3 +158,188 @@ class TakenFlags:
         self._trainer.accumulate_grad_batches = self.accumulated_batches
         if self._validation_interval_s is not None:
             lightning_internals.restore_validation_interval(self._trainer, self._validation_interval_s)
+
+
+logger = get_logger(__name__)
+
+_LATER = "do it in on_fit_start(), when the trial is built, or in the trial's __init__"
+
+
+# By the start of a module's name, the package of the module, and the module's name in the other package.
+_COUNTERPARTS = {
+    "pytorch_lightning": ("pytorch_lightning", "lightning.pytorch"),
+    "lightning_fabric": ("pytorch_lightning", "lightning.fabric"),
+    "lightning.pytorch": ("lightning", "pytorch_lightning"),
+    "lightning.fabric": ("lightning", "lightning_fabric"),
+}
+
+
+def warn_of_mixture() -> None:
+    """Warn if the program has imported the other package of Lightning: trainers of the other package refuse a trial."""
+    if OTHER in sys.modules:
+        logger.warning(
+            "This program imports both lightning and pytorch_lightning, and TrialModule is a LightningModule of %s: a "
+            "trainer of %s refuses the module. Import Lightning as %s everywhere; or import %s before det_lightning, "
+            "or set %s=%s.",
+            *(PACKAGE, OTHER, PACKAGE, OTHER, VARIABLE, OTHER),
+        )
+
+
+def describe_other_package(trainer: pl.Trainer) -> list[str]:
+    """Return a sentence for each callback, logger and plugin of a trainer from the other package."""
+    flags: Any = trainer  # mypy does not see attributes set by Lightning's connectors
+    strategy = trainer.strategy
+    plugins = [
+        strategy,
+        strategy.precision_plugin,
+        strategy.checkpoint_io,
+        getattr(strategy, "cluster_environment", None),
+    ]
+    parts = [*flags.callbacks, *trainer.loggers, flags.profiler, flags.datamodule, *plugins]
+    return [sentence for part in parts if (sentence := _describe(part)) is not None]
+
+
+def _describe(part: Any) -> str | None:
+    for kind in type(part).__mro__:
+        start = ".".join(kind.__module__.split(".")[: 2 if kind.__module__.startswith("lightning.") else 1])
+        package, counterpart = _COUNTERPARTS.get(start, (PACKAGE, ""))
+        if package != PACKAGE:
+            public = kind.__module__.removeprefix(start).split(".")[1:2]
+            line = f"from {'.'.join([counterpart, *public])} import {kind.__name__}"
+            derived = "" if kind is type(part) else f"a {kind.__name__} "
+            return f"{type(part).__name__}, {derived}of {OTHER}: the trainer is from {PACKAGE}, so write `{line}`"
+    return None
+
+
+def find_changed_hparams(module: pl.LightningModule) -> list[str]:
+    """Return the names of hyperparameters changed since the module was made."""
+    initial = module.hparams_initial
+    return sorted(
+        str(name)
+        for name in {*initial, *module.hparams}
+        if name not in initial or name not in module.hparams or _differ(initial[name], module.hparams[name])
+    )
+
+
+def _differ(before: Any, now: Any) -> bool:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return before.keys() != now.keys() or any(_differ(before[key], now[key]) for key in before)
+    if isinstance(before, list | tuple) and isinstance(now, list | tuple):
+        return len(before) != len(now) or any(map(_differ, before, now))
+    plain = bool | int | float | str | None
+    if isinstance(before, float) and isinstance(now, float) and math.isnan(before) and math.isnan(now):
+        return False
+    if isinstance(before, plain) or isinstance(now, plain):
+        return bool(type(before) is not type(now) or before != now)
+    return False  # hparams_initial has copies of objects
+
+
+def refuse_changed_hparams(module: pl.LightningModule) -> None:
+    """Raise an InvalidExperimentException naming the hyperparameters changed on the module."""
+    if names := find_changed_hparams(module):
+        raise errors.InvalidExperimentException(
+            f"module.hparams was changed ({', '.join(names)}), and the trial trains with the hyperparameters that its "
+            f"module was made with. Create a new module: {type(module).__name__}(..., hparams={{...}})."
+        )
+
+
+def write_trained_hparams(module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+    """Write the hyperparameters of the training to a checkpoint, with a warning if ``module.hparams`` differ."""
+    if names := find_changed_hparams(module):
+        checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = with_plain_numbers(dict(module.hparams_initial))
+        logger.warning(
+            "module.hparams was changed (%s). The checkpoint has the hyperparameters that the trial trains with.",
+            ", ".join(names),
+        )
+
+
+def refuse_changed_type(module: pl.LightningModule, initial: Any) -> None:
+    """Raise an InvalidExperimentException if the module was cast to another type before its trial is built."""
+    if module.dtype != initial:
+        raise errors.InvalidExperimentException(
+            f"The module was cast to {module.dtype} before fit(), which builds its trial anew, in {initial}. Leave the "
+            "cast out, and use pl.Trainer(precision=...), such as precision='64-true'; or cast in the trial's __init__."
+        )
+
+
+def refuse_automatic_optimization(module: pl.LightningModule) -> None:
+    """Raise an InvalidExperimentException if Lightning is to update the weights: the trial does so itself."""
+    if module.automatic_optimization:
+        raise errors.InvalidExperimentException(
+            "module.automatic_optimization was set to True, and a trial steps its optimizers itself: leave it False."
+        )
+
+
+def warn_of_evaluation_mode(modules: Iterable[torch.nn.Module]) -> None:
+    """Warn if modules are in evaluation mode at the beginning of a training: models train in training mode."""
+    if not all(module.training for module in modules):
+        logger.warning(
+            "The module, or a part of it, is in evaluation mode. As in Determined, a trial trains in training mode: "
+            "call eval() for that part in the trial's train_batch()."
+        )
+
+
+def warn_of_second_fit(trainer: pl.Trainer) -> None:
+    """Warn if a trainer would continue the training of a plain module: a trial begins at batch 0 again."""
+    done = trainer.fit_loop.epoch_progress.current.completed
+    if done and not trainer.fit_loop.done:
+        logger.warning(
+            "The trainer has trained %d epochs, and this fit() begins at epoch 0 again, with the weights as they are. "
+            "To resume instead, save a checkpoint and pass ckpt_path=.",
+            done,
+        )
+
+
+def warn_of_lost_callbacks(trainer: Any) -> None:
+    """Warn of Lightning callbacks without a state in the checkpoint of a resumed training."""
+    if names := sorted({type(callback).__name__ for callback in trainer.callbacks if callback.state_dict()}):
+        logger.warning(
+            "The checkpoint has no states of Lightning's callbacks: %s start over. With "
+            "pl.Trainer(plugins=[DeterminedCheckpointIO()]) a ModelCheckpoint also writes these states.",
+            ", ".join(names),
+        )
+
+
+def warn_of_missing_parameters(module: torch.nn.Module) -> None:
+    """Warn if the parameters of a module are read before the trial is built, for example by ``freeze()``."""
+    logger.warning(
+        "%s has no parameters of its trial before fit(), which builds the trial. Calls that need parameters, such as "
+        "freeze(), requires_grad_(), apply(), state_dict(), watch() of a logger or an optimizer, have no effect: %s.",
+        *(type(module).__name__, _LATER),
+    )
+
+
+def refuse_lost_changes(loaded: list[torch.nn.Module], built: list[torch.nn.Module]) -> None:
+    """Raise an InvalidExperimentException if loaded models have changes besides weights: built models lose these."""
+    changes = {
+        "frozen parameters (freeze() or requires_grad_())": any(
+            not old.requires_grad and new.requires_grad for old, new in _pairs(loaded, built)
+        ),
+        "hooks (watch() of a logger, or register_hook())": any(
+            getattr(old, "_backward_hooks", None) and not getattr(new, "_backward_hooks", None)
+            for old, new in _pairs(loaded, built)
+        ),
+    }
+    if found := [name for name, is_found in changes.items() if is_found]:
+        raise errors.InvalidExperimentException(
+            f"The module that was loaded from a checkpoint has {' and '.join(found)}, and fit() builds the trial "
+            f"again, with the weights only: {_LATER}."
+        )
+
+
+def _pairs(loaded: list[torch.nn.Module], built: list[torch.nn.Module]) -> Iterator[tuple[Any, Any]]:
+    for old, new in zip(loaded, built, strict=False):
+        yield from zip([*old.parameters()], [*new.parameters()], strict=False)
+
+
+def warn_of_second_trainer(context: PyTorchTrialContext) -> None:
+    """Warn if a new trainer goes on with optimizers and schedulers that another trainer's ``fit`` has moved."""
+    kept = ["the state of its optimizers, such as momentum"] if any(one.state for one in context.optimizers) else []
+    kept += ["its learning rate schedulers"] if context.lr_schedulers else []
+    if kept and context.distributed.rank == 0:
+        logger.warning(
+            "Another pl.Trainer has trained this module, and the trial keeps %s. A plain LightningModule would begin "
+            "with new ones, from configure_optimizers(). To begin anew with these weights, fit a new TrialModule after "
+            "new.load_state_dict(module.state_dict()); to continue the run, pass ckpt_path=.",
+            " and ".join(kept),
+        )

@@ -11,7 +11,7 @@ import torch
 from typing_extensions import Self
 
 from det_lightning import errors
-from det_lightning.adapters import conflicts, lightning_internals
+from det_lightning.adapters import flags, lightning_internals
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.evaluation import GivenEvaluation, PlainOptimizer
 from det_lightning.adapters.hooks import DrivenModule, answers
@@ -97,7 +97,7 @@ class InferenceModule(DrivenModule):
     def adopt_trial(self, runnable: PyTorchTrial, context: PyTorchTrialContext) -> None:
         """Take a built trial, with the weights that :meth:`build_from` loaded, if any."""
         if self._loaded is not None and self._loaded is not context:
-            conflicts.refuse_lost_changes(self._loaded.models, context.models)
+            flags.refuse_lost_changes(self._loaded.models, context.models)
             weights = [model.state_dict() for model in self._loaded.models]
             load_models(context, {"models_state_dict": weights}, "The module that was loaded from a checkpoint")
             self._loaded = None
@@ -117,20 +117,20 @@ class InferenceModule(DrivenModule):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yield the parameters; see ``torch.nn.Module``. A warning says if the trial is not built yet."""
         if self.context is None:
-            conflicts.warn_of_missing_parameters(self)
+            flags.warn_of_missing_parameters(self)
         return super().named_parameters(*args, **kwargs)
 
     def apply(self, fn: Callable[[torch.nn.Module], None]) -> Self:
         """Call a function for each module; see ``torch.nn.Module``. A warning says if the trial is not built yet."""
         is_lightnings = str(fn.__module__).partition(".")[0] in ("lightning", "lightning_fabric")  # as in module.to()
         if self.context is None and not is_lightnings:
-            conflicts.warn_of_missing_parameters(self)
+            flags.warn_of_missing_parameters(self)
         return super().apply(fn)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the weights; see ``torch.nn.Module``. A warning says if the trial is not built yet."""
         if self.context is None:
-            conflicts.warn_of_missing_parameters(self)
+            flags.warn_of_missing_parameters(self)
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

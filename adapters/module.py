@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.adapters import conflicts, driving, flags, given_data, lightning_internals, lightning_loops
+from det_lightning.adapters import driving, flags, given_data, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.driver import RunDriver, StopIterationGuard
 from det_lightning.adapters.hooks import answers, refuse_unsupported_methods
@@ -109,7 +109,7 @@ class TrialModule(InferenceModule):
         recorded: Collection[str] = (),
     ) -> None:
         super().__init__()
-        conflicts.warn_of_mixture()
+        flags.warn_of_mixture()
         refuse_texts("TrialModule()", step_zero_validation=step_zero_validation, test_mode=test_mode, trusted=trusted)
         self._initial_type = self.dtype
         self.automatic_optimization = False
@@ -188,13 +188,13 @@ class TrialModule(InferenceModule):
         flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation)
         refuse_unsupported_methods(self, trains=trainer.training or trainer.validating)
         if trainer.training:
-            conflicts.refuse_automatic_optimization(self)
-            conflicts.refuse_changed_hparams(self)
+            flags.refuse_automatic_optimization(self)
+            flags.refuse_changed_hparams(self)
             if self.driver is None:
-                conflicts.refuse_changed_type(self, self._initial_type)
-                conflicts.warn_of_evaluation_mode([self])
+                flags.refuse_changed_type(self, self._initial_type)
+                flags.warn_of_evaluation_mode([self])
             else:
-                conflicts.warn_of_second_fit(trainer)
+                flags.warn_of_second_fit(trainer)
         if trainer.world_size > 1:
             use_trial_strategy(trainer)
         lightning_loops.use_trial_loops(trainer)
@@ -299,7 +299,7 @@ class TrialModule(InferenceModule):
     def add_trial(self, checkpoint: dict[str, Any]) -> None:
         """Add the trial's state for a resume to a checkpoint, after ``on_save_checkpoint``."""
         add_content(checkpoint, self._runs.fitted or self._runs.latest)
-        conflicts.write_trained_hparams(self, checkpoint)
+        flags.write_trained_hparams(self, checkpoint)
 
     def take_trial(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built; before ``on_load_checkpoint``."""
@@ -308,7 +308,7 @@ class TrialModule(InferenceModule):
         if content is not None:
             self.resume_content = content
             if fits and not checkpoint.get("callbacks"):
-                conflicts.warn_of_lost_callbacks(self.trainer)
+                flags.warn_of_lost_callbacks(self.trainer)
 
     @property
     def trial_run(self) -> TrialRun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from det_lightning.adapters import conflicts
+from det_lightning.adapters import flags
 from det_lightning.adapters.driver import RunDriver
 from det_lightning.adapters.flags import TakenFlags
 from det_lightning.adapters.given_data import GivenLoaders, warn_of_lost_state
@@ -46,7 +46,7 @@ class ModuleRuns:
         if checkpoints is not None:
             warn_of_lost_state(trainer)
         if trainer.training and self._fitted_by not in (None, trainer) and module.resume_content is None:
-            conflicts.warn_of_second_trainer(context)
+            flags.warn_of_second_trainer(context)
         timer = taken.validation_timer(context)
         period = None if checkpoints is None else checkpoints.policy.period
         schedule = self._schedule.complete(trainer, context.position, period, timer)
