@@ -7,18 +7,20 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals, lightning_loops
-from det_lightning.adapters.hooks import WatchedHooks
+from det_lightning.adapters.flags import TakenFlags
+from det_lightning.adapters.given_data import GivenLoaders, warn_of_lost_state
+from det_lightning.adapters.hooks import DrivenModule, WatchedHooks
 from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
-from det_lightning.adapters.trial_schedule import ValidationTimer
-from det_lightning.engine.boundary import all_ranks_end, interrupts_end_the_process
+from det_lightning.adapters.trial_schedule import ModuleSchedule, ValidationTimer
+from det_lightning.engine.boundary import RunOptions, all_ranks_end, interrupts_end_the_process
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.data_stream import LoaderFactory
 from det_lightning.engine.run import TrialRun
@@ -301,3 +303,174 @@ class RunDriver:
             self._checkpoints.close()
         self.run.shut_down()
         self._reporter.log_initial()
+
+
+def _has_trial(module: pl.LightningModule) -> TypeGuard[Any]:
+    """Return whether a module is a ``TrialModule``, which imports this file; a trainer may serve other modules too."""
+    return isinstance(module, DrivenModule)
+
+
+class TrialGuard(pl.Callback):
+    """Builds the trial before other callbacks look at the module, and ends the run after an exception."""
+
+    def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
+        """Build the trial, after a check of all callbacks."""
+        if _has_trial(pl_module):
+            flags.refuse_unsupported_callbacks(trainer)  # callbacks of the module's configure_callbacks() too
+            # Behind the callbacks of the module's configure_callbacks().
+            trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, TrialDriving))
+            pl_module.build_trial()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """End the run."""
+        if _has_trial(pl_module):
+            pl_module.abandon(exception)
+
+
+class TrialDriving(pl.Callback):
+    """Runs the trial from the hooks of a trainer, after all other callbacks and before the module's own hooks.
+
+    The loops of ``lightning_loops`` call the rest after the module's hooks.
+    """
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the run, once all callbacks know the trial."""
+        if _has_trial(pl_module):
+            pl_module.require_same("configure_optimizers", trainer.strategy.optimizers)
+            pl_module.start_trial_run()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin to train."""
+        if _has_trial(pl_module):
+            pl_module.require_same("train_dataloader", [trainer.train_dataloader])
+            pl_module.require_driver().begin_training()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Report and save the rest."""
+        if _has_trial(pl_module):
+            pl_module.require_driver().finish()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Prepare the trial for a validation."""
+        if _has_trial(pl_module):
+            pl_module.require_same("val_dataloader", [trainer.val_dataloaders])
+            with StopIterationGuard():
+                pl_module.trial_run.begin_validation()
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Reduce and report the metrics."""
+        if _has_trial(pl_module):
+            with StopIterationGuard():
+                pl_module.require_driver().end_validation_epoch()
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Place the models."""
+        if _has_trial(pl_module):
+            pl_module.begin_prediction()
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put the models back."""
+        if _has_trial(pl_module):
+            pl_module.end_evaluation()
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Place the models, and begin to collect metrics."""
+        if _has_trial(pl_module):
+            pl_module.begin_test()
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the metrics."""
+        if _has_trial(pl_module):
+            pl_module.end_test_epoch()
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put the models back."""
+        if _has_trial(pl_module):
+            pl_module.end_evaluation()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """End the run; raise ``Preempted`` if a process was asked to end, and everything is saved."""
+        if not _has_trial(pl_module):
+            return
+        pl_module.restore_flags()
+        if pl_module.driver is None:
+            return
+        pl_module.driver.close()
+        run = pl_module.driver.run
+        if run.early_end.preempted and pl_module.stop_request is not None:
+            lightning_internals.call_module_hook(trainer, "teardown", stage)  # Lightning does not get there
+            # All at once: a launcher ends the other processes when the first process ends.
+            run.context.distributed.broadcast(None)
+            raise errors.Preempted(lightning_internals.choose_exit_code(trainer, pl_module.stop_request.exit_code))
+
+
+def add_callbacks(trainer: Any) -> None:
+    """Put the callbacks of a trial around the callbacks of a trainer, once."""
+    if not any(isinstance(callback, TrialGuard) for callback in trainer.callbacks):
+        trainer.callbacks.insert(0, TrialGuard())
+        trainer.callbacks.append(TrialDriving())
+
+
+class ModuleRuns:
+    """The runs of a module, one for each ``fit`` and ``validate``.
+
+    Attributes:
+        latest: the current or the latest run.
+        fitted: the latest run of a ``fit``.
+    """
+
+    def __init__(self, schedule: ModuleSchedule) -> None:
+        self.latest: TrialRun | None = None
+        self.fitted: TrialRun | None = None
+        self._schedule = schedule
+        self._fitted_by: pl.Trainer | None = None
+        self._training_names: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy no runs and no trainer: these belong to the original module."""
+        return {**vars(self), "latest": None, "fitted": None, "_fitted_by": None}
+
+    def start(self, module: Any, base: type[pl.LightningModule], taken: TakenFlags) -> None:
+        """Make the run of a trainer's call; the module, which derives from ``base``, gets the driver."""
+        trainer: Any = module.trainer  # mypy does not see attributes set by Lightning's connectors
+        trial, context = module.require_built_trial()
+        if not trainer.training and self.fitted is not None and self.fitted.before_final_validation is None:
+            self.fitted.keep_state_before_validation()  # for later checkpoints
+        checkpoints = module.checkpoints
+        if checkpoints is not None:
+            warn_of_lost_state(trainer)
+        if trainer.training and self._fitted_by not in (None, trainer) and module.resume_content is None:
+            flags.warn_of_second_trainer(context)
+        timer = taken.validation_timer(context)
+        period = None if checkpoints is None else checkpoints.policy.period
+        schedule = self._schedule.complete(trainer, context.position, period, timer)
+        reporter = LightningReporter(module, base, self._training_names)
+        hooks = WatchedHooks(trainer, module, base, taken)
+        options = RunOptions(
+            resumed=module.resume_content,
+            stop_request=module.stop_request,
+            epoch_limit=trainer.limit_train_batches,
+            overfits=trainer.training and trainer.overfit_batches > 0,
+            keeps_training_metrics=hooks.see_training_batches,
+            keeps_validation_metrics=hooks.see_validation_batches,
+            hooks_follow_report=hooks.may_end_run("on_train_batch_end"),
+            hooks_follow_validation=hooks.may_end_run("on_validation_end"),
+            has_checkpoint_news=checkpoints.has_news if checkpoints is not None else lambda: False,
+        )
+        run = TrialRun(trial, context, schedule, [reporter, *module.reporters], options)
+        if checkpoints is not None:
+            checkpoints.attach(run)
+        at_step_zero = self._schedule.validates_at_step_zero
+        module.driver = RunDriver(trainer, run, checkpoints, hooks, reporter, timer, at_step_zero)
+        loaders = GivenLoaders(trial, context, taken.data, trainer)
+        calls = TrialCalls(
+            after_training_step=module.after_training_step,
+            after_validation_step=module.after_validation_step,
+            after_validation=module.after_validation,
+        )
+        module.driver.start_up(loaders, calls)
+        loaders.require_epochs(run.data.epoch_len)
+        self.latest = run
+        if trainer.training:
+            self.fitted = run
+            self._fitted_by = trainer

@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.adapters import driving, flags, given_data, lightning_internals, lightning_loops
+from det_lightning.adapters import flags, given_data, lightning_internals, lightning_loops
 from det_lightning.adapters.building import TrialBuilder
-from det_lightning.adapters.driver import RunDriver, StopIterationGuard
+from det_lightning.adapters.driver import ModuleRuns, RunDriver, StopIterationGuard, add_callbacks
 from det_lightning.adapters.hooks import answers, refuse_unsupported_methods
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.lightning_package import TrainerFn, pl
-from det_lightning.adapters.runs import ModuleRuns
 from det_lightning.adapters.strategies.processes import use_trial_strategy
 from det_lightning.adapters.trial_schedule import ModuleSchedule
 from det_lightning.arguments import refuse_texts
@@ -200,7 +199,7 @@ class TrialModule(InferenceModule):
         lightning_loops.use_trial_loops(trainer)
         self._forget_run()
         self._taken = flags.TakenFlags(trainer)
-        driving.add_callbacks(trainer)
+        add_callbacks(trainer)
 
     def build_trial(self) -> None:
         """Build the trial for the trainer's call, unless the trial is built."""
