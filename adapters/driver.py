@@ -13,13 +13,13 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals, lightning_loops
+from det_lightning.adapters.building import ModuleSchedule, ValidationTimer
 from det_lightning.adapters.flags import TakenFlags
 from det_lightning.adapters.given_data import GivenLoaders, warn_of_lost_state
 from det_lightning.adapters.hooks import DrivenModule, WatchedHooks
 from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
-from det_lightning.adapters.trial_schedule import ModuleSchedule, ValidationTimer
 from det_lightning.engine.boundary import RunOptions, all_ranks_end, interrupts_end_the_process
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.data_stream import LoaderFactory

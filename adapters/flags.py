@@ -11,10 +11,9 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters import given_data, lightning_internals
-from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
+from det_lightning.adapters.building import TRIAL_PRECISIONS, ValidationTimer, take_precision
 from det_lightning.adapters.lightning_package import OTHER, PACKAGE, VARIABLE, TrainerFn, pl
 from det_lightning.adapters.strategies.processes import REPLACED_STRATEGIES, TRIAL_STRATEGIES
-from det_lightning.adapters.trial_schedule import ValidationTimer
 from det_lightning.checkpoint.format.standard_values import with_plain_numbers
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext

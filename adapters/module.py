@@ -8,14 +8,13 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.adapters import flags, given_data, lightning_internals, lightning_loops
-from det_lightning.adapters.building import TrialBuilder
+from det_lightning.adapters.building import ModuleSchedule, TrialBuilder
 from det_lightning.adapters.driver import ModuleRuns, RunDriver, StopIterationGuard, add_callbacks
 from det_lightning.adapters.hooks import answers, refuse_unsupported_methods
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.adapters.strategies.processes import use_trial_strategy
-from det_lightning.adapters.trial_schedule import ModuleSchedule
 from det_lightning.arguments import refuse_texts
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.engine.boundary import Reporter, StopRequest
