@@ -18,7 +18,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from packaging.version import Version
 
 from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
-from det_lightning.adapters.evaluation import PlainOptimizer
+from det_lightning.adapters.inference import PlainOptimizer
 from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.checkpoint.format.content import TrialState
 from tests.lightning import BoringModel, lightning_version, pl, trainer

@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from det_lightning import errors, pytorch
-from det_lightning.adapters.evaluation import GivenEvaluation
+from det_lightning.adapters.inference import GivenEvaluation
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.core import DistributedContext
 from tests.conformance.trials import callback
