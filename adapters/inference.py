@@ -15,7 +15,7 @@ from det_lightning.adapters import flags, lightning_internals
 from det_lightning.adapters.building import TrialBuilder
 from det_lightning.adapters.given_data import take_only_loader
 from det_lightning.adapters.hooks import DrivenModule, answers
-from det_lightning.adapters.loading import SavedTrial, rename_models
+from det_lightning.adapters.lightning_checkpoint import SavedTrial, rename_models
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.core._metrics import select_scalars
 from det_lightning.distributed.rank_exchange import RankExchange
