@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_strategies
+from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import ClusterEnvironment, pl
 from det_lightning.distributed.backend import Backend
 from det_lightning.ranks.distributed_context import DistributedContext
@@ -135,7 +135,7 @@ class PerModelStrategy(pl.strategies.DDPStrategy, StaysOnDevice):
         super().setup_environment()
 
     def _configure_launcher(self) -> None:
-        self._launcher = lightning_strategies.make_launcher(self, self._starts_by)
+        self._launcher = lightning_internals.make_launcher(self, self._starts_by)
 
     def configure_ddp(self) -> None:
         """Leave the module alone: the trial's models are wrapped one by one."""

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_strategies
+from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.strategies.ddp import FIND_UNUSED, PerModelDDPStrategy
 from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
@@ -134,7 +134,7 @@ def use_trial_strategy(trainer: pl.Trainer) -> None:
         f"{type(given).__name__} is replaced by strategy={taken.strategy_name!r}, which wraps each of the trial's "
         "models by itself."
     )
-    lightning_strategies.replace_strategy(trainer, taken)
+    lightning_internals.replace_strategy(trainer, taken)
     if isinstance(given, pl.strategies.FSDPStrategy):
         taken.precision_plugin = pl.plugins.Precision()
 
@@ -144,9 +144,9 @@ def find_counterpart(strategy: pl.strategies.DDPStrategy | pl.strategies.FSDPStr
     kind: type[PerModelStrategy] = PerModelDDPStrategy
     if isinstance(strategy, pl.strategies.FSDPStrategy):
         kind = PerModelFSDPStrategy
-        options, others = lightning_strategies.read_fsdp_options(strategy)
+        options, others = lightning_internals.read_fsdp_options(strategy)
     else:
-        options, others = lightning_strategies.read_ddp_options(strategy)
+        options, others = lightning_internals.read_ddp_options(strategy)
     if not others:
         try:
             return kind(**options)

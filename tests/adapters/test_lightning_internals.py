@@ -17,7 +17,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from packaging.version import Version
 
-from det_lightning.adapters import lightning_internals, lightning_loops, lightning_strategies
+from det_lightning.adapters import lightning_internals, lightning_loops
 from det_lightning.adapters.inference import PlainOptimizer
 from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
 from det_lightning.checkpoint.format.content import TrialState
@@ -427,7 +427,7 @@ def test_make_launcher(start_method: Any) -> None:
 
 
 def test_read_ddp_options() -> None:
-    read = lightning_strategies.read_ddp_options
+    read = lightning_internals.read_ddp_options
     hooks = {"ddp_comm_hook": None, "ddp_comm_state": 3, "ddp_comm_wrapper": None}
     with_hooks = pl.strategies.DDPStrategy(static_graph=True, ddp_comm_state=3)
     assert read(with_hooks) == ({"static_graph": True, **hooks}, [])
@@ -446,12 +446,12 @@ def test_read_ddp_options() -> None:
     ],
 )
 def test_read_fsdp_options(arguments: dict[str, Any], others: list[str]) -> None:
-    assert lightning_strategies.read_fsdp_options(pl.strategies.FSDPStrategy(**arguments)) == ({}, others)
+    assert lightning_internals.read_fsdp_options(pl.strategies.FSDPStrategy(**arguments)) == ({}, others)
 
 
 def test_read_fsdp_options_with_a_policy_of_classes() -> None:
     strategy = pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})
-    options, others = lightning_strategies.read_fsdp_options(strategy)
+    options, others = lightning_internals.read_fsdp_options(strategy)
     assert [options["policy"](module) for module in (torch.nn.Linear(1, 1), torch.nn.ReLU())] == [True, False]
     assert others == []
 
@@ -464,7 +464,7 @@ def test_replace_strategy() -> None:
 
     class Module(Watched):
         def check_before_launch(self, trainer: pl.Trainer) -> None:
-            lightning_strategies.replace_strategy(trainer, other)
+            lightning_internals.replace_strategy(trainer, other)
             raise NotImplementedError
 
     module = Module()
@@ -478,7 +478,7 @@ def test_replace_strategy() -> None:
     assert other.process_group_backend == "gloo"
     assert vars(other)["_timeout"] == processes["timeout"]
     assert lightning_internals.converts_batch_norms(other)
-    assert lightning_strategies.read_ddp_options(other)[0]["static_graph"]
+    assert lightning_internals.read_ddp_options(other)[0]["static_graph"]
     assert trainer.strategy is other
 
 
@@ -622,7 +622,7 @@ def test_every_reach_has_a_test() -> None:
     tested = "\n".join(name for name in globals() if name.startswith("test_"))
     own = [
         name
-        for module in (lightning_internals, lightning_loops, lightning_strategies)
+        for module in (lightning_internals, lightning_loops)
         for name, value in inspect.getmembers(module, inspect.isfunction)
         if value.__module__ == module.__name__ and not name.startswith("_")
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from det_lightning import pytorch
-from det_lightning.adapters import TrialModule, trial_schedule
+from det_lightning.adapters import TrialModule, building
 from tests.lightning import fit, pl, trainer
 from tests.trials import EPOCH_LEN, SmallTrial
 from tests.versions import before_lightning_2_6, from_lightning_2_6
@@ -49,7 +49,7 @@ class SlowTrial(SmallTrial):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(trial_schedule, "clock", made)
+    monkeypatch.setattr(building, "clock", made)
     return made
 
 
@@ -118,10 +118,10 @@ def test_older_lightnings_take_no_time() -> None:
 
 RANKS = """
 import datetime
-from det_lightning.adapters import TrialModule, trial_schedule
+from det_lightning.adapters import TrialModule, building
 from tests.adapters.test_validation_timer import Clock, SlowTrial, trainer
 
-trial_schedule.clock = clock = Clock()
+building.clock = clock = Clock()
 
 class RankTrial(SlowTrial):
     def train_batch(self, batch, epoch_idx, batch_idx):
