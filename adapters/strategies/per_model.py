@@ -1,19 +1,24 @@
-"""The bases of the strategies for trials, and Lightning's view of processes started elsewhere."""
+"""Strategies that wrap each model of a trial, with DDP or FSDP; Lightning's view of processes started elsewhere."""
 
 from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
-from det_lightning.adapters.lightning_package import ClusterEnvironment, pl
+from det_lightning.adapters.lightning_package import ClusterEnvironment, TrainerFn, pl
 from det_lightning.distributed.backend import Backend
+from det_lightning.distributed.ddp import DDPBackend, DDPOptions
+from det_lightning.distributed.fsdp import FSDPBackend, Policy
+from det_lightning.distributed.sharded_states import gather_optimizer, gather_tensors, load_into_optimizer
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import ProcessTopology, free_port
 
@@ -171,3 +176,167 @@ class PerModelStrategy(pl.strategies.DDPStrategy, StaysOnDevice):
             chief_ip=environment.main_address,
             pub_port=self.broadcast(free_port()),
         )
+
+
+#: The name of the strategy with the option, in the style of Lightning's names.
+FIND_UNUSED = "trial_ddp_find_unused_parameters_true"
+
+_OF_MODELS = {"broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view", "static_graph"}
+
+
+class PerModelDDPStrategy(PerModelStrategy):
+    """``pl.Trainer(strategy="trial_ddp", devices=n)``: Lightning's DDP, with a DDP module for each wrapped model.
+
+    Several models, optimizers and backward passes, in any order, need no search for unused parameters, and ranks
+    exchange gradients only on batches that update.
+
+    Args:
+        find_unused_parameters: look for parameters without a gradient in each forward pass, for models with parameters
+            that some batches leave out. ``strategy="trial_ddp_find_unused_parameters_true"`` does the same.
+        broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view, static_graph: passed to the
+            ``DistributedDataParallel`` of each model, with the same defaults.
+        ddp_comm_hook: exchanges the gradients of a bucket of each model, as in ``DistributedDataParallel``.
+        ddp_comm_state: the state of the hook, for the first model; every other model gets a copy.
+        ddp_comm_wrapper: wraps the hook in another hook.
+        **kwargs: arguments of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
+            ``start_method``, ``cluster_environment``.
+
+    Example:
+        >>> import pytorch_lightning as pl
+        >>> from det_lightning.adapters.strategies import PerModelDDPStrategy
+        >>> strategy = PerModelDDPStrategy(find_unused_parameters=True)
+
+        Pass it in ``pl.Trainer(strategy=strategy, devices=2)``.
+    """
+
+    strategy_name = "trial_ddp"
+
+    def __init__(
+        self,
+        find_unused_parameters: bool = False,
+        *,
+        ddp_comm_hook: Callable[[Any, Any], Any] | None = None,
+        ddp_comm_state: Any = None,
+        ddp_comm_wrapper: Callable[[Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        given = {name: kwargs.pop(name) for name in _OF_MODELS & kwargs.keys()}
+        super().__init__(**kwargs)
+        hook = ddp_comm_hook
+        if hook is not None and ddp_comm_wrapper is not None:
+            hook = ddp_comm_wrapper(hook)
+        arguments = {"find_unused_parameters": find_unused_parameters, **given}
+        self._options = DDPOptions(arguments, hook, ddp_comm_state)
+
+    def make_backend(self, device: torch.device) -> Backend:
+        """Return a backend with DDP for each model."""
+        return DDPBackend(device, self._options)
+
+
+pl.strategies.StrategyRegistry.register(
+    PerModelDDPStrategy.strategy_name,
+    PerModelDDPStrategy,
+    description="a trial's models replicated over devices, each as a DDP module of its own",
+    override=True,
+)
+pl.strategies.StrategyRegistry.register(
+    FIND_UNUSED,
+    PerModelDDPStrategy,
+    description="the same, for models that leave out parameters in some batches",
+    override=True,
+    find_unused_parameters=True,
+)
+
+
+class PerModelFSDPStrategy(PerModelStrategy):
+    """``pl.Trainer(strategy="trial_fsdp", devices=n)``: each wrapped model's parameters are sharded over the ranks.
+
+    FSDP2 shards models in place; create each optimizer after ``wrap_model``. A model's parameters are whole only during
+    ``forward`` and backward passes, so all ranks must run a model equally often; for methods other than ``forward``
+    there is ``torch.distributed.fsdp.register_fsdp_forward_method``. If some ranks get more validation batches than
+    others, the models are whole on every rank during validations.
+
+    Without ``sharded_checkpoints``, checkpoints hold whole tensors, gathered on the chief, as with any other strategy.
+
+    Args:
+        policy: modules to gather as units: classes, or a function of a module that returns a bool. By default a model
+            is one unit.
+        mixed_precision: the types in which FSDP2 gathers parameters and reduces gradients. Default to the types of the
+            parameters.
+        sharded_checkpoints: let each rank write the rank's shards into the checkpoints of ``DeterminedCheckpoint``,
+            without gathering. ``det-lightning checkpoint merge`` makes Determined's files from the shards.
+        **kwargs: arguments of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
+            ``start_method``, ``cluster_environment``.
+
+    Raises:
+        UnsupportedTrainerFlags: torch is older than 2.13.
+
+    Example:
+        >>> import torch
+        >>> from det_lightning.adapters.strategies import PerModelFSDPStrategy
+        >>> strategy = PerModelFSDPStrategy(policy=[torch.nn.TransformerEncoderLayer])
+
+        Pass it in ``pl.Trainer(strategy=strategy, devices=8)``, or to ``det.pytorch.init``.
+    """
+
+    strategy_name = "trial_fsdp"
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        mixed_precision: MixedPrecisionPolicy | None = None,
+        sharded_checkpoints: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+            raise errors.UnsupportedTrainerFlags(
+                f"strategy='trial_fsdp' needs torch 2.13 or later; this is torch {torch.__version__}, which trains "
+                "wrong weights where a step leaves some parameters out. Install a later torch, or use "
+                "strategy='trial_ddp'."
+            )
+        super().__init__(**kwargs)
+        self._policy = policy
+        self._options: dict[str, Any] = {"mixed_precision": mixed_precision, "sharded_checkpoints": sharded_checkpoints}
+
+    def make_backend(self, device: torch.device) -> Backend:
+        """Return a backend with FSDP2 for each model."""
+        return FSDPBackend(device, self._policy, **self._options)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Prepare a run; raise an UnsupportedTrainerFlags for ``sync_batchnorm``: modules are already sharded."""
+        if lightning_internals.converts_batch_norms(self):
+            raise errors.UnsupportedTrainerFlags(
+                "pl.Trainer cannot train a trial with sync_batchnorm=True and strategy='trial_fsdp': call "
+                "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrap_model()."
+            )
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        self.model_to_device()
+        if trainer.state.fn is TrainerFn.FITTING:
+            self.require_trial()
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return whole weights on the chief, and nothing elsewhere."""
+        assert self.lightning_module is not None
+        return gather_tensors(self.lightning_module.state_dict())
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the whole state of an optimizer on the chief, and nothing elsewhere."""
+        return gather_optimizer(lightning_internals.unwrap_optimizer(optimizer))
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the optimizers' states from a file of Lightning."""
+        # A checkpoint in Determined's format has no states here: the trial's run loads them.
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            load_into_optimizer(optimizer, state)
+
+
+pl.strategies.StrategyRegistry.register(
+    PerModelFSDPStrategy.strategy_name,
+    PerModelFSDPStrategy,
+    description="a trial's models sharded over devices, each by FSDP2 on its own",
+    override=True,
+)

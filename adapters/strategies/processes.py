@@ -13,10 +13,15 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
-from det_lightning.adapters.strategies.ddp import FIND_UNUSED, PerModelDDPStrategy
-from det_lightning.adapters.strategies.fsdp import PerModelFSDPStrategy
 from det_lightning.adapters.strategies.horovod import HorovodStrategy
-from det_lightning.adapters.strategies.per_model import ContextEnvironment, OneDeviceStrategy, PerModelStrategy
+from det_lightning.adapters.strategies.per_model import (
+    FIND_UNUSED,
+    ContextEnvironment,
+    OneDeviceStrategy,
+    PerModelDDPStrategy,
+    PerModelFSDPStrategy,
+    PerModelStrategy,
+)
 from det_lightning.arguments import describe, require
 from det_lightning.distributed.backend import Backend, LocalBackend
 from det_lightning.distributed.horovod import HorovodBackend

@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from det_lightning.adapters import lightning_internals, lightning_loops
 from det_lightning.adapters.inference import PlainOptimizer
-from det_lightning.adapters.strategies.ddp import PerModelDDPStrategy
+from det_lightning.adapters.strategies.per_model import PerModelDDPStrategy
 from det_lightning.checkpoint.format.content import TrialState
 from tests.lightning import BoringModel, lightning_version, pl, trainer
 from tests.versions import from_lightning_2_6

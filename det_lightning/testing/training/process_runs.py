@@ -21,7 +21,7 @@ import torch.nn.functional as functional
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from det_lightning.adapters.strategies.ddp import FIND_UNUSED
+from det_lightning.adapters.strategies.per_model import FIND_UNUSED
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import free_port
 from det_lightning.testing.checks import CheckFailed, NotCompared
