@@ -37,7 +37,7 @@ def run(code: str, *arguments: str, directory: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("imported", ["adapters", "adapters.module", "adapters.strategies.ddp"])
+@pytest.mark.parametrize("imported", ["adapters", "adapters.module", "adapters.strategies.per_model"])
 def test_imports_register_strategies(imported: str, tmp_path: Path) -> None:
     registry = f"from {pl.__name__}.strategies import StrategyRegistry\nprint(*StrategyRegistry)"
     assert set(NAMES) <= set(run(f"import det_lightning.{imported}\n{registry}", directory=tmp_path).split())
