@@ -17,10 +17,9 @@ from det_lightning.distributed.backend import LocalBackend
 from det_lightning.engine.schedule import Schedule
 from det_lightning.escaping import get_logger
 from det_lightning.precision import WholeModelPrecision
-from det_lightning.pytorch._legacy_trial import adapt_legacy_trial
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial, build_trial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, adapt_legacy_trial, build_trial
 from det_lightning.pytorch._settings import ExpConf, RunConfiguration, TrialSettings
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.units import Batch, Epoch, TrainUnit

@@ -24,9 +24,8 @@ from det_lightning.engine.loaders import ShownLoader
 from det_lightning.engine.train_and_evaluate import overrides
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import DataLoader
-from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial, original_trial
 
 logger = get_logger(__name__)
 

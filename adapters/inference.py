@@ -23,9 +23,8 @@ from det_lightning.engine.data_stream import LoaderFactory, length_or_none
 from det_lightning.engine.loaders import ShownLoader
 from det_lightning.engine.metrics import reduce_validation_metrics, to_numpy
 from det_lightning.engine.train_and_evaluate import Evaluation
-from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, original_trial
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.pytorch._weights import load_models
 

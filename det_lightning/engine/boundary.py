@@ -30,9 +30,8 @@ from det_lightning.engine.metrics import (
 from det_lightning.engine.train_and_evaluate import TrialEvents, overrides
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import data_length
-from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, original_trial
 from det_lightning.pytorch._reducer import Reducer
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.signals import SAME_SIGNAL_S, end_by_signal, print_at_once

@@ -17,8 +17,7 @@ from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
 from det_lightning.escaping import get_logger
 from det_lightning.files.plain_values import Losses
-from det_lightning.pytorch._legacy_trial import original_trial
-from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
+from det_lightning.pytorch._pytorch_trial import SelfSavingTrial, original_trial
 from det_lightning.pytorch._random_state import capture_rng
 from det_lightning.pytorch._weights import collect_rest, collect_resume_state, collect_weights
 

@@ -22,9 +22,8 @@ from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import flatten
 from det_lightning.masking import is_masked
 from det_lightning.pytorch._callback import PyTorchCallback
-from det_lightning.pytorch._legacy_trial import original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, original_trial
 
 logger = get_logger(__name__)
 

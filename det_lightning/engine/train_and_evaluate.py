@@ -16,9 +16,8 @@ from det_lightning.distributed.backend import list_parameters
 from det_lightning.engine.metrics import MetricWindow, to_numpy
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._callback import PyTorchCallback
-from det_lightning.pytorch._legacy_trial import interface_mistakes, original_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial, interface_mistakes, original_trial
 from det_lightning.pytorch._wrapped_parts import UpdateHooks
 
 logger = get_logger(__name__)

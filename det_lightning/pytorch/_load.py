@@ -20,9 +20,14 @@ from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.compat import answering_determined
 from det_lightning.escaping import escape, get_logger, name_some
 from det_lightning.importing import import_only, load_class
-from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial, build_trial, require_trial_class
+from det_lightning.pytorch._pytorch_trial import (
+    PyTorchTrial,
+    adapt_legacy_trial,
+    build_trial,
+    is_legacy_trial,
+    require_trial_class,
+)
 from det_lightning.pytorch._weights import load_models
 
 logger = get_logger(__name__)

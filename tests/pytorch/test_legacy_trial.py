@@ -15,7 +15,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from det_lightning.pytorch._legacy_trial import adapt_legacy_trial, is_legacy_trial, original_trial
+from det_lightning.pytorch._pytorch_trial import adapt_legacy_trial, is_legacy_trial, original_trial
 from tests.lightning import trainer
 from tests.trials import EPOCH_LEN, CountingCallback, SmallTrial, fit_trial, seed_everything, weights_of
 
