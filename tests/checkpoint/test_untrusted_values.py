@@ -17,7 +17,7 @@ from det_lightning import errors, pytorch
 from det_lightning.checkpoint import read_checkpoint
 from det_lightning.checkpoint.format.lightning_file import to_lightning
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint, warn_of_nan
-from det_lightning.pytorch._fitting_states import require_fitting_optimizer, require_fitting_scheduler
+from det_lightning.pytorch._weights import require_fitting_optimizer, require_fitting_scheduler
 from tests.checkpoint.made_checkpoints import fit, make_state, write_checkpoint
 from tests.trials import SmallTrial
 
