@@ -1,17 +1,23 @@
-"""``ChosenPrecision``: chooses and applies the precision of a trial, from within the trial or from outside."""
+"""``ChosenPrecision``: choosing and applying the precision of a trial, and casting models, inputs and outputs."""
 
 from __future__ import annotations
 
+import collections.abc
+import contextlib
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from det_lightning import errors
 from det_lightning.distributed.backend import Backend, GradientExchange
+from det_lightning.distributed.weight_cast import WeightCast, named_tensors
 from det_lightning.escaping import get_logger
 from det_lightning.precision.apex_levels import ApexLevels, ApexScaling, InstalledApex, wants_apex
-from det_lightning.precision.casting import FLOAT32, CastingForward, WholeModelPrecision, apply_level, halves_to_float
-from det_lightning.precision.levels import check_parts, list_parts, put_back, resolve_level
+from det_lightning.precision.levels import HALF_TYPES, Level, check_parts, list_parts, put_back, resolve_level
 from det_lightning.precision.scaling import LossScaling, TorchAmp, make_scaler
 
 logger = get_logger(__name__)
@@ -281,3 +287,181 @@ def _two_precisions(call: str, precision: WholeModelPrecision) -> errors.Invalid
     return errors.InvalidExperimentException(
         f"The trial calls {call}, and {precision.name} asks for a precision too. Leave out one of the two."
     )
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_warned: set[type] = set()
+
+TensorCast = Callable[[torch.Tensor], torch.Tensor]
+
+
+def halves_to_float(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` as float32 if it is in half precision."""
+    return tensor.float() if tensor.dtype in HALF_TYPES else tensor
+
+
+def make_cast(dtype: torch.dtype) -> TensorCast:
+    """Return a function that casts floating-point tensors to ``dtype``."""
+    return functools.partial(_cast_to, dtype)  # unlike a function in here, it can be pickled
+
+
+def _cast_to(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def cast_floats(value: Any, cast: TensorCast) -> Any:
+    """Return ``value`` with all tensors, of any shapes, cast.
+
+    Containers keep their types: lists, tuples, named tuples, sets, mutable mappings (Hugging Face's outputs, for
+    example) and dataclasses, even frozen dataclasses; Lightning's ``apply_to_collection`` skips frozen dataclasses and
+    sets. Tensors in objects of other types are not cast, with a warning.
+    """
+    if isinstance(value, torch.Tensor):
+        return cast(value)
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(cast_floats(item, cast) for item in value))
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(cast_floats(item, cast) for item in value)
+    if isinstance(value, collections.abc.MutableMapping):
+        mapping = copy.copy(value)
+        for key, item in value.items():
+            mapping[key] = cast_floats(item, cast)
+        return mapping
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        copied = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                # Works even if the class is frozen.
+                object.__setattr__(copied, field.name, cast_floats(getattr(value, field.name), cast))
+        return copied
+    if type(value) not in _warned:
+        _warned.add(type(value))
+        logger.warning(
+            "A model in mixed precision takes or returns a %s; the tensors inside are not cast.", type(value).__name__
+        )
+    return value
+
+
+@dataclasses.dataclass(eq=False)
+class CastingForward:
+    """The forward pass of a model between casts; set as the model's ``forward``.
+
+    An object, not a closure, so that a deep copy of the model runs the copy's forward pass.
+    """
+
+    forward: Callable[..., Any]
+    inputs: TensorCast | None = None
+    outputs: TensorCast | None = None
+    autocast: tuple[str, torch.dtype] | None = None  # the device type, and the type of safe operations
+
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.forward, updated=())  # other libraries read the signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.inputs is not None:
+            args = cast_floats(args, self.inputs)
+            kwargs = cast_floats(kwargs, self.inputs)
+        with contextlib.nullcontext() if self.autocast is None else torch.autocast(*self.autocast):
+            output = self.forward(*args, **kwargs)
+        return output if self.outputs is None else cast_floats(output, self.outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeModelPrecision:
+    """The precision of every wrapped model if the trial chooses no precision.
+
+    ``name`` is for messages, for example ``"pl.Trainer(precision='bf16-mixed')"``. With ``casts_weights``, weights are
+    cast to ``dtype``; otherwise models compute in ``dtype`` under autocast. Autocast to float16 needs loss scaling:
+    ``scales``, with the settings of ``scaler`` or torch's defaults. float32 changes nothing.
+    """
+
+    name: str
+    dtype: torch.dtype
+    casts_weights: bool = False
+    scales: bool = False
+    scaler: torch.amp.GradScaler | None = dataclasses.field(default=None, compare=False)
+
+    def batch_cast(self) -> Callable[[Any], Any] | None:
+        """Return a function that casts the floats of a batch, or None if batches stay as they are.
+
+        In double precision losses and targets must be doubles too. In half precision losses are computed in float32.
+        """
+        return functools.partial(cast_floats, cast=make_cast(self.dtype)) if self.dtype is torch.float64 else None
+
+    def cast(self, model: torch.nn.Module) -> None:
+        """Cast the weights of ``model`` in place, if ``casts_weights``."""
+        if self.casts_weights:
+            model.to(self.dtype)
+
+    def surround(self, model: torch.nn.Module, device: torch.device) -> None:
+        """Make the forward pass of ``model`` compute in this precision, and return float32, or doubles."""
+        if self.dtype is torch.float32:
+            return
+        inputs = make_cast(self.dtype) if self.casts_weights else None
+        autocast = None if self.casts_weights else (device.type, self.dtype)
+        model.forward = CastingForward(model.forward, inputs, halves_to_float, autocast)
+
+
+FLOAT32 = WholeModelPrecision("float32", torch.float32)
+
+
+def apply_level(
+    level: Level, backend: Backend, models: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
+) -> tuple[dict[torch.nn.Module, torch.nn.Module], dict[torch.nn.Parameter, torch.nn.Parameter]]:
+    """Cast models, inputs and outputs.
+
+    Return for each model the replacement to train, and the float32 master of each parameter in half precision.
+    """
+    changed = models
+    halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    if level.weights_type is not None:
+        casting = WeightCast(level.weights_type, bool(level.keep_batchnorm_fp32))
+        changed = [backend.placement.cast_weights(model, casting) for model in models]
+        halves = casting.halves
+    masters = {}
+    if level.master_weights:
+        masters = {half: master for master, half in halves.items()}
+        for model in changed:
+            _keep_masters(model, masters)
+    elif halves:
+        for optimizer in optimizers:
+            backend.placement.replace_parameters(optimizer, halves)
+    for model in changed:
+        _surround(model, level, backend.device)
+    return dict(zip(models, changed, strict=True)), masters
+
+
+def _keep_masters(model: torch.nn.Module, masters: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
+    """Make ``model`` return a float32 state with the values of the masters, so that a checkpoint loses nothing.
+
+    Loading a state of any precision sets masters and weights. ``masters`` maps parameters in half precision to float32
+    parameters of the same shapes.
+    """
+
+    def in_float32(module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        for name, tensor in named_tensors(module):
+            if prefix + name in state and tensor.is_floating_point():
+                state[prefix + name] = masters.get(tensor, tensor).detach().float()  # type: ignore[call-overload]
+
+    def set_masters(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for name, tensor in named_tensors(module):
+            saved = state.get(prefix + name)
+            master = masters.get(tensor)  # type: ignore[call-overload]
+            if master is not None and saved is not None and saved.shape == master.shape:
+                master.detach().copy_(saved)
+
+    model.register_state_dict_post_hook(in_float32)  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_pre_hook(set_masters)  # type: ignore[no-untyped-call]
+
+
+def _surround(model: torch.nn.Module, level: Level, device: torch.device) -> None:
+    inputs = None if level.weights_type is None else make_cast(level.weights_type)
+    outputs: TensorCast | None = halves_to_float if level.uses_half_precision else None
+    if level.cast_model_outputs is not None:
+        outputs = make_cast(level.cast_model_outputs)
+    half = torch.bfloat16 if device.type == "cpu" else torch.float16
+    autocast = (device.type, half) if level.patch_torch_functions else None
+    if inputs or outputs or autocast:
+        model.forward = CastingForward(model.forward, inputs, outputs, autocast)

@@ -15,7 +15,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
-from det_lightning.precision.casting import WholeModelPrecision, cast_floats, halves_to_float
+from det_lightning.precision.choice import WholeModelPrecision, cast_floats, halves_to_float
 from det_lightning.precision.scaling import TorchAmp, make_scaler
 from tests.precision.test_apex_levels import batch_of
 from tests.trials import SmallTrial, seed_everything, weights_of
