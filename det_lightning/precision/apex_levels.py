@@ -13,8 +13,7 @@ from det_lightning import errors
 from det_lightning.distributed.backend import Backend, GradientExchange
 from det_lightning.escaping import get_logger
 from det_lightning.precision.levels import DYNAMIC, Level
-from det_lightning.precision.scaled_gradients import ScaledGradients
-from det_lightning.precision.scaling import LossScaling, StepUnless
+from det_lightning.precision.scaling import LossScaling, ScaledGradients, StepUnless
 
 logger = get_logger(__name__)
 
