@@ -19,11 +19,11 @@ from det_lightning.distributed.backend import (
     GradientExchange,
     ModelPlacement,
     ModelStates,
+    WeightCast,
     exchange_flat,
     list_parameters,
     watch_gradient,
 )
-from det_lightning.distributed.weight_cast import WeightCast
 
 # The end of torch's message when a backward pass has left parameters out.
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")

@@ -19,8 +19,10 @@ from det_lightning.distributed.backend import (
     GradientExchange,
     ModelPlacement,
     ModelStates,
+    WeightCast,
     exchange_flat,
     list_parameters,
+    replace_parameters,
 )
 from det_lightning.distributed.sharded_states import (
     gather_optimizer,
@@ -29,7 +31,6 @@ from det_lightning.distributed.sharded_states import (
     shard_if_alike,
     shard_like,
 )
-from det_lightning.distributed.weight_cast import WeightCast, replace_parameters
 from det_lightning.distributed.whole_parameters import WholeParameters, clear_first, find_units
 
 #: The modules of a model to shard as separate units: instances of the classes, or chosen by the function.

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.distributed.backend import Backend, GradientExchange
-from det_lightning.distributed.weight_cast import WeightCast, named_tensors
+from det_lightning.distributed.backend import Backend, GradientExchange, WeightCast, named_tensors
 from det_lightning.escaping import get_logger
 from det_lightning.precision.apex_levels import ApexLevels, ApexScaling, InstalledApex, wants_apex
 from det_lightning.precision.levels import HALF_TYPES, Level, check_parts, list_parts, put_back, resolve_level
