@@ -18,7 +18,7 @@ from det_lightning.adapters.hooks import DrivenModule, answers
 from det_lightning.adapters.lightning_checkpoint import SavedTrial, rename_models
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.core._metrics import select_scalars
-from det_lightning.distributed.rank_exchange import RankExchange
+from det_lightning.distributed.processes import RankExchange
 from det_lightning.engine.data_stream import LoaderFactory, length_or_none
 from det_lightning.engine.loaders import ShownLoader
 from det_lightning.engine.metrics import reduce_validation_metrics, to_numpy

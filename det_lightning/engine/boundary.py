@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.core._metrics import select_scalars
-from det_lightning.distributed.rank_exchange import RankExchange
+from det_lightning.distributed.processes import RankExchange
 from det_lightning.engine.metrics import (
     MetricTransfer,
     MetricWindow,

@@ -11,7 +11,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.core._metrics import as_float
-from det_lightning.distributed.rank_exchange import RankExchange
+from det_lightning.distributed.processes import RankExchange
 from det_lightning.pytorch._reducer import Reducer, simple_reduce
 
 _NUMPY_TYPES = {

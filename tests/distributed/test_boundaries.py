@@ -38,7 +38,7 @@ class CalledExchanges:
     def __init__(self) -> None:
         self.found: list[str] = []
         self._names = {
-            "det_lightning.distributed.rank_exchange": {"all_to_all": "group", "send_from_chief": "group"},
+            "det_lightning.distributed.processes": {"all_to_all": "group", "send_from_chief": "group"},
             "det_lightning.ranks.exchange": {"_take_part": "store"},
         }
 
