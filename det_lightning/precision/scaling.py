@@ -1,4 +1,4 @@
-"""Loss scaling: the common base, scaling by ``torch.amp``, and steps skipped when gradients overflow."""
+"""Loss scaling: the common base, `torch.amp`, steps skipped on overflow, and gradients of scaled backward passes."""
 
 from __future__ import annotations
 
