@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch.distributed import Work
 
-from det_lightning.ranks.session import Session
+from det_lightning.ranks.session import Session, name_ranks
 from det_lightning.ranks.store import Store, look, pauses
-from det_lightning.ranks.watch import name_ranks
 
 # The store refuses values of more than 8 MiB; small ones are sent along with the name of the operation.
 _PART_BYTES = 4 << 20

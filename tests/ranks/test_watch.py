@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from det_lightning.core import DistributedContext
+from det_lightning.ranks.session import NOTICE_VARIABLE
 from det_lightning.ranks.signals import read_signal, record_signals, stop_recording
-from det_lightning.ranks.watch import NOTICE_VARIABLE
 from tests.launching import environment
 from tests.ranks.ranks import free_port, on_ranks
 from tests.warm_python import start_warm_python
