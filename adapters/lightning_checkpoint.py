@@ -43,7 +43,7 @@ from det_lightning.engine.resume import require_resumable
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_content import RunContent
 from det_lightning.escaping import get_logger
-from det_lightning.masking import is_masked, leave_out_masked, mask_text, mask_url
+from det_lightning.masking import is_masked, mask_text, mask_url
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
 
@@ -354,7 +354,6 @@ class SavedTrial:
             hparams = dict(pl.core.saving.load_hparams_from_yaml(hparams_file))
         elif hparams is None:  # as in a `det-lightning checkpoint export` of an older checkpoint
             hparams = (content.lightning or {}).get("hyper_parameters")
-            hparams = leave_out_masked(hparams, "hparams", lambda *_: True)
         has_context = given.get("context") is not None  # which has the settings
         known = {} if has_context else {"hparams": hparams, "exp_conf": settings["experiment_config"]}
         takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())

@@ -21,7 +21,7 @@ from det_lightning.engine.boundary import Reporter, StopRequest
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.data_stream import LoaderFactory
 from det_lightning.engine.run import TrialRun
-from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
+from det_lightning.files.plain_values import MOST_IN_SETTINGS, as_plain
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._settings import ExpConf
@@ -132,7 +132,7 @@ class TrialModule(InferenceModule):
         self._forget_run()
         if context is None and configuration.hparams:
             # For Lightning's checkpoints and loggers, under the variable's name; the trial has a copy.
-            hparams = as_plain(configuration.hparams, "hparams", Losses(), MOST_IN_SETTINGS)
+            hparams = as_plain(configuration.hparams, "hparams", [], MOST_IN_SETTINGS)
             self.save_hyperparameters(hparams)
 
     def _forget_run(self) -> None:

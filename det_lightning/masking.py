@@ -1,4 +1,4 @@
-"""Secrets of a configuration: known by their fields, masked in output and files, and never read back as a value.
+"""Secrets of a configuration: known by their fields, and masked in output and files.
 
 Hyperparameters and ``data`` hold no secrets, whatever their names and values. Only copies for a file, a message or a
 log are masked: a trial reads the settings that the user gave.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import reprlib
 import urllib.parse
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 #: What replaces a secret in files and messages; Determined's platform writes the same.
@@ -49,8 +49,6 @@ def is_secret(keys: Keys) -> bool:
 
 def mask_config(config: Any, keys: Keys = ()) -> Any:
     """Return a configuration, or the part of one found by ``keys``, with all secrets masked; ``config`` stays as is."""
-    if isinstance(config, MaskedSettings):
-        config = {**config, **dict.fromkeys(config.masked, MASK)}
     if isinstance(config, Mapping):
         return {name: mask_config(item, (*keys, name)) for name, item in config.items()}
     if isinstance(config, list | tuple):
@@ -120,96 +118,6 @@ def cause_without_secrets(error: BaseException, secrets: Collection[str] = ()) -
     return error
 
 
-class MaskedSettings(dict[Any, Any]):
-    """Settings with gaps, so that no mask is taken for a value; ``where`` is the name of the settings.
-
-    Looking up an entry among ``masked`` raises an error with the reason, as does an entry of ``left_out``: a dict with
-    the type of each value that a file could not hold.
-    """
-
-    def __init__(
-        self, entries: Mapping[Any, Any], where: str, masked: list[Any], left_out: Mapping[Any, str] | None = None
-    ) -> None:
-        super().__init__(entries)
-        self.where = where
-        self.masked = masked
-        self.left_out = dict(left_out or {})
-
-    def __missing__(self, name: Any) -> Any:
-        raise KeyError(self.explain(name) if self.lacks(name) else name)
-
-    def lacks(self, name: Any) -> bool:
-        """Return whether the entry ``name`` was masked or left out, and is missing now."""
-        return name not in self and (name in self.masked or name in self.left_out)
-
-    def explain(self, name: Any) -> str:
-        """Return why there is no entry ``name``, and what to do."""
-        if name in self.left_out:
-            return (
-                f"{self.where}[{name!r}] was left out where these settings were written: it was a "
-                f"{self.left_out[name]:.200}, which JSON cannot hold. Pass the settings again (hparams=, exp_conf=)."
-            )
-        return (
-            f"{self.where}[{name!r}] is a secret, which was masked where these settings were written. Pass the "
-            "settings with their secrets (hparams=, exp_conf=), or take the secret from the environment."
-        )
-
-
 def is_masked(value: Any) -> bool:
     """Return whether a value is a mask, contains one, or is a list of such values among others."""
     return any(map(is_masked, value)) if isinstance(value, list) else isinstance(value, str) and MASK in value
-
-
-def may_be_masked(keys: Keys) -> bool:
-    """Return whether :func:`mask_config` may have masked a value of a configuration, found by keys."""
-    return is_secret(keys) or keys[0] in _STORAGES
-
-
-def leave_out_masked(settings: Any, where: str, is_mask: Callable[[str, Keys], bool], keys: Keys = ()) -> Any:
-    """Return the settings called ``where`` with a gap for each mask; the same object if there are none.
-
-    ``is_mask`` is asked about values with stars, by place (such as ``hparams['a']``) and keys: a user may write stars.
-    """
-    if isinstance(settings, list):
-        items = [leave_out_masked(item, f"{where}[{i}]", is_mask, keys) for i, item in enumerate(settings)]
-        return settings if list(map(id, items)) == list(map(id, settings)) else items
-    if not isinstance(settings, dict):
-        return settings
-    places = {name: (f"{where}[{name!r:.100}]", (*keys, name)) for name in settings}
-    masked = [name for name, item in settings.items() if is_masked(item) and is_mask(*places[name])]
-    kept = {
-        name: leave_out_masked(item, places[name][0], is_mask, places[name][1])
-        for name, item in settings.items()
-        if name not in masked
-    }
-    if not masked and all(item is settings[name] for name, item in kept.items()):
-        return settings
-    gaps = (settings.masked, settings.left_out) if isinstance(settings, MaskedSettings) else ([], None)
-    return MaskedSettings(kept, where, [*masked, *gaps[0]], gaps[1])
-
-
-def find_stars(settings: Any, where: str) -> list[str]:
-    """Return the places in settings called ``where`` for which :func:`leave_out_masked` would ask."""
-    places: list[str] = []
-
-    def note(place: str, keys: Keys) -> bool:
-        places.append(place)
-        return False
-
-    leave_out_masked(settings, where, note)
-    return places
-
-
-def mark_left_out(settings: Any, where: str, left_out: Mapping[str, Any]) -> Any:
-    """Return the settings called ``where`` with a gap for each value that the file could not hold.
-
-    ``left_out`` comes from the file: for the place of each dict, the types of the missing values.
-    """
-    if isinstance(settings, dict):
-        kept = {name: mark_left_out(item, f"{where}[{name!r:.100}]", left_out) for name, item in settings.items()}
-        noted = left_out.get(where)
-        gaps = {name: kind for name, kind in noted.items() if isinstance(kind, str)} if isinstance(noted, dict) else {}
-        return MaskedSettings(kept, where, [], gaps)
-    if isinstance(settings, list):
-        return [mark_left_out(item, f"{where}[{index}]", left_out) for index, item in enumerate(settings)]
-    return settings

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from det_lightning import errors
 from det_lightning.escaping import get_logger
 from det_lightning.files.local_files import write_private
-from det_lightning.files.plain_values import Losses, as_plain
+from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import as_number, is_shallow, to_json
 
 if TYPE_CHECKING:
@@ -128,9 +128,9 @@ class TrialTask:
         ``group`` is ``"training"``, ``"validation"``, or another name. A value that JSON cannot hold is left out with a
         warning.
         """
-        losses = Losses()
+        losses: list[str] = []
         plain = as_plain(metrics, f"{group} metrics", losses)
-        for note in losses.notes:
+        for note in losses:
             _warn_once(note)
         record = {"group": group, "run": self.run_id, "steps_completed": steps_completed, "metrics": plain}
         record["time"] = time.time()

@@ -10,13 +10,12 @@ import torch
 
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import make_load_data
-from det_lightning.checkpoint.format.resume_state import LEFT_OUT, STARS, ResumeState
+from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.storage.snapshots import iterate_tensors
 from det_lightning.engine.resume import StateBeforeValidation
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
 from det_lightning.escaping import get_logger
-from det_lightning.files.plain_values import Losses
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial, original_trial
 from det_lightning.pytorch._random_state import capture_rng
 from det_lightning.pytorch._weights import collect_rest, collect_resume_state, collect_weights
@@ -96,7 +95,7 @@ class RunContent:
         if described == self._described:
             return
         self._described = described
-        losses = Losses()
+        losses: list[str] = []
         self._settings = plain = settings.to_plain(losses)
         self._warn_of_losses(losses)
         trial_class = type(original_trial(self._run.trial))
@@ -104,14 +103,12 @@ class RunContent:
         complete = None not in plain.values()
         hparams, config = (plain["hparams"], plain["experiment_config"]) if complete else (None, None)
         self._load_data = make_load_data(hparams, config, f"{trial_class.__module__}:{trial_class.__qualname__}")
-        if complete:
-            self._load_data |= {name: plain[name] for name in (LEFT_OUT, STARS) if name in plain}
         if isinstance(self._run.trial, SelfSavingTrial):
             self._load_data["trial_type"] = self._run.trial.trial_type
 
-    def _warn_of_losses(self, losses: Losses) -> None:
+    def _warn_of_losses(self, losses: list[str]) -> None:
         """Name the values that JSON cannot hold, each value once."""
-        new = [note for note in losses.notes if note not in self._known_losses]
+        new = [note for note in losses if note not in self._known_losses]
         self._known_losses.update(new)
         if new and self._run.context.distributed.rank == 0:
             logger.warning(

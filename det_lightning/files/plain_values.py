@@ -6,7 +6,6 @@ libraries. Nothing becomes a text that only describes a value: other values are 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 
 from det_lightning.escaping import name_type
 from det_lightning.files.strict_json import MAX_DEPTH
-from det_lightning.masking import MASK, MaskedSettings
 
 #: A longer array belongs into the state of a trial, not into its settings: files of these have some megabytes at most.
 MOST_IN_SETTINGS = 10_000
@@ -25,33 +23,19 @@ _KINDS = "biufU"
 
 
 class NotPlainError(TypeError):
-    """A value that JSON cannot hold; ``type_name`` is the type."""
+    """A value that JSON cannot hold."""
 
     def __init__(self, where: str, type_name: str, reason: str = "which JSON cannot hold") -> None:
         super().__init__(f"{where} is a {type_name}, {reason}.")
-        self.type_name = type_name
 
 
-@dataclasses.dataclass
-class Losses:
-    """The values that settings lose when they become plain.
-
-    Attributes:
-        left_out: the types of the values left out, by name, for each dict by place.
-        notes: a sentence for each value left out now, and for each dict with keys that become text.
-        masked: the places of the values that were masked before, and are masks again.
-    """
-
-    left_out: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)
-    masked: set[str] = dataclasses.field(default_factory=set)
-
-
-def as_plain(value: Any, where: str = "the value", losses: Losses | None = None, most_numbers: float = math.inf) -> Any:
+def as_plain(
+    value: Any, where: str = "the value", losses: list[str] | None = None, most_numbers: float = math.inf
+) -> Any:
     """Return a copy of ``value``, called ``where`` in messages, of JSON's types.
 
-    Entries of dicts that JSON cannot hold, and arrays with more than ``most_numbers``, are left out and noted in
-    ``losses``. Without ``losses``, such a value raises a ``TypeError`` with place and type.
+    Entries of dicts that JSON cannot hold, and arrays with more than ``most_numbers``, are left out. ``losses`` gets a
+    sentence for each, and for a dict whose keys become text. Without ``losses``, such a value raises a ``TypeError``.
     """
     try:
         return _Converter(losses, most_numbers).convert(value, where, 1)
@@ -62,7 +46,7 @@ def as_plain(value: Any, where: str = "the value", losses: Losses | None = None,
 
 
 class _Converter:
-    def __init__(self, losses: Losses | None, most_numbers: float) -> None:
+    def __init__(self, losses: list[str] | None, most_numbers: float) -> None:
         self._losses = losses
         self._most_numbers = most_numbers
 
@@ -83,28 +67,20 @@ class _Converter:
 
     def _convert_mapping(self, value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        if isinstance(value, MaskedSettings):
-            found.update(dict.fromkeys(value.masked, MASK))
-            if self._losses is not None:
-                self._losses.masked.update(f"{where}[{name!r:.100}]" for name in value.masked)
-                if value.left_out:
-                    self._losses.left_out.setdefault(where, {}).update(value.left_out)
         texts = [key for key in value if not isinstance(key, str)]
         if texts and self._losses is not None:
-            self._losses.notes.append(f"{where} has keys that are not text, such as {texts[0]!r:.50}: they become text")
+            self._losses.append(f"{where} has keys that are not text, such as {texts[0]!r:.50}: they become text")
         for key in value:
             place = f"{where}[{key!r:.100}]"
             try:
                 name = _as_key(key, place)
-                if name in found and not isinstance(value, MaskedSettings):
+                if name in found:
                     raise NotPlainError(place, "second value", f"whose key is {name!r:.50} in JSON")
                 found[name] = self.convert(_look_up(value, key, place), place, depth + 1)
             except NotPlainError as e:
                 if self._losses is None:
                     raise
-                name = key if isinstance(key, str) else repr(key)[:100]
-                self._losses.left_out.setdefault(where, {})[name] = e.type_name
-                self._losses.notes.append(str(e).removesuffix("."))
+                self._losses.append(str(e).removesuffix("."))
         return found
 
     def _read_array(self, array: Any, where: str) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Collection, Mapping
 from numbers import Number
@@ -12,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
 from det_lightning.arguments import describe, wrong_argument
-from det_lightning.checkpoint.format.resume_state import LEFT_OUT, STARS
 from det_lightning.core._task import TrialTask
 from det_lightning.escaping import get_logger
-from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, as_plain
+from det_lightning.files.plain_values import MOST_IN_SETTINGS, as_plain
 from det_lightning.hyperparameters import choose_hparams, find_ranges
-from det_lightning.masking import MASK, MaskedSettings, find_stars, leave_out_masked, mask_settings, may_be_masked
+from det_lightning.masking import mask_settings
 from det_lightning.pytorch._random_state import require_seed
 
 if TYPE_CHECKING:
@@ -129,9 +126,9 @@ def require_usable(hparams: Any, exp_conf: Any) -> None:
 class TrialSettings:
     """Hyperparameters and configuration of a trial, and the lookups of a context.
 
-    Masked secrets of ``exp_conf`` are left out; looking up one is an error with the name. ``slots`` processes share
-    ``global_batch_size``. ``configuration`` supplies defaults for arguments left out of calls. ``hparams`` and
-    ``exp_conf`` are dicts that the trial may change, or None, as ``trial_seed`` and ``per_slot_batch_size`` may be.
+    ``slots`` processes share ``global_batch_size``. ``configuration`` has defaults for arguments left out of calls.
+    ``hparams`` and ``exp_conf`` are dicts that the trial may change, or None, as ``trial_seed`` and
+    ``per_slot_batch_size`` may be.
     """
 
     def __init__(
@@ -145,10 +142,7 @@ class TrialSettings:
         configuration: RunConfiguration | None = None,
     ) -> None:
         self.hparams = hparams
-        self.exp_conf: dict[str, Any] | None = leave_out_masked(
-            exp_conf, "exp_conf", lambda _, keys: may_be_masked(keys)
-        )
-        self._has_gaps = any(isinstance(settings, MaskedSettings) for settings in (self.hparams, self.exp_conf))
+        self.exp_conf = exp_conf
         self.configuration = configuration or RunConfiguration()
         if trial_seed is not None:
             require_seed(trial_seed)
@@ -174,10 +168,8 @@ class TrialSettings:
         return self.hparams
 
     def get_hparam(self, name: str) -> Any:
-        """Return the hyperparameter ``name``; raise a ValueError if the value is missing, masked or left out."""
+        """Return the hyperparameter ``name``; raise a ValueError if there is none."""
         hparams = self.get_hparams()
-        if isinstance(hparams, MaskedSettings) and hparams.lacks(name):
-            raise ValueError(hparams.explain(name))
         if name not in hparams:
             raise ValueError(f"There is no hyperparameter {name!r}; hparams has {sorted(hparams)}.")
         if name == "global_batch_size":
@@ -210,23 +202,16 @@ class TrialSettings:
             raise ValueError("The batch size is unknown; pass hparams={'global_batch_size': ...} to init().")
         return self.per_slot_batch_size
 
-    def to_plain(self, losses: Losses | None = None) -> dict[str, Any]:
+    def to_plain(self, losses: list[str] | None = None) -> dict[str, Any]:
         """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for a missing dict.
 
-        ``left_out`` has the types of values that JSON cannot hold, and ``losses`` gets notes about such values.
-        ``stars_as_text`` has the places of values that look like a mask.
+        Values that JSON cannot hold are left out, and ``losses`` gets notes about these.
         """
         given = {"hparams": self.hparams, "experiment_config": self.exp_conf}
-        if not self._has_gaps:
-            with contextlib.suppress(TypeError, ValueError, RecursionError):
-                text = json.dumps(given, allow_nan=False)
-                if MASK not in text and (plain := json.loads(text)) == given:  # nothing is lost
-                    return mask_settings(plain)
-        losses = Losses() if losses is None else losses
-        plain = {name: as_plain(settings, name, losses, MOST_IN_SETTINGS) for name, settings in given.items()}
-        stars = [place for name in given for place in find_stars(plain[name], name) if place not in losses.masked]
-        notes = {LEFT_OUT: losses.left_out, STARS: stars}
-        return {**mask_settings(plain), **{name: note for name, note in notes.items() if note}}
+        losses = [] if losses is None else losses
+        return mask_settings(
+            {name: as_plain(settings, name, losses, MOST_IN_SETTINGS) for name, settings in given.items()}
+        )
 
     def get_trial_seed(self) -> int:
         """Return the seed of the trial; raise an InternalException if it has none."""

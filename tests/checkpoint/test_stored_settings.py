@@ -1,4 +1,4 @@
-"""Hyperparameters and configuration in checkpoints: they come back as they were, or asking for them is an error."""
+"""Hyperparameters and configuration in checkpoints: they come back as they were, or not at all."""
 
 from __future__ import annotations
 
@@ -38,12 +38,9 @@ HPARAMS = {
 STORED = {**PLAIN, "flag": False, "layers": 3, "sizes": [1, {"width": [2, 3]}], "groups": [{"lr": 0.5}]}
 
 
-def require_gaps(hparams: dict[str, Any]) -> None:
+def require_stored(hparams: dict[str, Any]) -> None:
     assert hparams == STORED
     assert (hparams["flag"], type(hparams["layers"])) == (False, int)
-    for look_up in (lambda: hparams["names"], lambda: hparams["groups"][0]["activation"]):
-        with pytest.raises(KeyError, match=r"was left out where these settings were written: it was a "):
-            look_up()
 
 
 def refuse(constant: str) -> None:
@@ -64,13 +61,12 @@ def test_settings_come_back_from_a_directory(
         json.loads(file.read_text(), parse_constant=refuse)
     assert "names" not in (json.loads(Path(path, "load_data.json").read_text())["hparams"] or {})
     context = pytorch.load_trial_from_checkpoint_path(path, trial_class=SmallTrial).context
-    require_gaps(context.get_hparams())
-    with pytest.raises(ValueError, match=r"hparams\['names'\] was left out"):
+    require_stored(context.get_hparams())
+    with pytest.raises(ValueError, match="no hyperparameter 'names'"):
         context.get_hparam("names")
     if exp_conf is not None:
         assert context.get_data_config()["ratio"] != context.get_data_config()["ratio"]
-        with pytest.raises(KeyError, match=r"experiment_config\['data'\]\['path'\] was left out"):
-            context.get_data_config()["path"]
+        assert "path" not in context.get_data_config()
 
 
 @pytest.mark.parametrize("as_directory", [False, True])
@@ -87,9 +83,9 @@ def test_settings_of_a_lightning_file(tmp_path: Path, as_directory: bool, caplog
     assert "hparams['names'] is a set" in caplog.text
     caplog.clear()
     loaded = TrialModule.load_from_checkpoint(first, trial=SmallTrial)
-    require_gaps(loaded.trial.context.get_hparams())
+    require_stored(loaded.trial.context.get_hparams())
     again = TrialModule.load_from_checkpoint(train(loaded, tmp_path / "again"), trial=SmallTrial)
-    require_gaps(again.trial.context.get_hparams())
+    require_stored(again.trial.context.get_hparams())
     assert "is a set" not in caplog.text
 
 
@@ -99,7 +95,7 @@ def test_rules_of_a_script(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     path = tmp_path / CheckpointStorage(tmp_path).write(content)
     assert "hparams['names'] is a set" in caplog.text
     assert "home is a " in caplog.text
-    require_gaps(read_settings(None, read_json(path / "load_data.json"))["hparams"])
+    require_stored(read_settings(None, read_json(path / "load_data.json"))["hparams"])
     assert read_settings(None, read_json(path / "load_data.json"))["experiment_config"] == {"gap": float("-inf")}
     assert read_json(path / "metadata.json")["note"] == "NaN"
 

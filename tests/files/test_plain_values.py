@@ -17,9 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, NotPlainError, as_plain
+from det_lightning.files.plain_values import MOST_IN_SETTINGS, NotPlainError, as_plain
 from det_lightning.files.strict_json import read_numbers, spell_numbers, to_json
-from det_lightning.masking import mark_left_out
 
 Mode = enum.Enum("Mode", {"fast": "fast"}, type=str)
 Level = enum.IntEnum("Level", {"high": 3})
@@ -85,10 +84,9 @@ def test_json_values_are_stored(value: Any, plain: Any) -> None:
     ],
 )
 def test_anything_else_is_left_out_and_named(value: Any, named: str) -> None:
-    losses = Losses()
+    losses: list[str] = []
     assert as_plain({"lr": 0.1, "it": value}, "hparams", losses, MOST_IN_SETTINGS) == {"lr": 0.1}
-    assert list(losses.left_out["hparams"]) == ["it"]
-    (note,) = losses.notes
+    (note,) = losses
     with pytest.raises(NotPlainError, match=named):
         raise NotPlainError("", "", note)
     with pytest.raises(TypeError, match=rf"hparams\['it'\].*{named.rpartition(']')[2]}"):
@@ -98,30 +96,18 @@ def test_anything_else_is_left_out_and_named(value: Any, named: str) -> None:
 def test_values_in_themselves_are_left_out() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    losses = Losses()
+    losses: list[str] = []
     assert as_plain({"a": endless, "b": 1}, "hparams", losses) == {"b": 1}
-    assert "nested over 99 deep" in losses.notes[0]
+    assert "nested over 99 deep" in losses[0]
 
 
 def test_keys_that_json_lacks_are_named() -> None:
-    losses = Losses()
+    losses: list[str] = []
     assert as_plain({(1, 2): "pair", 3: "number", "3": "text"}, "hparams", losses) == {"3": "number"}
-    said = "; ".join(losses.notes)
+    said = "; ".join(losses)
     assert "hparams has keys that are not text, such as (1, 2)" in said
     assert "hparams[(1, 2)] is a value whose key is a tuple" in said
     assert "hparams['3'] is a second value" in said
-
-
-def test_asking_for_left_out_is_an_error() -> None:
-    losses = Losses()
-    stored = as_plain({"groups": [{"fn": len, "lr": 1}]}, "hparams", losses)
-    settings = mark_left_out(json.loads(to_json(stored)), "hparams", json.loads(to_json(losses.left_out)))
-    assert settings == {"groups": [{"lr": 1}]}
-    with pytest.raises(KeyError, match=r"hparams\['groups'\]\[0\]\['fn'\] was left out .* builtin_function_or_method"):
-        settings["groups"][0]["fn"]
-    again = Losses()
-    assert as_plain(settings, "hparams", again) == stored
-    assert again == Losses(losses.left_out, notes=[])
 
 
 numbers = st.floats() | st.integers() | st.text(max_size=3) | st.booleans() | st.none()
@@ -152,8 +138,8 @@ class Interpolated(dict[str, Any]):
 
 
 def test_value_that_cannot_be_looked_up() -> None:
-    losses = Losses()
+    losses: list[str] = []
     assert as_plain({"conf": Interpolated(lr=1)}, "hparams", losses) == {"conf": {}}
-    assert losses.notes == [
+    assert losses == [
         "hparams['conf']['lr'] is a value that raises KeyError when it is looked up, which JSON cannot hold"
     ]

@@ -18,7 +18,7 @@ from fastcrc.crc32 import iscsi as extend_crc32c
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, FILES_READ, METADATA_FILE, read_json
 from det_lightning.escaping import get_logger
-from det_lightning.files.plain_values import Losses, as_plain
+from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import spell_numbers
 
 logger = get_logger(__name__)
@@ -70,10 +70,10 @@ def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
     try:
         entries = json.loads(json.dumps(metadata, allow_nan=False))  # in the form in which they will be read
     except (TypeError, ValueError):
-        losses = Losses()
+        losses: list[str] = []
         entries = spell_numbers(as_plain(metadata, METADATA_FILE, losses))
-        if losses.notes:
-            logger.warning("The checkpoint cannot hold all values: %s.", "; ".join(losses.notes))
+        if losses:
+            logger.warning("The checkpoint cannot hold all values: %s.", "; ".join(losses))
     return {**entries, CHECKSUM_KEY: _checksum_of_entries(entries)}
 
 

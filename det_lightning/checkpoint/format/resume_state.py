@@ -13,7 +13,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import MAX_COUNT, find_wrong_counts
 from det_lightning.files.strict_json import is_shallow, read_numbers
-from det_lightning.masking import leave_out_masked, mark_left_out, mask_settings, short_text
+from det_lightning.masking import mask_settings, short_text
 
 #: Version of the file format. The first had no number, and held the settings as JSON text.
 RESUME_VERSION = 2
@@ -22,10 +22,6 @@ _MAX_WORLD_SIZE = 1_000_000
 
 _NEEDED = ("trial_state", "rng_states", "journals", "optimizer_steps", "gradients")
 _SETTINGS = ("hparams", "experiment_config")
-#: The entry of settings with the types of what was left out of them; see ``mark_left_out``.
-LEFT_OUT = "left_out"
-#: The entry of settings with the places of texts whose stars are no mask.
-STARS = "stars_as_text"
 #: The entry of ``load_data.json`` with the places of NaN and infinities in settings, which are text there.
 SPELLED = "numbers_as_text"
 
@@ -43,8 +39,7 @@ class ResumeState:
             with such a list for each rank, or with only the average of all ranks where models are sharded.
         precision: state of the precision in an unfinished aggregation.
         world_size: number of ranks that wrote the state.
-        settings: ``hparams`` and ``experiment_config``, as JSON and without secrets, with ``left_out`` if JSON could
-            not hold all values, and ``stars_as_text``; None if unknown.
+        settings: ``hparams`` and ``experiment_config``, as JSON and without secrets; None if unknown.
         has_validated: a validation has begun, whose workers may still be alive.
         positions: how far each rank's loaders have come, beyond the journal: the number of training batches ``drawn``
             from the samplers, where workers may be ahead of training, and the states of the samplers. Training data
@@ -123,8 +118,7 @@ class ResumeState:
 def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return hyperparameters and experiment configuration; None for settings that the trial did not have.
 
-    Looking up a value that was masked or left out at the time of writing is an error. If the trial had only one of the
-    two settings, ``load_data.json`` holds neither; then ``resume`` has the existing one.
+    If the trial had only one of the two settings, ``load_data.json`` holds neither, and ``resume`` has that one.
     """
     settings = {} if resume is None else resume.settings or {}
     known = load_data or {}
@@ -136,10 +130,7 @@ def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | Non
     if isinstance(noted := known.get(SPELLED), list):
         places = frozenset(one for one in noted if isinstance(one, str))
         found = {name: read_numbers(value, name, places) for name, value in found.items()}
-    if isinstance(gaps := known.get(LEFT_OUT) or settings.get(LEFT_OUT), dict):
-        found = {name: mark_left_out(value, name, gaps) for name, value in found.items()}
-    stars = known.get(STARS) or settings.get(STARS) or ()
-    return {name: leave_out_masked(value, name, lambda place, _: place not in stars) for name, value in found.items()}
+    return found
 
 
 def _parse_settings(text: Any) -> Any:

@@ -18,12 +18,12 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
-from det_lightning.checkpoint.format.resume_state import LEFT_OUT, SPELLED, read_settings
+from det_lightning.checkpoint.format.resume_state import SPELLED, read_settings
 from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.transfer import StoredFiles
 from det_lightning.escaping import get_logger
-from det_lightning.files.plain_values import MOST_IN_SETTINGS, Losses, NotPlainError, as_plain
+from det_lightning.files.plain_values import MOST_IN_SETTINGS, NotPlainError, as_plain
 from det_lightning.files.strict_json import spell_numbers, to_json
 from det_lightning.parts_of_determined import REFERENCE_VERSION
 
@@ -129,22 +129,20 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
 
 def _encode_load_data(load_data: Mapping[str, Any]) -> str:
     """Return the text of ``load_data.json``; leave out values that JSON cannot hold, and name these in a warning."""
-    losses = Losses(as_plain(load_data.get(LEFT_OUT) or {}))
+    losses: list[str] = []
     places = list(load_data.get(SPELLED) or [])
     content = {}
     for name, value in load_data.items():
-        if name in (LEFT_OUT, SPELLED):
+        if name == SPELLED:
             continue
         try:
             plain = as_plain(value, name, losses, MOST_IN_SETTINGS)
         except NotPlainError as e:
-            losses.notes.append(str(e).removesuffix("."))
+            losses.append(str(e).removesuffix("."))
         else:
             content[name] = spell_numbers(plain, name, places)
-    if losses.notes:
-        logger.warning("The checkpoint cannot hold all values: %s.", "; ".join(losses.notes))
-    if losses.left_out:
-        content[LEFT_OUT] = losses.left_out
+    if losses:
+        logger.warning("The checkpoint cannot hold all values: %s.", "; ".join(losses))
     if places:
         content[SPELLED] = places
     return to_json(content)
