@@ -254,7 +254,7 @@ class Passes:
         self._is_positioned = is_positioned
         self._length = length_or_none(loader) or None
         self._drawn: int | None = None  # batches over the whole run, once the passes have begun
-        # The last known states of the parts, and the batch before which they were asked for.
+        # The latest states of the parts, and the batch before which they were asked for.
         self._states: list[Any] | None = None if position.initial_batch else []
         self._asked_at = 0
 
@@ -266,6 +266,7 @@ class Passes:
                 f"{len(self.parts)} have a state_dict(): {', '.join(type(part).__name__ for part in self.parts)}. "
                 "Resume with the same kind of loader."
             )
+        # Earlier checkpoints may have states from before the batch that was under way.
         self._states, self._asked_at = saved["states"], self._position.initial_batch - saved["behind"]
 
     def __len__(self) -> int:
@@ -332,10 +333,7 @@ class Passes:
             batches = self._begin(drawn)
 
     def state_dict(self, trained: int) -> dict[str, Any] | None:
-        """Return the state before batch ``trained``, the next one to train; None if it is unknown.
-
-        If batches are drawn and not trained, return the last known state, from which a resumed run reads again.
-        """
+        """Return the state before batch ``trained``, the next one to train; None if it is unknown."""
         if not self.parts:
             return None
         if self._drawn == trained and (self._states is None or self._asked_at != trained):
@@ -343,11 +341,11 @@ class Passes:
             self._states, self._asked_at = [copy.deepcopy(part.state_dict()) for part in self.parts], trained
         if self._states is None:
             return None
-        if self._is_positioned and self._asked_at != trained:
+        if self._asked_at != trained:
             logger.warning("A batch was under way: the checkpoint is without the state of the training data.")
             return None
         is_start = trained % (self._position.epoch_length() or 1) == 0
-        return {"states": self._states, "behind": trained - self._asked_at, "epoch_start": is_start}
+        return {"states": self._states, "behind": 0, "epoch_start": is_start}
 
 
 def find_stateful(loader: Any, *, is_positioned: bool = False) -> list[Stateful]:

@@ -245,14 +245,26 @@ class FailingTrial(SmallTrial):
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
-@pytest.mark.parametrize("make", [OwnLoader, LOADERS["torchdata"]])
-def test_the_state_is_of_the_last_trained_batch(make: Callable[[], Any], tmp_path: Path) -> None:
-    """The run resumes with the batch that was drawn, and was under way when the checkpoint was written."""
-    expected = weights_after(fit(make, max_epochs=2))
+@pytest.mark.parametrize("make", [OwnLoader, LOADERS["torchdata"], LOADERS["torchdata, workers"]])
+def test_a_batch_under_way_has_no_state(make: Callable[[], Any], tmp_path: Path, caplog: Any) -> None:
     on_exception = pl.callbacks.OnExceptionCheckpoint(str(tmp_path), "failed")
     with pytest.raises(OSError, match="not trained"):
         fit(make, trial=FailingTrial, max_epochs=2, callbacks=[on_exception])
-    assert torch.equal(weights_after(fit(make, tmp_path / "failed.ckpt", max_epochs=2)), expected)
+    assert "A batch was under way: the checkpoint is without the state of the training data" in caplog.text
+    fit(make, tmp_path / "failed.ckpt", max_epochs=2)
+    assert "no position of the training data" in caplog.text
+
+
+def test_early_checkpoints_read_again_what_was_under_way(tmp_path: Path) -> None:
+    """Their states may be from before the latest batches."""
+    expected = weights_after(fit(OwnLoader, max_epochs=2))
+    fit(OwnLoader, max_steps=2 * 5).save_checkpoint(tmp_path / "late.ckpt")
+    fit(OwnLoader, max_steps=2 * 4).save_checkpoint(tmp_path / "early.ckpt")
+    late, early = (torch.load(tmp_path / f"{name}.ckpt", weights_only=False) for name in ("late", "early"))
+    before = early[TRIAL_KEY]["resume"]["positions"][0]["data"]
+    late[TRIAL_KEY]["resume"]["positions"][0]["data"] = {**before, "behind": 1}
+    torch.save(late, tmp_path / "late.ckpt")
+    assert torch.equal(weights_after(fit(OwnLoader, tmp_path / "late.ckpt", max_epochs=2)), expected)
 
 
 @pytest.mark.parametrize("stop", [3, EPOCH_LEN])

@@ -44,7 +44,7 @@ class ResumeState:
         positions: how far each rank's loaders have come, beyond the journal: the number of training batches ``drawn``
             from the samplers, where workers may be ahead of training, and the states of the samplers. Training data
             that know their position have ``data``: the ``states`` of their parts, how many batches these are
-            ``behind`` the training, and whether the next batch is an ``epoch_start``.
+            ``behind`` the training (0 but in early checkpoints), and whether the next batch is an ``epoch_start``.
         best_value: the best value so far of the metric that chooses checkpoints.
         trial: name of the trial in its storage.
         requires_grad: of parameters frozen or unfrozen since training began, by their positions in all models.
