@@ -17,7 +17,7 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.flags import TakenFlags
 from det_lightning.adapters.lightning_package import pl
-from det_lightning.engine.train_and_evaluate import overrides
+from det_lightning.engine.train_and_evaluate import find_overridden, overrides
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
@@ -40,6 +40,8 @@ _UPDATE_HOOKS = {
     "on_before_optimizer_step": "before_step",
     "on_before_zero_grad": "before_zero_grad",
 }
+_OF_BATCHES = [f"on_{stage}_batch_{end}" for stage in ("train", "validation") for end in ("start", "end")]
+_WATCHED = [*_UPDATE_HOOKS, *_OF_BATCHES, "on_validation_end"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -133,14 +135,11 @@ def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
 
     If the module ``trains``, or validates, that includes overrides of methods unused by a trial.
     """
-    wrong = {
-        name: method.instead
-        for name, method in module.list_marked_methods().items()
-        if overrides(module, type(module), name)
-    }
+    marked = module.list_marked_methods()
+    wrong = {name: marked[name].instead for name in find_overridden(module, type(module), marked)}
     if trains:
         wrong |= module.find_wrong_steps()
-        wrong |= {name: way for name, way in _UNUSED_METHODS.items() if overrides(module, pl.LightningModule, name)}
+        wrong |= {name: _UNUSED_METHODS[name] for name in find_overridden(module, pl.LightningModule, _UNUSED_METHODS)}
     _refuse(type(module), wrong)
 
 
@@ -160,37 +159,38 @@ class WatchedHooks:
     ) -> None:
         self._taken = taken
         self._trainer = trainer
-        self._callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
+        callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
+        watched = (callback for callback in callbacks if not _saves_by_epoch(callback))
+        self._of_callbacks = [(callback, find_overridden(callback, pl.Callback, _WATCHED)) for callback in watched]
+        self._of_module = find_overridden(module, base, _WATCHED)
         self._module = module
-        self._base = base
+        self._clips = taken.clip_val is not None or overrides(module, base, "configure_gradient_clipping")
         self._profiler: Any = trainer.profiler  # type: ignore[attr-defined]
         self._profiles = not isinstance(self._profiler, pl.profilers.PassThroughProfiler)
         self._has_warned = False
-        self._of_updates = [hook for hook in _UPDATE_HOOKS if self._is_overridden(hook, self._callbacks)]
+        self._of_updates = [hook for hook in _UPDATE_HOOKS if self._is_overridden(hook)]
         self.see_training_batches = self._see_batches("train")
         self.see_validation_batches = self._see_batches("validation")
 
-    def _is_overridden(self, hook: str, callbacks: list[pl.Callback]) -> bool:
-        by_callback = any(overrides(callback, pl.Callback, hook) for callback in callbacks)
-        return by_callback or overrides(self._module, self._base, hook)
+    def _is_overridden(self, hook: str, but: tuple[type[pl.Callback], ...] = ()) -> bool:
+        by_callback = any(hook in found for callback, found in self._of_callbacks if not isinstance(callback, but))
+        return by_callback or hook in self._of_module
 
     def _see_batches(self, stage: str) -> bool:
         if self._profiles or (stage == "train" and self._of_updates):
             return True
-        callbacks = [
-            c for c in self._callbacks if not isinstance(c, pl.callbacks.ProgressBar) and not _saves_by_epoch(c)
-        ]
-        return any(self._is_overridden(f"on_{stage}_batch_{end}", callbacks) for end in ("start", "end"))
+        bars = (pl.callbacks.ProgressBar,)
+        return any(self._is_overridden(f"on_{stage}_batch_{end}", bars) for end in ("start", "end"))
 
     def may_end_run(self, hook: str) -> bool:
         """Return whether an override of a hook may ask the run to stop."""
         cannot_ask = (pl.callbacks.EarlyStopping, pl.callbacks.ModelCheckpoint, pl.callbacks.ProgressBar)
-        return self._is_overridden(hook, [c for c in self._callbacks if not isinstance(c, cannot_ask)])
+        return self._is_overridden(hook, cannot_ask)
 
     def attach(self, context: PyTorchTrialContext) -> None:
         """Call Lightning's hooks of updates from a context's own hooks."""
         hooks = context.update_hooks
-        if self._taken.clip_val is not None or overrides(self._module, self._base, "configure_gradient_clipping"):
+        if self._clips:
             hooks.clip.append(self._clip)
             hooks.before_own_clip.append(self._warn_of_own_clipping)
         if self._profiles:

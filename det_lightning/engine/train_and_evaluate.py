@@ -6,7 +6,7 @@ import functools
 import inspect
 import pathlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,11 @@ def overrides(instance: object, base: type, method: str) -> bool:
     """Return whether ``instance`` replaces the ``method`` of ``base``, in the class or as an attribute set later."""
     found = getattr(instance, method)
     return getattr(found, "__func__", found) is not getattr(base, method)
+
+
+def find_overridden(instance: object, base: type, methods: Iterable[str]) -> list[str]:
+    """Return those ``methods`` of ``base`` that ``instance`` replaces."""
+    return [method for method in methods if overrides(instance, base, method)]
 
 
 class TrialEvents:
