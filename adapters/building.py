@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, adapt_legacy_trial, build_trial
 from det_lightning.pytorch._settings import ExpConf, RunConfiguration, TrialSettings
-from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 _TYPES = {
@@ -185,9 +183,6 @@ class TrialBuilder:
 
 logger = get_logger(__name__)
 
-#: The clock for intervals, in seconds.
-clock = time.monotonic
-
 # The defaults of pl.Trainer.
 _DEFAULT_LOG_EVERY = 50
 _DEFAULT_MAX_EPOCHS = 1000
@@ -222,7 +217,6 @@ class ModuleSchedule:
         trainer: Any,
         position: TrainingPosition,
         checkpoint_period: TrainUnit | None,
-        timer: ValidationTimer | None = None,
     ) -> Schedule:
         """Return the schedule of a run.
 
@@ -246,7 +240,7 @@ class ModuleSchedule:
             reporting_period = configured.reporting_period
         return Schedule(
             max_length=max_length,
-            validation_period=validation_period or _read_validation_flags(trainer, position, timer),
+            validation_period=validation_period or _read_validation_flags(trainer, position),
             checkpoint_period=checkpoint_period,
             reporting_period=reporting_period or Batch(max(1, trainer.log_every_n_steps)),
             test_mode=given.test_mode,
@@ -263,11 +257,9 @@ def _warn_of_default_length(trainer: Any) -> None:
         )
 
 
-def _read_validation_flags(trainer: Any, position: TrainingPosition, timer: ValidationTimer | None) -> TrainUnit | None:
+def _read_validation_flags(trainer: Any, position: TrainingPosition) -> TrainUnit | None:
     if not trainer.enable_validation:
         return None
-    if timer is not None:
-        return Batch(timer)
     interval = trainer.val_check_interval
     every_epochs = trainer.check_val_every_n_epoch
     if every_epochs is None:
@@ -293,36 +285,3 @@ class _InEpochSchedule(Container[int]):
         every_batches = interval if isinstance(interval, int) else max(1, int(epoch_len * interval))
         epoch, batch = divmod(batches_trained - 1, epoch_len)
         return (epoch + 1) % self._every_epochs == 0 and (batch + 1) % every_batches == 0
-
-
-class ValidationTimer(Container[int]):
-    """The batches after which ``interval_s`` has passed since the latest validation, or since training began.
-
-    The chief's clock decides, so all ranks must ask together. ``every_epochs`` limits validations to every n-th epoch,
-    as in Lightning; None or 1 means no limit.
-    """
-
-    def __init__(
-        self,
-        interval_s: float,
-        every_epochs: int | None,
-        position: TrainingPosition,
-        distributed: DistributedContext,
-    ) -> None:
-        self._interval_s = interval_s
-        self._every_epochs = every_epochs or 1
-        self._position = position
-        self._distributed = distributed
-        self._since = clock()
-
-    def restart(self) -> None:
-        """Measure from now on."""
-        self._since = clock()
-
-    def __contains__(self, batches_trained: object) -> bool:
-        if not isinstance(batches_trained, int):
-            return False
-        epoch = (batches_trained - 1) // self._position.epoch_length()
-        if (epoch + 1) % self._every_epochs != 0:
-            return False
-        return bool(self._distributed.broadcast(clock() - self._since >= self._interval_s))

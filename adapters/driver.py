@@ -13,7 +13,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals, lightning_loops
-from det_lightning.adapters.building import ModuleSchedule, ValidationTimer
+from det_lightning.adapters.building import ModuleSchedule
 from det_lightning.adapters.flags import TakenFlags
 from det_lightning.adapters.given_data import GivenLoaders, warn_of_lost_state
 from det_lightning.adapters.hooks import DrivenModule, WatchedHooks
@@ -67,11 +67,9 @@ class RunDriver:
         checkpoints: RunCheckpoints | None,
         hooks: WatchedHooks,
         reporter: LightningReporter,
-        validation_timer: ValidationTimer | None,
         validates_at_step_zero: bool,
     ) -> None:
         self.run = run
-        self._validation_timer = validation_timer
         self._validates_at_step_zero = validates_at_step_zero
         self._hooks = hooks
         self._reporter = reporter
@@ -107,8 +105,6 @@ class RunDriver:
         lightning_internals.move_to(trainer, run.state, run.context.optimizer_steps)
         lightning_internals.move_to_epoch(trainer, run.state.epochs_trained)
         lightning_loops.allow_validation(trainer, due=False)
-        if self._validation_timer is not None:
-            self._validation_timer.restart()
         step_zero = self._validates_at_step_zero and run.state.batches_trained == 0
         if (step_zero and trainer.enable_validation) or self.act():
             lightning_internals.run_validation(trainer)
@@ -262,8 +258,6 @@ class RunDriver:
         # Lightning's validation is not over yet: a checkpoint by policy is part of the validation, the rest is not.
         with torch.enable_grad():
             self.act()
-        if self._validation_timer is not None:
-            self._validation_timer.restart()
 
     @_end_run_on_invalid_hp()
     def finish(self) -> None:
@@ -441,9 +435,8 @@ class ModuleRuns:
             warn_of_lost_state(trainer)
         if trainer.training and self._fitted_by not in (None, trainer) and module.resume_content is None:
             flags.warn_of_second_trainer(context)
-        timer = taken.validation_timer(context)
         period = None if checkpoints is None else checkpoints.policy.period
-        schedule = self._schedule.complete(trainer, context.position, period, timer)
+        schedule = self._schedule.complete(trainer, context.position, period)
         reporter = LightningReporter(module, base, self._training_names)
         hooks = WatchedHooks(trainer, module, base, taken)
         options = RunOptions(
@@ -461,7 +454,7 @@ class ModuleRuns:
         if checkpoints is not None:
             checkpoints.attach(run)
         at_step_zero = self._schedule.validates_at_step_zero
-        module.driver = RunDriver(trainer, run, checkpoints, hooks, reporter, timer, at_step_zero)
+        module.driver = RunDriver(trainer, run, checkpoints, hooks, reporter, at_step_zero)
         loaders = GivenLoaders(trial, context, taken.data, trainer)
         calls = TrialCalls(
             after_training_step=module.after_training_step,

@@ -11,7 +11,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters import given_data, lightning_internals
-from det_lightning.adapters.building import TRIAL_PRECISIONS, ValidationTimer, take_precision
+from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
 from det_lightning.adapters.lightning_package import OTHER, PACKAGE, VARIABLE, TrainerFn, pl
 from det_lightning.adapters.strategies.processes import REPLACED_STRATEGIES, TRIAL_STRATEGIES
 from det_lightning.checkpoint.format.standard_values import with_plain_numbers
@@ -55,6 +55,10 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         f"reload_dataloaders_every_n_epochs={flags.reload_dataloaders_every_n_epochs}": (
             flags.reload_dataloaders_every_n_epochs > 0,
             "leave it out: the training data are one endless stream",
+        ),
+        "a time as val_check_interval": (
+            lightning_internals.validates_by_time(trainer),
+            "give a number of batches or a share of an epoch, so that equal runs validate after the same batches",
         ),
         f"{trainer.state.fn.value if trainer.state.fn else None}() without data": (
             of_call and not before_launch and not lightning_internals.has_data(trainer),
@@ -139,24 +143,14 @@ class TakenFlags:
         self.clip_val = self._clip_val or None
         self.clip_algorithm = trainer.gradient_clip_algorithm
         self.precision = take_precision(trainer)
-        self._validation_interval_s = lightning_internals.take_validation_interval(trainer)
         trainer.gradient_clip_val = None
         trainer.accumulate_grad_batches = 1
-
-    def validation_timer(self, context: PyTorchTrialContext) -> ValidationTimer | None:
-        """Return a timer if ``val_check_interval`` is a time."""
-        if self._validation_interval_s is None:
-            return None
-        every_epochs = self._trainer.check_val_every_n_epoch
-        return ValidationTimer(self._validation_interval_s, every_epochs, context.position, context.distributed)
 
     def restore(self) -> None:
         """Set the flags of the trainer again."""
         self._trainer.gradient_clip_val = self._clip_val
         self._trainer.check_val_every_n_epoch = self._check_val_every_n_epoch
         self._trainer.accumulate_grad_batches = self.accumulated_batches
-        if self._validation_interval_s is not None:
-            lightning_internals.restore_validation_interval(self._trainer, self._validation_interval_s)
 
 
 logger = get_logger(__name__)

@@ -59,22 +59,9 @@ def announce_no_validations(trainer: pl.Trainer) -> None:
     trainer.check_val_every_n_epoch = sys.maxsize
 
 
-def take_validation_interval(trainer: Any) -> float | None:
-    """Return the ``val_check_interval`` of a trainer in seconds, or None if the interval is no time.
-
-    The fit loop stops waiting for the time. ``trainer.val_check_interval`` is set for Lightning's ``EarlyStopping``;
-    Lightning leaves the attribute unset.
-    """
-    interval_s: float | None = vars(trainer).get("_val_check_time_interval")  # from Lightning 2.6 on
-    if interval_s is not None:
-        vars(trainer).update(_val_check_time_interval=0.0, val_check_interval=None)
-    return interval_s
-
-
-def restore_validation_interval(trainer: Any, interval_s: float) -> None:
-    """Undo :func:`take_validation_interval`."""
-    vars(trainer).update(_val_check_time_interval=interval_s)
-    del trainer.val_check_interval
+def validates_by_time(trainer: pl.Trainer) -> bool:
+    """Return whether the ``val_check_interval`` of a trainer is a time."""
+    return vars(trainer).get("_val_check_time_interval") is not None  # from Lightning 2.6 on
 
 
 def run_validation(trainer: pl.Trainer) -> None:

@@ -23,4 +23,3 @@ def draws_dropout_as_torch_2_13_cpu() -> bool:
 
 _IS_LIGHTNING_2_6 = Version(lightning_version) >= Version("2.6")
 from_lightning_2_6 = pytest.mark.skipif(not _IS_LIGHTNING_2_6, reason="it is new in Lightning 2.6")
-before_lightning_2_6 = pytest.mark.skipif(_IS_LIGHTNING_2_6, reason="it is new in Lightning 2.6")

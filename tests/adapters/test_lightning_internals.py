@@ -125,20 +125,9 @@ def test_validates_at_stop(flags: dict[str, Any], validates: bool) -> None:
 
 
 @from_lightning_2_6
-def test_take_validation_interval_and_restore_validation_interval() -> None:
-    class Module(Watched):
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            lightning_loops.allow_validation(self.trainer, due=self.steps in (2, 3))
-
-    module = Module()
-    stopping = pl.callbacks.EarlyStopping("loss", strict=False)  # it looks for val_check_interval
-    trainer = make_trainer(use_trial_loops=True, val_check_interval="00:01:00:00", callbacks=[stopping])
-    assert lightning_internals.take_validation_interval(trainer) == 3600
-    trainer.fit(module)
-    assert module.validations == [2, 3]
-    lightning_internals.restore_validation_interval(trainer, 3600)
-    assert lightning_internals.take_validation_interval(trainer) == 3600
-    assert lightning_internals.take_validation_interval(make_trainer()) is None
+def test_validates_by_time() -> None:
+    assert lightning_internals.validates_by_time(make_trainer(val_check_interval="00:01:00:00"))
+    assert not lightning_internals.validates_by_time(make_trainer(val_check_interval=0.5))
 
 
 def test_run_validation() -> None:

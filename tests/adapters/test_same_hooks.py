@@ -17,7 +17,6 @@ from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from tests.lightning import pl, trainer
 from tests.trials import make_data
-from tests.versions import from_lightning_2_6
 
 HOOKS = sorted(name for name in vars(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown"))
 
@@ -160,7 +159,6 @@ def events_of(module: pl.LightningModule, recorder: Recorder, directory: Path, *
         (1, 1, {"max_epochs": 2, "val_check_interval": 3}),
         (2, 1, {"max_epochs": 3, "check_val_every_n_epoch": 2, "limit_val_batches": 2}),
         (1, 1, {"max_epochs": -1, "max_steps": 9, "check_val_every_n_epoch": None, "val_check_interval": 4}),
-        pytest.param(1, 1, {"max_epochs": 2, "val_check_interval": "00:00:00:00"}, marks=from_lightning_2_6),
         (2, 1, {"max_epochs": 2, "saves_every": 4}),
         (1, 1, {"fast_dev_run": True}),
     ],
