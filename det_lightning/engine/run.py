@@ -64,7 +64,7 @@ class TrialRun:
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
-        self._warnings = RunWarnings(trial, context, schedule, self.events.callbacks)
+        self._warnings = RunWarnings(trial, context, schedule)
         self._reporters = [self._warnings, *reporters]
         self.reports = WorkloadReports(
             self.exchange, self.events, self._log, self._reporters, options.hooks_follow_report

@@ -1,11 +1,9 @@
-"""The warnings of a run, each once: settings, NaN, weights without updates, parts without a wrapper, near names."""
+"""The warnings of a run, each once: settings, NaN, weights without updates, parts without a wrapper."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +19,6 @@ from det_lightning.engine.schedule import Schedule
 from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import flatten
 from det_lightning.masking import is_masked
-from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, original_trial
 
@@ -39,10 +36,8 @@ class RunWarnings:
         trial: PyTorchTrial,
         context: PyTorchTrialContext,
         schedule: Schedule,
-        callbacks: dict[str, PyTorchCallback],
     ) -> None:
         self._trial = original_trial(trial)
-        self._callbacks = callbacks
         self._context = context
         self._schedule = schedule
         self._is_chief = context.distributed.rank == 0
@@ -60,7 +55,6 @@ class RunWarnings:
             for message in (
                 *find_unwrapped_parameters(self._trial, self._context),
                 *find_unwrapped_schedulers(self._trial, self._context),
-                *find_near_hooks(self._callbacks, self._trial),
             ):
                 self._warn(message)
         for period in self._schedule.find_periods_below_one():
@@ -181,10 +175,6 @@ def _join(parts: list[str]) -> str:
     return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]} ... ({len(parts)} in all)"
 
 
-_HOOKS = [name for name in vars(PyTorchCallback) if not name.startswith("_")]
-# How similar a name is to a hook's, from 0 to 1: "on_train_end" is meant as a hook, "load_state" may be a helper.
-_NEAR = 0.69
-_NEARLY_EQUAL = 0.9
 _MOST_NAMES = 5
 
 
@@ -291,38 +281,3 @@ def _describe_scheduler(scheduler: str, index: int, optimizer: torch.optim.Optim
         "the run does not step the scheduler, and no checkpoint contains the scheduler. Pass the scheduler through "
         "context.wrap_lr_scheduler() in the trial's __init__."
     )
-
-
-def find_near_hooks(callbacks: Mapping[str, PyTorchCallback], trial: object) -> Iterator[str]:
-    """Yield a message for each method of a callback with nearly a hook's name, unless something calls the method."""
-    for name, callback in callbacks.items():
-        called = {*_list_called_names(type(callback)), *_list_called_names(type(trial))}
-        for method in _list_own_methods(type(callback)):
-            likeness = _NEAR if method.startswith("on_") else _NEARLY_EQUAL
-            near = difflib.get_close_matches(method, _HOOKS, n=1, cutoff=likeness)
-            if near and method not in called:
-                yield (
-                    f"Callback {name!r}, a {type(callback).__name__}, has a method {method}(), which a run does not "
-                    f"call. Did you mean {near[0]}()?"
-                )
-
-
-def _list_own_methods(callback: type) -> list[str]:
-    """Return the public methods of a callback's classes, except methods shared with a class of another library."""
-    others = {name for base in callback.__mro__ if not issubclass(base, PyTorchCallback) for name in vars(base)}
-    own = {
-        name: None
-        for base in callback.__mro__
-        if issubclass(base, PyTorchCallback) and base is not PyTorchCallback
-        for name, value in vars(base).items()
-        if isinstance(value, types.FunctionType) and not name.startswith("_")
-    }
-    return [name for name in own if name not in _HOOKS and name not in others]
-
-
-def _list_called_names(owner: type) -> Iterator[str]:
-    """Yield the names used by the methods of a class, as far as known."""
-    for base in owner.__mro__:
-        for value in vars(base).values():
-            if isinstance(value, types.FunctionType):
-                yield from value.__code__.co_names

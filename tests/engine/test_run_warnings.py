@@ -208,41 +208,6 @@ def test_inner_parts_count_as_wrapped(trial_class: type[SmallTrial], caplog: pyt
     assert warnings_in(caplog, "wrap") == []
 
 
-class OtherLibrary:
-    def on_train_start(self) -> None:
-        """A hook of another library."""
-
-
-class Misspelled(pytorch.PyTorchCallback, OtherLibrary):
-    def on_validation_ends(self, *metrics: Any) -> None:
-        """Not a hook."""
-
-    on_train_end = load_statedict = on_validation_ends
-
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.on_validation_end_again(metrics)
-
-    def on_validation_end_again(self, *metrics: Any) -> None:
-        """A helper."""
-
-    load_state = on_click = _on_validation_ends = on_validation_end_again
-
-
-def test_a_method_named_almost_like_a_hook(caplog: pytest.LogCaptureFixture) -> None:
-    class WithCallback(SmallTrial):
-        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            return {"mine": Misspelled()}
-
-    fit(WithCallback)
-    messages = warnings_in(caplog)
-    assert [re.findall(r"(\w+)\(\)", message) for message in messages] == [
-        ["on_validation_ends", "on_validation_end"],
-        ["on_train_end", "on_training_epoch_end"],
-        ["load_statedict", "load_state_dict"],
-    ]
-    assert "Callback 'mine', a Misspelled, has a method on_validation_ends(), which a run does not call." in messages[0]
-
-
 class LosesItself(SmallTrial):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         metrics = super().train_batch(batch, epoch_idx, batch_idx)
