@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from det_lightning.arguments import require
-from det_lightning.core._with_statement import for_with_statement
 from det_lightning.estimator._adapter import adapt_class
 from det_lightning.estimator._context import EstimatorTrialContext
 from det_lightning.estimator._trial import EstimatorTrial
 from det_lightning.pytorch import _trainer
 
 
-@for_with_statement("with estimator.init(...) as context")
+@contextlib.contextmanager
 def init(**options: Any) -> Iterator[EstimatorTrialContext]:
     """Create the context for a trial; use it in a ``with`` statement.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -23,7 +24,6 @@ from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import TRY_BATCHES, TRY_VARIABLE, current_task
-from det_lightning.core._with_statement import for_with_statement
 from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.masking import mask_url
@@ -46,7 +46,7 @@ _DEFAULT_SCHEDULE = {
 _fits = itertools.count(1)
 
 
-@for_with_statement("with det.pytorch.init(...) as context")
+@contextlib.contextmanager
 def init(
     *,
     hparams: dict[str, Any] | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from det_lightning.checkpoint.storage.transfer import upload
 from det_lightning.core._context import Context, ExperimentalCoreContext
 from det_lightning.core._shards import list_files, select_files
 from det_lightning.core._train import TrainContext
-from det_lightning.core._with_statement import for_with_statement
 from det_lightning.distributed.processes import select_device
 from det_lightning.pytorch._data import to_device
 from det_lightning.pytorch._forwarding import forward
@@ -100,7 +100,7 @@ class TorchBatchProcessorContext:
         """Return a model in evaluation mode, on the device."""
         return model.eval().to(self.device)
 
-    @for_with_statement("with context.upload_path() as directory")
+    @contextlib.contextmanager
     def upload_path(self) -> Iterator[pathlib.Path]:
         """Write output in a ``with`` block: files saved in the directory end up in the checkpoint storage.
 
