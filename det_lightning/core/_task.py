@@ -148,11 +148,15 @@ class TrialTask:
         if not self.metrics_file.exists():
             return
         with self.metrics_file.open("rb") as file:
-            for line in file:
-                with contextlib.suppress(ValueError):  # of which the runner tells
-                    record = read_record(line)
-                    if record.get("run") == self.run_id:
-                        yield record
+            records = filter(None, map(_read_if_usable, file))
+            yield from (record for record in records if record.get("run") == self.run_id)
+
+
+def _read_if_usable(line: bytes) -> dict[str, Any] | None:
+    try:
+        return read_record(line)
+    except ValueError:  # of which the runner tells
+        return None
 
 
 def read_record(line: bytes) -> dict[str, Any]:

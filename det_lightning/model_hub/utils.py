@@ -113,17 +113,21 @@ def download_url(download_directory: str | os.PathLike[str], url: str) -> str:
     lock = lock_file(Path(f"{path}.lock"), unprotected=f"several processes may download {name}", wait_s=-1)
     try:
         if not path.exists():
-            part = directory / f"{name}.{uuid.uuid4().hex}.part"
-            try:
-                with urllib.request.urlopen(url) as response, part.open("wb") as file:
-                    shutil.copyfileobj(response, file)
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
+            _download(url, path)
     finally:
         if lock is not None:
             lock.release()
     return str(path)
+
+
+def _download(url: str, path: Path) -> None:
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with urllib.request.urlopen(url) as response, part.open("wb") as file:
+            shutil.copyfileobj(response, file)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def compute_num_training_steps(experiment_config: Mapping[str, Any], global_batch_size: int) -> int:
