@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,7 +16,6 @@ from det_lightning import errors, pytorch
 from det_lightning.checkpoint import read_checkpoint
 from det_lightning.checkpoint.format.lightning_file import to_lightning
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint, warn_of_nan
-from det_lightning.pytorch._weights import require_fitting_optimizer, require_fitting_scheduler
 from tests.checkpoint.made_checkpoints import fit, make_state, write_checkpoint
 from tests.trials import SmallTrial
 
@@ -90,13 +88,6 @@ UNRESUMABLE = {
         ("gradients", [], "gradients"),
     ],
     "state_dict.pth": [
-        ("optimizers_state_dict.0.param_groups.0.lr", float("nan"), "optimizer 0 .*'lr' of group 0 .* got nan"),
-        ("optimizers_state_dict.0.param_groups.0.lr", "fast", "'lr' of group 0 .* got 'fast'"),
-        ("optimizers_state_dict.0.param_groups.0.lr", 10**400, "'lr' of group 0"),
-        ("optimizers_state_dict.0.param_groups.0.momentum", [1], "'momentum' of group 0"),
-        ("optimizers_state_dict.0.state", [1], "state must be a dict"),
-        ("optimizers_state_dict.0.state", {0: [1]}, "optimizer 0 .*the state of parameter 0 must be a dict"),
-        ("optimizers_state_dict.0.state", {0: {"momentum_buffer": torch.ones(7)}}, "must be a tensor of the shape"),
         ("optimizers_state_dict", [3], "'optimizers_state_dict' must be a list of dicts; got int"),
         ("models_state_dict", ["weights"], "'models_state_dict' must be a list of dicts; got str"),
         ("models_state_dict.0", {1: torch.ones(2)}, "model 0"),
@@ -127,68 +118,6 @@ def test_wrong_part_of_an_old_state_is_named(part: dict[str, Any], tmp_path: Pat
     checkpoint = write_checkpoint(tmp_path, state={"model_state_dict": {}, **part}, by_determined=True)
     (problem,) = inspect_checkpoint(checkpoint)["problems"]
     assert re.search("'(param_groups|_last_lr)' in '.*' must be a list", problem)
-
-
-def test_wrong_scheduler_value_is_named() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
-    state = scheduler.state_dict()
-    require_fitting_scheduler(scheduler, state)
-    wrong: list[tuple[str, Any, str]] = [("milestones", None, "a dict"), ("milestones", "x", "a dict")]
-    wrong += [("base_lrs", {"a": 1}, "a list of numbers"), ("base_lrs", [], "a list of numbers")]
-    wrong += [("_last_lr", [["0.1"]], "a list of numbers"), ("gamma", [0.5], "a number")]
-    for name, value, kind in wrong:
-        with pytest.raises(ValueError, match=f"'{name}' must be {kind}; got"):
-            require_fitting_scheduler(scheduler, {**state, name: value})
-
-
-class OwnAdam(torch.optim.Adam):
-    """Keeps moments of other shapes than those of its parameters, as low-rank optimizers do."""
-
-
-class OwnScheduler(torch.optim.lr_scheduler.ConstantLR):
-    """Keeps values whose kinds change while it is in use."""
-
-
-def test_own_classes_may_hold_anything() -> None:
-    optimizer = OwnAdam([torch.nn.Parameter(torch.ones(3))])
-    require_fitting_optimizer(optimizer, {**optimizer.state_dict(), "state": {0: {"exp_avg": torch.ones(1, 1)}}})
-    scheduler = OwnScheduler(optimizer)
-    vars(scheduler)["history"] = []
-    require_fitting_scheduler(scheduler, {**scheduler.state_dict(), "history": [0.1], "factor": None})
-
-
-def test_numbers_of_numpy_are_numbers() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=np.float32(0.1), momentum=np.array(0.9))  # type: ignore[arg-type]
-    require_fitting_optimizer(optimizer, optimizer.state_dict())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    numbers = {"gamma": np.float32(0.1), "step_size": np.int64(2), "last_epoch": np.int64(3)}
-    require_fitting_scheduler(scheduler, {**scheduler.state_dict(), **numbers})
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("eps", "small"), ("betas", None), ("betas", [1]), ("amsgrad", "x"), ("maximize", torch.ones(3))],
-)
-def test_wrong_optimizer_option_is_named(name: str, value: Any) -> None:
-    parameter = torch.nn.Parameter(torch.ones(3))
-    parameter.grad = torch.ones(3)
-    optimizer = torch.optim.Adam([parameter])
-    optimizer.step()
-    state = optimizer.state_dict()
-    require_fitting_optimizer(optimizer, state)
-    state["param_groups"][0][name] = value
-    with pytest.raises(ValueError, match=f"'{name}' of group 0 must be"):
-        require_fitting_optimizer(optimizer, state)
-
-
-def test_wrong_moment_is_named() -> None:
-    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(3))])
-    wrong: list[Any] = [None, "x", torch.ones(5), {}]
-    for value in wrong:
-        state = {"param_groups": [{"params": [0]}], "state": {0: {"step": 1.0, "exp_avg": value}}}
-        with pytest.raises(ValueError, match=r"'exp_avg' of parameter 0 must be a tensor of the shape \[3\]; got"):
-            require_fitting_optimizer(optimizer, state)
 
 
 def test_wrong_counts_are_named(trained: Path) -> None:
