@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from det_lightning.adapters import given_data, lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
 from det_lightning.adapters.lightning_package import OTHER, PACKAGE, VARIABLE, TrainerFn, pl
 from det_lightning.adapters.strategies.processes import REPLACED_STRATEGIES, TRIAL_STRATEGIES
-from det_lightning.checkpoint.format.standard_values import with_plain_numbers
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 
@@ -208,45 +207,16 @@ def _describe(part: Any) -> str | None:
     return None
 
 
-def find_changed_hparams(module: pl.LightningModule) -> list[str]:
-    """Return the names of hyperparameters changed since the module was made."""
-    initial = module.hparams_initial
-    return sorted(
-        str(name)
-        for name in {*initial, *module.hparams}
-        if name not in initial or name not in module.hparams or _differ(initial[name], module.hparams[name])
-    )
-
-
-def _differ(before: Any, now: Any) -> bool:
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        return before.keys() != now.keys() or any(_differ(before[key], now[key]) for key in before)
-    if isinstance(before, list | tuple) and isinstance(now, list | tuple):
-        return len(before) != len(now) or any(map(_differ, before, now))
-    plain = bool | int | float | str | None
-    if isinstance(before, float) and isinstance(now, float) and math.isnan(before) and math.isnan(now):
-        return False
-    if isinstance(before, plain) or isinstance(now, plain):
-        return bool(type(before) is not type(now) or before != now)
-    return False  # hparams_initial has copies of objects
-
-
 def refuse_changed_hparams(module: pl.LightningModule) -> None:
-    """Raise an InvalidExperimentException naming the hyperparameters changed on the module."""
-    if names := find_changed_hparams(module):
+    """Raise an InvalidExperimentException naming the hyperparameters changed on the module since it was made."""
+    initial, now = (
+        {name: json.dumps(value, default=lambda it: type(it).__name__, skipkeys=True) for name, value in of.items()}
+        for of in (module.hparams_initial, module.hparams)
+    )
+    if names := sorted(str(name) for name in {*initial, *now} if initial.get(name) != now.get(name)):
         raise errors.InvalidExperimentException(
             f"module.hparams was changed ({', '.join(names)}), and the trial trains with the hyperparameters that its "
             f"module was made with. Create a new module: {type(module).__name__}(..., hparams={{...}})."
-        )
-
-
-def write_trained_hparams(module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-    """Write the hyperparameters of the training to a checkpoint, with a warning if ``module.hparams`` differ."""
-    if names := find_changed_hparams(module):
-        checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = with_plain_numbers(dict(module.hparams_initial))
-        logger.warning(
-            "module.hparams was changed (%s). The checkpoint has the hyperparameters that the trial trains with.",
-            ", ".join(names),
         )
 
 

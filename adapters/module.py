@@ -297,7 +297,6 @@ class TrialModule(InferenceModule):
     def add_trial(self, checkpoint: dict[str, Any]) -> None:
         """Add the trial's state for a resume to a checkpoint, after ``on_save_checkpoint``."""
         add_content(checkpoint, self._runs.fitted or self._runs.latest)
-        flags.write_trained_hparams(self, checkpoint)
 
     def take_trial(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built; before ``on_load_checkpoint``."""

@@ -245,7 +245,7 @@ def _list_parts(value: Any) -> Iterable[Any]:
 
 
 def find_unwrapped_schedulers(trial: object, context: PyTorchTrialContext) -> Iterator[str]:
-    """Yield a message for each scheduler of the trial, and for an optimizer with a scheduler elsewhere."""
+    """Yield a message for each scheduler of the trial that sets the learning rate of a wrapped optimizer."""
     wrapped = [scheduler.scheduler for scheduler in context.lr_schedulers]
     kept = {
         id(part): (attribute, part)
@@ -257,13 +257,12 @@ def find_unwrapped_schedulers(trial: object, context: PyTorchTrialContext) -> It
     for one in (*wrapped, *inner):
         kept.pop(id(one), None)
     for index, optimizer in enumerate(context.optimizers):
-        unwrapped = [(attribute, part) for attribute, part in kept.values() if part.optimizer is optimizer]
-        for attribute, part in unwrapped:
-            yield _describe_scheduler(f"self.{attribute}, a {type(part).__name__},", index, optimizer)
-        # A scheduler of another library may lack the attribute.
-        is_scheduled = any(getattr(one, "optimizer", optimizer) is optimizer for one in (*wrapped, *inner))
-        if not is_scheduled and not unwrapped and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-            yield _describe_scheduler("A scheduler", index, optimizer)
+        for attribute, part in (found for found in kept.values() if found[1].optimizer is optimizer):
+            yield (
+                f"self.{attribute}, a {type(part).__name__}, sets the learning rate of optimizer {index}, a "
+                f"{type(optimizer).__name__}, and is not wrapped: the run does not step the scheduler, and no "
+                "checkpoint contains it. Pass the scheduler through context.wrap_lr_scheduler() in __init__."
+            )
 
 
 def _find_inner(scheduler: Any) -> Iterator[LRScheduler]:
@@ -273,11 +272,3 @@ def _find_inner(scheduler: Any) -> Iterator[LRScheduler]:
             if isinstance(part, LRScheduler):
                 yield part
                 yield from _find_inner(part)
-
-
-def _describe_scheduler(scheduler: str, index: int, optimizer: torch.optim.Optimizer) -> str:
-    return (
-        f"{scheduler} sets the learning rate of optimizer {index}, a {type(optimizer).__name__}, and is not wrapped: "
-        "the run does not step the scheduler, and no checkpoint contains the scheduler. Pass the scheduler through "
-        "context.wrap_lr_scheduler() in the trial's __init__."
-    )

@@ -41,16 +41,6 @@ def test_changed_hparams_are_refused(change: Callable[[Any], Any], changed: str)
         trainer().fit(module)
 
 
-def test_a_file_has_the_trained_hparams(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Module(TrialModule):
-        def on_train_start(self) -> None:
-            self.hparams["learning_rate"] = 0.5
-
-    fit(Module(SmallTrial, {"learning_rate": 0.1})).save_checkpoint(tmp_path / "saved.ckpt")
-    assert torch.load(tmp_path / "saved.ckpt")["hyper_parameters"] == {"learning_rate": 0.1}
-    assert "module.hparams was changed (learning_rate)" in caplog.text
-
-
 def test_missing_parameters_are_warned_of(caplog: Any) -> None:
     uses: list[Callable[[Any], Any]] = [
         lambda module: module.freeze(),
