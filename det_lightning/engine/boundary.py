@@ -27,9 +27,8 @@ from det_lightning.engine.metrics import (
     reduce_validation_metrics,
     to_numpy,
 )
-from det_lightning.engine.train_and_evaluate import TrialEvents, overrides
+from det_lightning.engine.train_and_evaluate import TrialEvents
 from det_lightning.escaping import get_logger
-from det_lightning.pytorch._data import data_length
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, original_trial
 from det_lightning.pytorch._reducer import Reducer
@@ -178,23 +177,15 @@ class RunOptions:
     has_checkpoint_news: Callable[[], bool] = lambda: False
 
 
-@dataclasses.dataclass
-class LoggedWorkload:
-    """Notes about a workload: the time of the beginning, and the numbers of records in the batches."""
-
-    lengths: list[Any] = dataclasses.field(default_factory=list)
-    since_s: float = dataclasses.field(default_factory=time.perf_counter)
-
-
 class RunLog:
-    """Logs the facts of one run, on the chief. Unless the log is ``enabled``, nothing is counted or timed."""
+    """Logs the facts of one run, on the chief. Unless the log is ``enabled``, nothing is logged."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
         self.enabled = logger.isEnabledFor(logging.INFO) and context.distributed.rank == 0
         self._trial = trial
         self._context = context
-        #: What was noted about the workload, for :meth:`report_training`.
-        self.workload = LoggedWorkload()
+        #: When the workload began, for :meth:`report_training`.
+        self.since_s = time.perf_counter()
         self._validates_since_s = 0.0
 
     def begin(self, batches_trained: int, resume: CheckpointContent | None) -> None:
@@ -213,63 +204,32 @@ class RunLog:
             origin,
         )
 
-    def counter(self) -> Callable[[Any], Any] | None:
-        """Return a function to call with each trained batch, or None if there is nothing to call."""
-        if self._trial_counts_itself():
-            length_of: Callable[[Any], Any] = self._trial.get_batch_length
-        elif self.enabled:
-            length_of = _length_if_known
-        else:
-            return None
-        if not self.enabled:
-            return length_of
-        return lambda batch: self.workload.lengths.append(length_of(batch))
+    def begin_workload(self) -> None:
+        """Begin to time a workload."""
+        self.since_s = time.perf_counter()
 
-    def validation_counter(self) -> Callable[[Any], int] | None:
-        """Return a function for counting the records of each evaluated batch, or None if nothing needs the count."""
-        if self._trial_counts_itself():
-            return self._trial.get_batch_length
-        return data_length if self.enabled else None
-
-    def _trial_counts_itself(self) -> bool:
-        """Return whether the trial overrides ``get_batch_length``, perhaps with side effects."""
-        return overrides(original_trial(self._trial), PyTorchTrial, "get_batch_length")
-
-    def report_training(
-        self, batches_trained: int, metrics: dict[str, Any], workload: LoggedWorkload, batches: int
-    ) -> None:
-        """Log the averages of a workload of ``batches`` batches."""
+    def report_training(self, batches_trained: int, metrics: dict[str, Any], since_s: float, batches: int) -> None:
+        """Log the averages of a workload of ``batches`` batches, which began at ``since_s``."""
         if self.enabled:
-            speed = self._describe_speed(time.perf_counter() - workload.since_s, workload.lengths, batches)
+            speed = self._describe_speed(time.perf_counter() - since_s, batches)
             logger.info("Training after %d batches: %s%s.", batches_trained, _describe(metrics), speed)
 
     def begin_validation(self) -> None:
         """Begin to time a validation."""
         self._validates_since_s = time.perf_counter()
 
-    def end_validation(self, batches_trained: int, metrics: dict[str, Any], lengths: list[Any]) -> None:
-        """Log the metrics of a validation; ``lengths`` holds the number of records of each batch on this rank."""
+    def end_validation(self, batches_trained: int, metrics: dict[str, Any], batches: int) -> None:
+        """Log the metrics of a validation on a number of ``batches`` of this rank."""
         if self.enabled:
-            speed = self._describe_speed(time.perf_counter() - self._validates_since_s, lengths, len(lengths))
+            speed = self._describe_speed(time.perf_counter() - self._validates_since_s, batches)
             logger.info("Validation after %d batches: %s%s.", batches_trained, _describe(metrics), speed)
 
-    def _describe_speed(self, duration_s: float, lengths: list[Any], batches: int) -> str:
+    def _describe_speed(self, duration_s: float, batches: int) -> str:
         """Return the speed of all ranks, on the assumption that every rank does as much as this rank."""
         if not batches or duration_s <= 0:
             return ""
-        size = self._context.distributed.size
-        counts = {"batches": batches * size}
-        if len(lengths) == batches and all(isinstance(length, int) for length in lengths):
-            counts = {"records": sum(lengths) * size, **counts}
-        done = ", ".join(f"{count} {unit} ({count / duration_s:.4g} {unit}/s)" for unit, count in counts.items())
-        return f"; {done} in {duration_s:.3g} s"
-
-
-def _length_if_known(batch: Any) -> int | None:
-    try:
-        return data_length(batch)
-    except (TypeError, ValueError):  # only the log needs the number, and can do without
-        return None
+        done = batches * self._context.distributed.size
+        return f"; {done} batches ({done / duration_s:.4g} batches/s) in {duration_s:.3g} s"
 
 
 def _describe(metrics: dict[str, Any]) -> str:
@@ -375,9 +335,8 @@ class WorkloadReports:
         """
         users_code_follows = self._hooks_follow or bool(self._events.find_overrides("on_training_workload_end"))
         metrics = window.begin_transfer()
-        workload = self._log.workload
         self.unfinished = functools.partial(
-            self._report, metrics, dataclasses.replace(state), workload, users_code_follows
+            self._report, metrics, dataclasses.replace(state), self._log.since_s, users_code_follows
         )
         may_finish_later = next_batch_follows and not users_code_follows and metrics.runs_aside
         if not (may_finish_later and self._exchange.may_average_later):
@@ -390,14 +349,12 @@ class WorkloadReports:
             self.unfinished = None
             finish()
 
-    def _report(
-        self, metrics: MetricTransfer, state: TrialState, workload: LoggedWorkload, users_code_follows: bool
-    ) -> None:
+    def _report(self, metrics: MetricTransfer, state: TrialState, since_s: float, users_code_follows: bool) -> None:
         batch_metrics = self._exchange.average(metrics, users_code_follows)
         avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
         avg_metrics.update(self._exchange.reduce_registered(for_training=True))
         batches_trained = state.batches_trained
-        self._log.report_training(batches_trained, avg_metrics, workload, len(batch_metrics))
+        self._log.report_training(batches_trained, avg_metrics, since_s, len(batch_metrics))
         for reporter in self._reporters:
             reporter.report_training(batches_trained, avg_metrics, batch_metrics)
         add_position(avg_metrics, state)

@@ -10,7 +10,6 @@ from typing import Any
 from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.engine.boundary import (
     BoundaryExchange,
-    LoggedWorkload,
     Reporter,
     RunLog,
     RunOptions,
@@ -54,7 +53,7 @@ class TrialRun:
         self.evaluation = Evaluation(trial, context, bool(schedule.test_mode), options.keeps_validation_metrics)
         self._at_end = contextlib.ExitStack()
         self._log = RunLog(trial, context)
-        self.training = Training(trial, context, self._log.counter(), options.keeps_training_metrics)
+        self.training = Training(trial, context, options.keeps_training_metrics)
         self._in_workload = False
         self._due: list[Due] = []
         self.has_validated = resumed is not None and resumed.resume is not None and resumed.resume.has_validated
@@ -202,8 +201,7 @@ class TrialRun:
             model.train()
         self.context.reducers.reset_reducers()
         self.before_final_validation = None
-        if self._log.enabled:
-            self._log.workload = LoggedWorkload()
+        self._log.begin_workload()
         self._in_workload = True
 
     # Boundaries
@@ -271,12 +269,13 @@ class TrialRun:
         for hook in self.events.find_overrides("on_validation_step_start"):
             hook()
         self.events.emit("on_validation_start")
-        self.evaluation.begin(self._log.validation_counter())
+        self.evaluation.begin()
         if self.evaluation.by_batch:
             self.events.emit("on_validation_epoch_start")
 
     def end_validation(self) -> dict[str, Any]:
         """Reduce, report and return the metrics of the validation."""
+        evaluated = self.evaluation.batches_evaluated
         if self.evaluation.by_batch:
             metrics = self._reduce_validation()
         else:
@@ -287,7 +286,7 @@ class TrialRun:
             hook(metrics)
         self.context.backend.placement.end_validation()
         self.state.last_val = self.state.batches_trained
-        self._log.end_validation(self.state.batches_trained, metrics, self.evaluation.lengths)
+        self._log.end_validation(self.state.batches_trained, metrics, evaluated)
         for reporter in self._reporters:
             reporter.report_validation(self.state.batches_trained, metrics)
         add_position(metrics, self.state)

@@ -108,18 +108,17 @@ def _call_with_parameters(method: Callable[[Any], Any], optimizer: torch.optim.O
 
 
 class Training:
-    """Trains a trial batch by batch, and calls ``count_records`` with each; collects the metrics in ``window``."""
+    """Trains a trial batch by batch; collects the metrics in ``window``."""
 
     def __init__(
         self,
         trial: PyTorchTrial,
         context: PyTorchTrialContext,
-        count_records: Callable[[Any], Any] | None,
         keeps_latest: bool = False,
     ) -> None:
         self._trial = trial
         self._context = context
-        self._count_records = count_records
+        self._counts_records = _counts_records(trial)
         self._profiled_train_batch: Callable[..., Any] | None = None
         self.window = MetricWindow(keeps_latest)
 
@@ -148,8 +147,8 @@ class Training:
         if context.lr_schedulers:
             self._step_lr_schedulers(batch_idx)
         self.window.add(metrics)
-        if self._count_records is not None:
-            self._count_records(batch)
+        if self._counts_records:
+            self._trial.get_batch_length(batch)
 
     def _to_mapping(self, metrics: Any, batch_idx: int) -> Any:
         if isinstance(metrics, torch.Tensor):
@@ -171,6 +170,11 @@ class Training:
                 scheduler.step()
 
 
+def _counts_records(trial: PyTorchTrial) -> bool:
+    """Return whether a trial overrides ``get_batch_length``, which Determined calls with each batch."""
+    return overrides(original_trial(trial), PyTorchTrial, "get_batch_length")
+
+
 class Evaluation:
     """Evaluates a trial, one validation after another: ``by_batch``, or the full dataset into ``full_metrics``."""
 
@@ -184,17 +188,13 @@ class Evaluation:
         self._single_batch = single_batch
         self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
         self.window = MetricWindow(keeps_latest)
-        #: Numbers of records in the batches of the current validation, if counted.
-        self.lengths: list[Any] = []
-        self._length_of: Callable[[Any], Any] | None = None
+        self._counts_records = _counts_records(trial)
         self._names: set[str] | None = None
         self.full_metrics: dict[str, Any] = {}
 
-    def begin(self, length_of: Callable[[Any], Any] | None = None) -> None:
-        """Forget the previous validation; call ``length_of`` with each batch of this validation, for ``lengths``."""
+    def begin(self) -> None:
+        """Forget the previous validation."""
         self.window.clear()
-        self.lengths = []
-        self._length_of = length_of
         self._names = None
 
     @property
@@ -212,11 +212,8 @@ class Evaluation:
 
     def _evaluate(self, batches: Iterator[Any], yields: Callable[[], bool] | None) -> bool:
         trial: Any = self._trial  # takes batch_idx, or does not
-        length_of = self._length_of
         for index, batch in enumerate(batches, start=len(self.window)):
-            if length_of is not None:
-                self.lengths.append(length_of(batch))
-            elif index == 0:
+            if index == 0 or self._counts_records:
                 # Determined counts the records of every batch, and so refuses batches of unknown types.
                 trial.get_batch_length(batch)
             if self._takes_batch_idx:

@@ -18,7 +18,7 @@ import pytest
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage
 from tests.launching import environment
-from tests.trials import SmallTrial, fit_trial, make_data
+from tests.trials import SmallTrial, fit_trial
 from tests.warm_python import WarmPython
 
 
@@ -32,7 +32,7 @@ def test_facts_of_a_run_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
     trial = fit(tmp_path)
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
     number = r"[0-9.e+-]+"
-    speed = rf"; (\d+) records \({number} records/s\), (\d+) batches \({number} batches/s\) in {number} s\."
+    speed = rf"; (\d+) batches \({number} batches/s\) in {number} s\."
     expected = [
         rf"Checkpoints go to {tmp_path}\.",
         rf"Training SmallTrial on {trial.context.device}, 1 process, from batch 0\.",
@@ -44,23 +44,10 @@ def test_facts_of_a_run_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert len(caplog.messages) == len(expected)
     found = [re.fullmatch(pattern, message) for pattern, message in zip(expected, caplog.messages, strict=True)]
     assert None not in found, caplog.messages
-    assert [match.groups() for match in found if match and match.groups()] == [("16", "2"), ("16", "2"), ("50", "4")]
+    assert [match.groups() for match in found if match and match.groups()] == [("2",), ("2",), ("4",)]
     caplog.clear()
     fit(tmp_path, max_length=pytorch.Batch(6), latest_checkpoint="last")
     assert f"1 process, from batch 4, resumed from checkpoint {checkpoint}." in caplog.text
-
-
-def test_uncountable_batches_are_trained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class OddBatches(SmallTrial):
-        def build_training_data_loader(self) -> pytorch.DataLoader:
-            return pytorch.DataLoader(make_data(), batch_size=8, collate_fn=iter)
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            return {"loss": float(len(list(batch)))}
-
-    caplog.set_level(logging.INFO, logger="det_lightning")
-    fit(tmp_path, OddBatches, max_length=pytorch.Batch(2))
-    assert re.search(r"Training after 2 batches: loss=8; 2 batches \([0-9.e+]+ batches/s\) in ", caplog.text)
 
 
 SCRIPT = """
