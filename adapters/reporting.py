@@ -9,7 +9,7 @@ import torch
 
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import TrainerFn, pl
-from det_lightning.core._metrics import select_scalars
+from det_lightning.core._reports import select_scalars
 
 _BAR_INTERVAL_S = 0.1
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fastcrc.crc32 import iscsi as compute_crc32c
 
-from det_lightning.core._metrics import as_float, select_scalars
+from det_lightning.core._reports import as_float, select_scalars
 
 
 class TensorBoardOutput:

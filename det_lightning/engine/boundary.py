@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
-from det_lightning.core._metrics import select_scalars
+from det_lightning.core._reports import select_scalars
 from det_lightning.distributed.processes import RankExchange
 from det_lightning.engine.metrics import (
     MetricTransfer,

@@ -23,7 +23,7 @@ from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writing import ReportWritten
 from det_lightning.checkpoint.unreadable import UnreadableValues, list_parts
-from det_lightning.core._metrics import as_float
+from det_lightning.core._reports import as_float
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_content import RunContent
 from det_lightning.engine.shard_writing import SharedCheckpoint

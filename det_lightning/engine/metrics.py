@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from det_lightning import errors
-from det_lightning.core._metrics import as_float
+from det_lightning.core._reports import as_float
 from det_lightning.distributed.processes import RankExchange
 from det_lightning.pytorch._reducer import Reducer, simple_reduce
 

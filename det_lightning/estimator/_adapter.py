@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from det_lightning.core._metrics import is_numerical_scalar
+from det_lightning.core._reports import is_numerical_scalar
 from det_lightning.escaping import get_logger
 from det_lightning.estimator import _files
 from det_lightning.estimator._context import EstimatorTrialContext

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from det_lightning.core._metrics import select_scalars
+from det_lightning.core._reports import select_scalars
 from det_lightning.core._run_files import default_directory
 from det_lightning.core._tensorboard import EventFile, TensorBoardOutput
 
