@@ -1,13 +1,16 @@
-"""The task of a trial's processes, written by the runner of the experiment, and the reports of the processes."""
+"""The task of a trial's processes, written by the runner of the experiment, their reports, and a run's directory."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import json
 import os
+import socket
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +21,10 @@ from det_lightning.files.local_files import write_private
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import as_number, is_shallow, to_json
 
+logger = get_logger(__name__)
+
 if TYPE_CHECKING:
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-
-logger = get_logger(__name__)
 
 #: The environment variable that names the file of the task.
 TASK_VARIABLE = "DET_LIGHTNING_TASK"
@@ -196,3 +199,23 @@ def current_task() -> TrialTask | None:
 @functools.cache
 def _warn_once(note: str) -> None:
     logger.warning("Not everything is reported to the experiment: %s.", note)
+
+
+# Weak references, so that the run can be freed.
+_latest: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+def default_directory() -> Path:
+    """Return a new directory below ``runs/``."""
+    started = datetime.datetime.now().strftime("%b%d_%H-%M-%S")
+    return Path(f"runs/{started}_{socket.gethostname()}")
+
+
+def remember_run(run: Any) -> None:
+    """Remember the latest run, with its ``tensorboard``, for objects that trials create without a context."""
+    _latest["run"] = run
+
+
+def latest_run() -> Any:
+    """Return the latest run; None before the first run and after the run was freed."""
+    return _latest.get("run")

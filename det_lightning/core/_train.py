@@ -13,8 +13,7 @@ from det_lightning.arguments import find_member
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._preempt import PreemptContext
 from det_lightning.core._reports import Reports, read_report
-from det_lightning.core._run_files import default_directory, remember_run
-from det_lightning.core._task import TrialTask
+from det_lightning.core._task import TrialTask, default_directory, remember_run
 from det_lightning.escaping import get_logger
 from det_lightning.files.local_files import write_whole
 from det_lightning.files.plain_values import as_plain

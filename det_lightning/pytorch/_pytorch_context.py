@@ -14,7 +14,7 @@ from torch.autograd import _profiler_enabled as profiler_enabled  # type: ignore
 
 from det_lightning import errors
 from det_lightning.arguments import is_path, refuse_texts, require, wrong_argument
-from det_lightning.core._run_files import default_directory, remember_run
+from det_lightning.core._task import default_directory, remember_run
 from det_lightning.core._tensorboard import TensorBoardOutput
 from det_lightning.distributed.backend import Backend, LocalBackend, list_parameters
 from det_lightning.escaping import get_logger

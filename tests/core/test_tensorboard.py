@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from det_lightning.core._reports import select_scalars
-from det_lightning.core._run_files import default_directory
+from det_lightning.core._task import default_directory
 from det_lightning.core._tensorboard import EventFile, TensorBoardOutput
 
 Scalars = list[tuple[str, float, int]]

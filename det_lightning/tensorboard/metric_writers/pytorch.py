@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from det_lightning.core._run_files import default_directory, latest_run
-from det_lightning.core._task import current_task
+from det_lightning.core._task import current_task, default_directory, latest_run
 from det_lightning.core._tensorboard import TensorBoardOutput
 
 __all__ = ["TorchWriter"]
