@@ -15,9 +15,8 @@ from det_lightning.missing_parts import attribute_error
 if TYPE_CHECKING:
     from det_lightning.estimator._files import load_estimator_from_checkpoint_path
     from det_lightning.estimator._module import EstimatorModule
-    from det_lightning.estimator._native import EstimatorNativeContext
     from det_lightning.estimator._session import RunHook
-    from det_lightning.estimator._trainer import Trainer, init
+    from det_lightning.estimator._trainer import EstimatorNativeContext, Trainer, init
 
 #: The names that need TensorFlow, with the module that defines each.
 _WITH_TENSORFLOW = {
