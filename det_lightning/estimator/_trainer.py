@@ -1,4 +1,4 @@
-"""``init`` and ``Trainer`` for Estimator trials, around those of PyTorch trials."""
+"""``init`` and ``Trainer`` for Estimator trials, and the Native API of older releases, without a trial class."""
 
 from __future__ import annotations
 
