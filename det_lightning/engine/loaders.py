@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.autograd import _profiler_enabled as profiler_enabled  # type: ignore[attr-defined]  # no public name
 from torch.utils import data
@@ -16,15 +15,7 @@ from torch.utils.data import _DatasetKind, dataloader
 
 from det_lightning.checkpoint.storage.snapshots import iterate_tensors
 from det_lightning.pytorch._data import DataLoader
-from det_lightning.pytorch._random_state import (
-    GENERATORS,
-    Stateful,
-    capture_rng,
-    get_attributes,
-    is_sampler_name,
-    isolated_rng,
-    restore_rng,
-)
+from det_lightning.pytorch._random_state import Stateful, capture_rng, copy_sampling, isolated_rng, restore_rng
 
 _LABEL = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 _call = functools.partial.__call__  # operator.call of Python 3.11, for partials
@@ -109,9 +100,6 @@ def _fetch_labelled(fetcher: Any, indices: Any) -> Any:
         return fetcher.fetch(indices)
 
 
-_COPIED = (*GENERATORS, data.Sampler, list, dict, set, np.ndarray, torch.Tensor)
-
-
 class ShownLoader(data.DataLoader[Any]):
     """Has the attributes of a loader, and iterates over it apart from the run.
 
@@ -130,7 +118,7 @@ class ShownLoader(data.DataLoader[Any]):
         self._length = length
         self._share = num_replicas, rank
         # Now, when the ranks are in the same states: their shares of a pass then have no sample in common.
-        self._apart = _set_apart(loader) if isinstance(loader, DataLoader | data.DataLoader) else loader
+        self._apart = copy_sampling(loader) if isinstance(loader, DataLoader | data.DataLoader) else loader
         self._rng = capture_rng()
 
     def __getattr__(self, name: str) -> Any:
@@ -169,28 +157,6 @@ class ShownLoader(data.DataLoader[Any]):
         elif isinstance(apart, Stateful) and not isinstance(apart, data.DataLoader):
             apart = copy.copy(apart)  # its position is often a number among its attributes
         return iter(apart)
-
-
-def _set_apart(loader: Any) -> Any:
-    """Return a loader with copies of the generator and the samplers; what the samplers sample from is shared."""
-    made = {id(loader.dataset): loader.dataset}
-    names = ("generator", "sampler", "batch_sampler")
-    sampling = {name: _copy_part(vars(loader)[name], made, name != "generator") for name in names}
-    apart = copy.copy(loader)
-    vars(apart).update(sampling, persistent_workers=False, _iterator=None)
-    return apart
-
-
-def _copy_part(part: Any, made: dict[int, Any], is_sampler: bool = False) -> Any:
-    """Return a copy of a sampler, of a generator, or of a container of these; ``made`` has all copies by the id."""
-    if id(part) in made or not (is_sampler or isinstance(part, _COPIED)):
-        return made.get(id(part), part)
-    made[id(part)] = copied = copy.deepcopy(part) if isinstance(part, GENERATORS) else copy.copy(part)
-    if isinstance(copied, list):
-        copied[:] = [_copy_part(one, made) for one in copied]
-    parts = copied if isinstance(copied, dict) else get_attributes(copied)
-    parts.update({name: _copy_part(one, made, is_sampler_name(name)) for name, one in parts.items()})
-    return copied
 
 
 class SideStream:

@@ -23,6 +23,8 @@ from det_lightning.arguments import wrong_argument
 
 # Checkpoints hold the states of generators of these types.
 GENERATORS = (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)
+# The types of attributes of samplers to copy for another pass.
+_COPIED = (*GENERATORS, Sampler, list, dict, set, np.ndarray, torch.Tensor)
 # The types of other attributes of a sampler in checkpoints.
 _PLAIN = (bool, int, float, str, type(None))
 # The size of the Mersenne Twister's state.
@@ -161,12 +163,12 @@ def isolated_rng() -> Iterator[None]:
         restore_rng(before)
 
 
-def get_attributes(sampler: Any) -> dict[str, Any]:
+def _get_attributes(sampler: Any) -> dict[str, Any]:
     """Return the attributes of a sampler; none for a list, since torch accepts any iterable."""
     return getattr(sampler, "__dict__", {})
 
 
-def is_sampler_name(name: Any) -> bool:
+def _is_sampler_name(name: Any) -> bool:
     """Return whether an attribute of this name is a sampler, whatever its type: torch accepts any iterable."""
     return str(name).lstrip("_") in ("sampler", "batch_sampler")
 
@@ -174,9 +176,31 @@ def is_sampler_name(name: Any) -> bool:
 def _walk_samplers(sampler: Any) -> Iterator[Any]:
     """Yield ``sampler`` and every wrapped sampler, outermost first."""
     yield sampler
-    for name, value in get_attributes(sampler).items():
-        if isinstance(value, Sampler) or is_sampler_name(name):
+    for name, value in _get_attributes(sampler).items():
+        if isinstance(value, Sampler) or _is_sampler_name(name):
             yield from _walk_samplers(value)
+
+
+def copy_sampling(loader: Any) -> Any:
+    """Return a loader with copies of the generator and the samplers; what the samplers sample from is shared."""
+    made = {id(loader.dataset): loader.dataset}
+    names = ("generator", "sampler", "batch_sampler")
+    sampling = {name: _copy_part(vars(loader)[name], made, name != "generator") for name in names}
+    apart = copy.copy(loader)
+    vars(apart).update(sampling, persistent_workers=False, _iterator=None)
+    return apart
+
+
+def _copy_part(part: Any, made: dict[int, Any], is_sampler: bool = False) -> Any:
+    """Return a copy of a sampler, of a generator, or of a container of these; ``made`` has all copies by the id."""
+    if id(part) in made or not (is_sampler or isinstance(part, _COPIED)):
+        return made.get(id(part), part)
+    made[id(part)] = copied = copy.deepcopy(part) if isinstance(part, GENERATORS) else copy.copy(part)
+    if isinstance(copied, list):
+        copied[:] = [_copy_part(one, made) for one in copied]
+    parts = copied if isinstance(copied, dict) else _get_attributes(copied)
+    parts.update({name: _copy_part(one, made, _is_sampler_name(name)) for name, one in parts.items()})
+    return copied
 
 
 class SamplerStates:
@@ -187,7 +211,7 @@ class SamplerStates:
 
     def __init__(self, *samplers: Any) -> None:
         self._samplers = [one for sampler in samplers for one in _walk_samplers(sampler)]
-        self._built = [dict(get_attributes(sampler)) for sampler in self._samplers]
+        self._built = [dict(_get_attributes(sampler)) for sampler in self._samplers]
 
     def capture(self, *, between_passes: bool = False) -> list[dict[str, Any]]:
         """Return the state of each sampler, outermost first; ``between_passes`` also its ``state_dict()``."""
@@ -226,7 +250,7 @@ def _restore_sampler(sampler: Any, state: dict[str, Any]) -> None:
 
 
 def _restore_attribute(sampler: Any, name: str, value: Any) -> None:
-    present = get_attributes(sampler).get(name)
+    present = _get_attributes(sampler).get(name)
     if isinstance(present, GENERATORS):
         set_state(present, value)
         return
