@@ -118,7 +118,7 @@ class Training:
     ) -> None:
         self._trial = trial
         self._context = context
-        self._counts_records = _counts_records(trial)
+        self._counts_records = _counts_records(original_trial(trial))
         self._profiled_train_batch: Callable[..., Any] | None = None
         self.window = MetricWindow(keeps_latest)
 
@@ -172,7 +172,7 @@ class Training:
 
 def _counts_records(trial: PyTorchTrial) -> bool:
     """Return whether a trial overrides ``get_batch_length``, which Determined calls with each batch."""
-    return overrides(original_trial(trial), PyTorchTrial, "get_batch_length")
+    return overrides(trial, PyTorchTrial, "get_batch_length")
 
 
 class Evaluation:
@@ -181,14 +181,15 @@ class Evaluation:
     def __init__(
         self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool, keeps_latest: bool = False
     ) -> None:
-        self.by_batch = overrides(original_trial(trial), PyTorchTrial, "evaluate_batch")
-        self._trial_name = type(original_trial(trial)).__name__
+        original = original_trial(trial)
+        self.by_batch = overrides(original, PyTorchTrial, "evaluate_batch")
+        self._trial_name = type(original).__name__
         self._trial = trial
         self._context = context
         self._single_batch = single_batch
         self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
         self.window = MetricWindow(keeps_latest)
-        self._counts_records = _counts_records(trial)
+        self._counts_records = _counts_records(original)
         self._names: set[str] | None = None
         self.full_metrics: dict[str, Any] = {}
 
@@ -280,9 +281,12 @@ def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
 
 def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
     """Raise an InvalidExperimentException naming every mistake that prevents training."""
-    arguments = ["batch", "epoch_idx", "batch_idx"]
-    of_training = interface_mistakes(trial) or _find_call_mistakes(trial, "train_batch", arguments)
-    mistakes = [*of_training, *_find_wrapping_mistakes(trial, context), *_find_evaluation_mistakes(trial)]
+    original = original_trial(trial)
+    further = [] if trial is original else ["model"]  # of a legacy trial
+    arguments = ["batch", "epoch_idx", "batch_idx", *further]
+    of_training = interface_mistakes(trial) or _find_call_mistakes(original, "train_batch", arguments)
+    of_evaluation = _find_evaluation_mistakes(original, further)
+    mistakes = [*of_training, *_find_wrapping_mistakes(original, context), *of_evaluation]
     if mistakes:
         raise errors.InvalidExperimentException("; ".join(mistakes) + ".")
 
@@ -290,42 +294,39 @@ def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None
 def _find_wrapping_mistakes(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[str]:
     if isinstance(trial, SelfSavingTrial):
         return
-    name = type(original_trial(trial)).__name__
+    name = type(trial).__name__
     if not context.models:
         yield f"{name} has no wrapped model; pass each model through context.wrap_model() in __init__"
     if not context.optimizers:
         yield f"{name} has no wrapped optimizer; pass each optimizer through context.wrap_optimizer() in __init__"
 
 
-def _find_evaluation_mistakes(trial: PyTorchTrial) -> list[str]:
-    original = original_trial(trial)
+def _find_evaluation_mistakes(trial: PyTorchTrial, further: list[str]) -> list[str]:
     arguments = {"evaluate_batch": ["batch"], "evaluate_full_dataset": ["data_loader"]}
-    overridden = [name for name in arguments if overrides(original, PyTorchTrial, name)]
+    overridden = find_overridden(trial, PyTorchTrial, arguments)
     if len(overridden) != 1:
         return [
-            f"{type(original).__name__} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it "
+            f"{type(trial).__name__} must override exactly one of evaluate_batch() and evaluate_full_dataset(); it "
             f"overrides {' and '.join(overridden) or 'neither'}"
         ]
     (method,) = overridden
-    if method == "evaluate_batch" and trial is original and takes_batch_idx(original.evaluate_batch):
-        arguments[method].append("batch_idx")
-    return _find_call_mistakes(trial, method, arguments[method])
+    if method == "evaluate_batch" and not further and takes_batch_idx(trial.evaluate_batch):
+        further = ["batch_idx"]
+    return _find_call_mistakes(trial, method, [*arguments[method], *further])
 
 
 def _find_call_mistakes(trial: PyTorchTrial, method: str, arguments: Sequence[str]) -> list[str]:
-    """Return why a user's method cannot be called with these keywords; in a legacy trial, also with ``model``."""
-    original = original_trial(trial)
-    names = [*arguments] if trial is original else [*arguments, "model"]
+    """Return why a user's method cannot be called with these keywords."""
     try:
         # A wrapper may change arguments before the call.
-        signature = inspect.signature(getattr(original, method), follow_wrapped=False)
+        signature = inspect.signature(getattr(trial, method), follow_wrapped=False)
     except ValueError:  # compiled code may have no signature
         return []
     try:
-        signature.bind(**dict.fromkeys(names))
+        signature.bind(**dict.fromkeys(arguments))
     except TypeError as e:
         return [
-            f"{type(original).__name__}.{method}{signature} cannot be called: {e}; its arguments are passed by name, "
-            f"as {', '.join(names)}"
+            f"{type(trial).__name__}.{method}{signature} cannot be called: {e}; its arguments are passed by name, "
+            f"as {', '.join(arguments)}"
         ]
     return []
