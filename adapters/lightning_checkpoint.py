@@ -39,8 +39,7 @@ from det_lightning.checkpoint.storage.location import Location, explain_errors, 
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
 from det_lightning.checkpoint.unreadable import UnreadableValues, list_lightning_parts, list_parts
 from det_lightning.distributed.backend import DDP_PREFIX
-from det_lightning.engine.resume import require_resumable
-from det_lightning.engine.run import TrialRun
+from det_lightning.engine.run import TrialRun, require_resumable
 from det_lightning.engine.run_content import RunContent
 from det_lightning.escaping import get_logger
 from det_lightning.masking import is_masked, mask_text, mask_url

@@ -1,1 +1,1 @@
-"""How a trial trains, without Lightning: run, schedule, metrics, validation, data, events, resume, stopping."""
+"""How a trial trains, without Lightning: run, schedule, metrics, validation, data, boundaries, resuming."""

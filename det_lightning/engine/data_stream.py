@@ -1,4 +1,4 @@
-"""The loaders of a run: training data are endless, resumable, divided into epochs, copied ahead."""
+"""The loaders of a run: training data are endless, resumed at the exact batch, divided into epochs, copied ahead."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.engine.boundary import RunOptions
 from det_lightning.engine.loaders import RunLoader, ShownLoader, SideStream, copy_aside
-from det_lightning.engine.resume import adapt_data_state, continue_batches, read_journal, warn_of_own_data
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._position import GlobalBatch, TrainingPosition
@@ -398,3 +399,99 @@ def _limit(length: int, limit: float) -> int:
     if isinstance(limit, int):
         return min(length, limit)
     return length if limit == 1.0 else int(length * limit)
+
+
+def read_journal(
+    content: CheckpointContent | None, rank: int, ranks: int
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return how a rank's passes over the training data began, and the positions of the loaders; empty if unknown.
+
+    If another number of ranks wrote the checkpoint, all ranks get those of the chief, and so share one order.
+    """
+    if content is None or content.resume is None:
+        return [], {}
+    resume = content.resume
+    writer = rank if resume.world_size == ranks else 0
+    return list(resume.journals[writer]), resume.positions[writer] if resume.positions else {}
+
+
+def adapt_data_state(state: dict[str, Any], before: int, now: int) -> dict[str, Any]:
+    """Return a state of the training data for ``now`` ranks; ``before`` ranks wrote it.
+
+    From the start of an epoch the data begin afresh; in the middle raise a CheckpointError.
+    """
+    if before == now:
+        return state
+    if not state["epoch_start"]:
+        raise errors.CheckpointError(
+            f"The checkpoint holds the state of the training data of {before} process(es) in the middle of an epoch, "
+            f"which cannot be divided among {now} process(es). Resume with {before}, or from a checkpoint at the end "
+            "of an epoch."
+        )
+    return {**state, "states": [], "behind": 0}
+
+
+def continue_batches(
+    content: CheckpointContent, batch_sampler: Any, now: GlobalBatch, *, warns: bool
+) -> tuple[GlobalBatch, bool]:
+    """Return the global batch to continue with, and whether the recorded order of the samples still applies.
+
+    A position counts global batches. If their size is another one now, the position becomes the same number of samples.
+    Otherwise the position stays, and the former global batches are dealt to the ranks, if possible.
+    """
+    before = _read_global_batch(content, now)
+    kept, follows_order = now, before.batch_size == now.batch_size
+    notice: str | None = None
+    if not content.trial_state.batches_trained or (before.ranks == now.ranks and before.equals(now)):
+        return kept, follows_order
+    if not before.equals(now):
+        notice = _convert_position(content, before, now)
+    elif obstacle := before.find_obstacle(batch_sampler, now):
+        follows_order = False
+        notice = f"{obstacle}. The position stays, but samples of the current pass may be repeated or left out"
+    else:
+        kept, follows_order = before, True
+        notice = before.describe_partial(now.ranks)
+    if notice and warns:
+        logger.warning(
+            "The run resumes on %d process(es) after %d batches; earlier batches were divided among %d: %s.",
+            *(now.ranks, content.trial_state.batches_trained, before.ranks, notice),
+        )
+    return kept, follows_order
+
+
+def warn_of_own_data(content: CheckpointContent | None, loader: Any, ranks: int) -> None:
+    """Warn if other ranks than before continue with data that the trial divides among ranks itself."""
+    if content is not None and content.resume is not None and content.resume.world_size != ranks:
+        logger.warning(
+            "The run resumes on %d process(es) after %d batches of %d: the trial divides its data, a %s, itself, and "
+            "must continue after as many batches of all processes.",
+            *(ranks, content.trial_state.batches_trained, content.resume.world_size, type(loader).__name__),
+        )
+
+
+def _read_global_batch(content: CheckpointContent, now: GlobalBatch) -> GlobalBatch:
+    """Return the global batch of the checkpoint; for old ones from the hyperparameters, if the loader follows them."""
+    resume = content.resume
+    if resume is not None and resume.global_batch:
+        return GlobalBatch(**resume.global_batch)
+    ranks = now.ranks if resume is None else resume.world_size  # Determined does not write the number
+    size = (read_settings(resume, content.load_data)["hparams"] or {}).get("global_batch_size")
+    if type(size) is not int or size < ranks:
+        return GlobalBatch(ranks, now.batch_size if ranks == now.ranks else None, None, now.global_batch_size)
+    share = size // ranks if now.follows_hyperparameter() else now.batch_size
+    return GlobalBatch(ranks, share, now.samples_per_epoch, size)
+
+
+def _convert_position(content: CheckpointContent, before: GlobalBatch, now: GlobalBatch) -> str:
+    """Convert the counts of batches to batches of the present size; return what was done."""
+    if not before.can_convert(now):
+        return "the sizes of the batches are unknown, and the position stays"
+    state = content.trial_state
+    for name in ("batches_trained", "last_ckpt", "last_val"):
+        setattr(state, name, before.convert(getattr(state, name), now))
+    content.epochs_known = False
+    return (
+        f"a batch of all processes had {before.count_samples()} samples and has {now.count_samples()}, and the "
+        "position is the same number of samples"
+    )

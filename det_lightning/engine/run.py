@@ -1,13 +1,17 @@
-"""One run of a trial: batches, workloads and boundaries. A RunDriver calls the run from Lightning's hooks."""
+"""One run of a trial: resuming, batches, workloads and boundaries. A RunDriver calls it from Lightning's hooks."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from det_lightning.checkpoint.format.content import TrialState
+from det_lightning import errors
+from det_lightning.checkpoint import safe_load
+from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.checkpoint.format.layout import RESUME_FILE, modernize
 from det_lightning.engine.boundary import (
     BoundaryExchange,
     Reporter,
@@ -17,13 +21,25 @@ from det_lightning.engine.boundary import (
     add_position,
 )
 from det_lightning.engine.data_stream import LoaderFactory, TrialData
-from det_lightning.engine.resume import StateBeforeValidation, apply, require_same_checkpoint
 from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.train_and_evaluate import Evaluation, Training, TrialEvents, require_trainable
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
-from det_lightning.pytorch._random_state import capture_rng
+from det_lightning.pytorch._random_state import capture_rng, require_rng, restore_rng
+from det_lightning.pytorch._weights import load_resume_state, load_state
+from det_lightning.ranks.distributed_context import DistributedContext
+
+
+@dataclasses.dataclass(frozen=True)
+class StateBeforeValidation:
+    """The random state, the loaders' positions, and ``has_validated`` before a validation that a longer run would not
+    make.
+    """
+
+    rng: dict[str, Any]
+    positions: dict[str, Any]
+    has_validated: bool
 
 
 class TrialRun:
@@ -102,7 +118,7 @@ class TrialRun:
         self.context.optimizer_steps = 0
         resumed = self.options.resumed
         if resumed is not None:
-            apply(resumed, self.context, self.events)
+            apply_checkpoint(resumed, self.context, self.events)
             self.data.restore_validation()
         self.context.backend.placement.begin_training()
         self.events.emit("on_training_start")
@@ -301,3 +317,58 @@ class TrialRun:
         ]
         users_code_follows = self.options.hooks_follow_validation or bool(overriding)
         return self.exchange.reduce_validation(batches, self.trial.evaluation_reducer(), users_code_follows)
+
+
+def require_resumable(content: CheckpointContent) -> None:
+    """Raise a CheckpointError naming missing or wrong values if a run cannot resume from the checkpoint."""
+    resume = content.resume
+    if resume is None:
+        return
+    source = content.source if content.directory is None else str(content.directory / RESUME_FILE)
+    resume.require_journals(source)
+    batches = resume.trial_state.get("batches_trained")
+    if batches != content.trial_state.batches_trained:
+        raise errors.InvalidCheckpointException(
+            f"{source} belongs to another checkpoint, written after {batches} batches; this checkpoint was written "
+            f"after {content.trial_state.batches_trained}."
+        )
+    for rank, state in enumerate(resume.rng_states):
+        require_rng(state, f"{source}, of rank {rank}")
+    for start in itertools.chain.from_iterable(resume.journals):
+        require_rng(start["rng"], f"{source}, of the pass at batch {start['first_batch']}")
+
+
+def apply_checkpoint(content: CheckpointContent, context: PyTorchTrialContext, events: TrialEvents) -> None:
+    """Load everything into the trial; raise an InvalidCheckpointException naming values that do not fit."""
+    loaded = content
+    if content.is_sharded and not context.backend.states.is_sharded:
+        loaded = safe_load.read_all_parts(content)
+    state = loaded.state
+    resume = loaded.resume
+    source = content.source
+    if resume is None and "rng_state" in state:
+        require_rng(state["rng_state"], source)
+    events.emit("on_checkpoint_load_start", state)
+    if content.has_weights:
+        modernize(state, source)
+    load_state(context, events.callbacks, state, source, content.trial_class, with_weights=content.has_weights)
+    if resume is not None:
+        load_resume_state(context, resume, source)
+    elif "rng_state" in state:
+        restore_rng(state["rng_state"], context.device)
+    # The state may be large, and is no longer needed.
+    content.state = {}
+    if content.is_sharded and content.kept is not None:
+        content.kept.close()
+
+
+def require_same_checkpoint(distributed: DistributedContext, content: CheckpointContent | None) -> None:
+    """Raise a CheckpointError if the ranks resume from different checkpoints; all ranks must call this."""
+    own = None if content is None else content.name
+    found = distributed.allgather(own)
+    if any(name != own for name in found):
+        choices = ", ".join(f"rank {rank} from {name or 'none'}" for rank, name in enumerate(found))
+        raise errors.CheckpointError(
+            f"The ranks resume from different checkpoints: {choices}. All ranks must see the same storage. Let one "
+            "rank choose the checkpoint before the other ranks look for checkpoints."
+        )

@@ -12,8 +12,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import make_load_data
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.storage.snapshots import iterate_tensors
-from det_lightning.engine.resume import StateBeforeValidation
-from det_lightning.engine.run import TrialRun
+from det_lightning.engine.run import StateBeforeValidation, TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._pytorch_trial import SelfSavingTrial, original_trial

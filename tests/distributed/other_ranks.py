@@ -126,7 +126,7 @@ class Notices(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
-        logging.getLogger("det_lightning.engine.resume").addHandler(self)
+        logging.getLogger("det_lightning.engine.data_stream").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
