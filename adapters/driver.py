@@ -144,7 +144,7 @@ class RunDriver:
             lightning_internals.end_training(self._trainer, early=True)
         ends_here = self._lightning_ends_here()
         if run.at_boundary() or ends_here:
-            run.end_workload(training_ends=ends_here)
+            run.end_workload()
         if not self._hooks.see_training_batches:
             latest = (run.state.batches_trained - 1) % run.data.epoch_len
             lightning_loops.show_batch_index(dataloader_iter, latest)
@@ -242,7 +242,7 @@ class RunDriver:
             elif self._checkpoints is not None:
                 self._checkpoints.save()
         if validates_at_stop:
-            self.run.end_workload(training_ends=True)
+            self.run.end_workload()
             self.run.keep_state_before_validation()
         return validates_at_stop
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import functools
 import logging
 import os
 import signal
@@ -20,14 +19,11 @@ from det_lightning.checkpoint.format.content import CheckpointContent, TrialStat
 from det_lightning.core._reports import select_scalars
 from det_lightning.distributed.processes import RankExchange
 from det_lightning.engine.metrics import (
-    MetricTransfer,
     MetricWindow,
-    average_metrics,
     average_over_ranks,
     reduce_validation_metrics,
     to_numpy,
 )
-from det_lightning.engine.train_and_evaluate import TrialEvents
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, original_trial
@@ -184,9 +180,7 @@ class RunLog:
         self.enabled = logger.isEnabledFor(logging.INFO) and context.distributed.rank == 0
         self._trial = trial
         self._context = context
-        #: When the workload began, for :meth:`report_training`.
-        self.since_s = time.perf_counter()
-        self._validates_since_s = 0.0
+        self._since_s = self._validates_since_s = 0.0
 
     def begin(self, batches_trained: int, resume: CheckpointContent | None) -> None:
         """Log the trial and the place of its training."""
@@ -206,12 +200,12 @@ class RunLog:
 
     def begin_workload(self) -> None:
         """Begin to time a workload."""
-        self.since_s = time.perf_counter()
+        self._since_s = time.perf_counter()
 
-    def report_training(self, batches_trained: int, metrics: dict[str, Any], since_s: float, batches: int) -> None:
-        """Log the averages of a workload of ``batches`` batches, which began at ``since_s``."""
+    def report_training(self, batches_trained: int, metrics: dict[str, Any], batches: int) -> None:
+        """Log the averages of a workload of ``batches`` batches."""
         if self.enabled:
-            speed = self._describe_speed(time.perf_counter() - since_s, batches)
+            speed = self._describe_speed(time.perf_counter() - self._since_s, batches)
             logger.info("Training after %d batches: %s%s.", batches_trained, _describe(metrics), speed)
 
     def begin_validation(self) -> None:
@@ -251,15 +245,10 @@ class BoundaryExchange:
         #: Whether the chief had news of checkpoints when the ranks last exchanged metrics.
         self.checkpoint_completed = False
 
-    @property
-    def may_average_later(self) -> bool:
-        """Whether averaging a workload's metrics involves neither another rank nor a reducer of the trial."""
-        return self.early_end.is_alone and not self._reducers.reduces_training
-
-    def average(self, transfer: MetricTransfer, users_code_follows: bool) -> list[dict[str, Any]]:
+    def average(self, window: MetricWindow, users_code_follows: bool) -> list[dict[str, Any]]:
         """Return the metrics of each batch of a workload, averaged over the ranks."""
         with self._ranks.distributed.in_batches():  # a GPU may wait for other ranks
-            batches = transfer.finish()
+            batches = window.close()
         metrics, of_all_ranks = average_over_ranks(batches, self._ranks, self._flags(users_code_follows))
         self._note(of_all_ranks)
         return metrics
@@ -303,62 +292,6 @@ class Reporter(Protocol):
 
     def report_validation(self, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Take the metrics of a validation after ``steps_completed`` batches."""
-
-
-class WorkloadReports:
-    """Reports each workload to the log, to ``reporters`` and to the trial's callbacks.
-
-    Metrics on a GPU are available only after the GPU's work is done. Where nothing can tell the difference, the host
-    gives the next batch to the GPU first; until then the report is ``unfinished``.
-    """
-
-    def __init__(
-        self,
-        exchange: BoundaryExchange,
-        events: TrialEvents,
-        log: RunLog,
-        reporters: list[Reporter],
-        hooks_follow: bool = False,
-    ) -> None:
-        self._hooks_follow = hooks_follow
-        self._exchange = exchange
-        self._events = events
-        self._log = log
-        self._reporters = reporters
-        #: The waiting report, for :meth:`finish`.
-        self.unfinished: Callable[[], None] | None = None
-
-    def report(self, window: MetricWindow, state: TrialState, next_batch_follows: bool) -> None:
-        """Report the workload that ended at ``state``, with the metrics in ``window``.
-
-        All ranks call this. ``next_batch_follows`` says whether nothing else is due before the next batch.
-        """
-        users_code_follows = self._hooks_follow or bool(self._events.find_overrides("on_training_workload_end"))
-        metrics = window.begin_transfer()
-        self.unfinished = functools.partial(
-            self._report, metrics, dataclasses.replace(state), self._log.since_s, users_code_follows
-        )
-        may_finish_later = next_batch_follows and not users_code_follows and metrics.runs_aside
-        if not (may_finish_later and self._exchange.may_average_later):
-            self.finish()
-
-    def finish(self) -> None:
-        """Finish a waiting report, if any."""
-        if self.unfinished is not None:
-            finish = self.unfinished
-            self.unfinished = None
-            finish()
-
-    def _report(self, metrics: MetricTransfer, state: TrialState, since_s: float, users_code_follows: bool) -> None:
-        batch_metrics = self._exchange.average(metrics, users_code_follows)
-        avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
-        avg_metrics.update(self._exchange.reduce_registered(for_training=True))
-        batches_trained = state.batches_trained
-        self._log.report_training(batches_trained, avg_metrics, since_s, len(batch_metrics))
-        for reporter in self._reporters:
-            reporter.report_training(batches_trained, avg_metrics, batch_metrics)
-        add_position(avg_metrics, state)
-        self._events.emit("on_training_workload_end", avg_metrics=avg_metrics, batch_metrics=batch_metrics)
 
 
 def add_position(metrics: dict[str, Any], state: TrialState) -> None:

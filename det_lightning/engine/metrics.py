@@ -108,43 +108,30 @@ class MetricWindow:
         self._latest = None
 
     def close(self) -> list[dict[str, Any]]:
-        """Return the metrics of each batch, with tensors as numpy values, and begin a new window."""
-        return self.begin_transfer().finish()
+        """Return the metrics of each batch, with tensors as numpy values, and begin a new window.
 
-    def begin_transfer(self) -> MetricTransfer:
-        """Begin to copy the metrics to the host, and begin a new window."""
+        The values on a device come to the host in one copy, for which the host waits.
+        """
         batches = [batch for batch, _ in self._batches]
         for batch, dtypes in self._batches:
             for name in dtypes:
                 batch[name] = np.array(batch[name], _NUMPY_TYPES[dtypes[name]])
-        transfer = MetricTransfer(batches, _stack_by_device(batches) if self._on_device else [])
+        if self._on_device:
+            _convert_together(batches)
         self.clear()
-        return transfer
+        return batches
 
 
 #: Where each value of a stack belongs: the metrics of a batch, and the name.
 _Entries = list[tuple[dict[str, Any], str]]
 
 
-class MetricTransfer:
-    """The metrics of the ``batches`` of a window on the way to the host, in one copy for each device.
-
-    A copy from a GPU is queued behind the GPU's work: neither the GPU nor the host waits before :meth:`finish`.
-    ``runs_aside`` says whether there is a copy from a GPU.
-    """
-
-    def __init__(self, batches: list[dict[str, Any]], stacks: list[list[tuple[torch.Tensor, _Entries]]]) -> None:
-        self._batches = batches
-        self._copies = [(_HostCopy([stack for stack, _ in of_device]), of_device) for of_device in stacks]
-        self.runs_aside = any(copy.runs_aside for copy, _ in self._copies)
-
-    def finish(self) -> list[dict[str, Any]]:
-        """Wait for the copies; return the metrics of each batch, with tensors as numpy values."""
-        for copy, stacks in self._copies:
-            for values, (_, entries) in zip(copy.values(), stacks, strict=True):
-                for index, (batch, name) in enumerate(entries):
-                    batch[name] = np.array(values[index])
-        return self._batches
+def _convert_together(batches: list[dict[str, Any]]) -> None:
+    """Replace the tensors of batches by numpy values, in one copy for each device."""
+    for stacks in _stack_by_device(batches):
+        for values, (_, entries) in zip(_copy_to_host([stack for stack, _ in stacks]), stacks, strict=True):
+            for index, (batch, name) in enumerate(entries):
+                batch[name] = np.array(values[index])
 
 
 def _stack_by_device(batches: list[dict[str, Any]]) -> list[list[tuple[torch.Tensor, _Entries]]]:
@@ -162,37 +149,15 @@ def _stack_by_device(batches: list[dict[str, Any]]) -> list[list[tuple[torch.Ten
     return list(by_device.values())
 
 
-class _HostCopy:
-    """A copy of tensors from one device, several tensors as bytes; a copy from a GPU does not block the host."""
-
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
-        self._lengths: list[int] | None = None
-        source = tensors[0]
-        if len(tensors) > 1:
-            flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-            self._lengths = [len(part) for part in flat]
-            source = torch.cat(flat)
-        self.runs_aside = source.is_cuda
-        if self.runs_aside:
-            # Only a copy to pinned memory does not block.
-            self._copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-            self._copy.copy_(source, non_blocking=True)
-            self._end = torch.cuda.current_stream(source.device).record_event()
-        else:
-            self._copy = source.cpu()
-
-    def values(self) -> list[np.ndarray[Any, Any]]:
-        """Wait for the copy; return the values of each tensor."""
-        if self.runs_aside:
-            self._end.synchronize()
-        if self._lengths is None:
-            return [self._copy.numpy()]
-        parts = torch.split(self._copy, self._lengths)
-        return [
-            part.clone().view(dtype).view(shape).numpy()
-            for part, (dtype, shape) in zip(parts, self._kinds, strict=True)
-        ]
+def _copy_to_host(tensors: list[torch.Tensor]) -> list[np.ndarray[Any, Any]]:
+    """Return the values of tensors on one device, which are copied as the bytes of one tensor."""
+    if len(tensors) == 1:
+        return [tensors[0].cpu().numpy()]
+    flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    parts = torch.split(torch.cat(flat).cpu(), [len(part) for part in flat])
+    return [
+        part.clone().view(tensor.dtype).view(tensor.shape).numpy() for part, tensor in zip(parts, tensors, strict=True)
+    ]
 
 
 def to_numpy(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from det_lightning.engine.boundary import (
     Reporter,
     RunLog,
     RunOptions,
-    WorkloadReports,
     add_position,
 )
 from det_lightning.engine.data_stream import LoaderFactory, TrialData
+from det_lightning.engine.metrics import average_metrics
 from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.train_and_evaluate import Evaluation, Training, TrialEvents, require_trainable
@@ -81,9 +81,6 @@ class TrialRun:
         self.events = TrialEvents(trial.build_callbacks())
         self._warnings = RunWarnings(trial, context, schedule)
         self._reporters = [self._warnings, *reporters]
-        self.reports = WorkloadReports(
-            self.exchange, self.events, self._log, self._reporters, options.hooks_follow_report
-        )
         require_trainable(trial, context)
 
     # Beginning and end
@@ -169,33 +166,27 @@ class TrialRun:
         state = self.state
         position = self.context.position
         train_batch = self.training.train_batch
-        reports = self.reports
         stop = self._next_step_end()
         first = state.batches_trained
         epoch_idx, into_epoch = divmod(first, self.data.epoch_len)
         epoch_begin = None if into_epoch else first
-        try:
-            if epoch_begin is not None and isinstance(batches, map):  # map() moves a batch only on demand
-                batches = itertools.chain(self._first_of_epoch(epoch_idx), batches)
-                epoch_begin = None
-            for batch in batches:
-                position.batch_idx = batch_idx = state.batches_trained
-                if batch_idx == epoch_begin:
-                    self.events.start_epoch(epoch_idx)
-                train_batch(batch, epoch_idx, batch_idx)
-                state.batches_trained = batch_idx + 1
-                if reports.unfinished is not None:
-                    reports.finish()  # a GPU has this batch, and stays busy meanwhile
-                if batch_idx + 1 == stop or yields():
-                    break
-            else:
-                raise RuntimeError(
-                    f"The training loader ended after {state.batches_trained} batches. A loader that is not a "
-                    "det_lightning.pytorch.DataLoader must repeat its data without end, for example through "
-                    "det_lightning.pytorch.samplers.RepeatBatchSampler."
-                )
-        finally:
-            reports.finish()
+        if epoch_begin is not None and isinstance(batches, map):  # map() moves a batch only on demand
+            batches = itertools.chain(self._first_of_epoch(epoch_idx), batches)
+            epoch_begin = None
+        for batch in batches:
+            position.batch_idx = batch_idx = state.batches_trained
+            if batch_idx == epoch_begin:
+                self.events.start_epoch(epoch_idx)
+            train_batch(batch, epoch_idx, batch_idx)
+            state.batches_trained = batch_idx + 1
+            if batch_idx + 1 == stop or yields():
+                break
+        else:
+            raise RuntimeError(
+                f"The training loader ended after {state.batches_trained} batches. A loader that is not a "
+                "det_lightning.pytorch.DataLoader must repeat its data without end, for example through "
+                "det_lightning.pytorch.samplers.RepeatBatchSampler."
+            )
 
     def _first_of_epoch(self, epoch_idx: int) -> list[Any]:
         """Fetch the first batch of an epoch, start the epoch, then move the batch; nothing if there is none."""
@@ -230,13 +221,21 @@ class TrialRun:
         """Return whether the latest batch was the last of its epoch."""
         return self.state.batches_trained % self.data.epoch_len == 0
 
-    def end_workload(self, training_ends: bool = False) -> None:
-        """Reduce and report the metrics of the workload, at the latest after the next batch is trained."""
+    def end_workload(self) -> None:
+        """Reduce and report the metrics of the workload."""
         if not self._in_workload:
             return
         self._in_workload = False
-        next_batch_follows = self._due == [Due.REPORT] and not self.at_epoch_end() and not training_ends
-        self.reports.report(self.training.window, self.state, next_batch_follows)
+        overridden = self.events.find_overrides("on_training_workload_end")
+        users_code_follows = self.options.hooks_follow_report or bool(overridden)
+        batch_metrics = self.exchange.average(self.training.window, users_code_follows)
+        avg_metrics: dict[str, Any] = average_metrics(batch_metrics)
+        avg_metrics.update(self.exchange.reduce_registered(for_training=True))
+        self._log.report_training(self.state.batches_trained, avg_metrics, len(batch_metrics))
+        for reporter in self._reporters:
+            reporter.report_training(self.state.batches_trained, avg_metrics, batch_metrics)
+        add_position(avg_metrics, self.state)
+        self.events.emit("on_training_workload_end", avg_metrics=avg_metrics, batch_metrics=batch_metrics)
         self._actions.begin(self._due)
 
     def only_reports(self) -> bool:
@@ -260,8 +259,6 @@ class TrialRun:
     def next_action(self) -> Action | None:
         """Return the next action of the boundary; None once training can continue."""
         action = self._actions.next()
-        if action is not None:
-            self.reports.finish()
         if action is Action.VALIDATE and Due.VALIDATE not in self._due and self.schedule.is_complete(self.state):
             self.keep_state_before_validation()
         return action
