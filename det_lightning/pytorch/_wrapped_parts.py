@@ -81,8 +81,8 @@ class WrappedParts:
         self._precision.require_no_levels("wrap_model")
         if self._backend is not None:
             if self._distributed.size > 1:
-                shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-                self._require_same(f"wraps model {len(self.models)}, a {type(model).__name__}", shapes)
+                weights = sum(parameter.numel() for parameter in model.parameters())
+                self._require_same(f"wraps model {len(self.models)}, a {type(model).__name__} with {weights} weights")
             self._precision.whole_models.cast(model)
             model = self._backend.placement.wrap_model(model)
         model = self._precision.surround(model)
@@ -172,23 +172,17 @@ class WrappedParts:
         """Raise, on every rank, if the ranks have wrapped different numbers of parts; all ranks must call it."""
         if self._distributed.size > 1:
             has = f"{len(self.models)} model(s), {len(self.optimizers)} optimizer(s)"
-            self._require_same(f"trains {has}, {len(self.lr_schedulers)} scheduler(s)", {})
+            self._require_same(f"trains {has}, {len(self.lr_schedulers)} scheduler(s)")
 
-    def _require_same(self, does: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    def _require_same(self, does: str) -> None:
         """Raise, on every rank, if the ranks do different things now, since a rank could wait forever.
 
-        The message names the action of each rank, or the first parameter that differs.
+        A rank at another point in the program may have sent anything.
         """
-        found = [_read_entry(entry) for entry in self._distributed.allgather(("det_lightning", does, shapes))]
-        if any(entry[0] != does for entry in found):
-            each = "; ".join(f"rank {rank} {theirs}" for rank, (theirs, _) in enumerate(found))
+        found = self._distributed.allgather(does)
+        if any(theirs != does for theirs in found):
+            each = "; ".join(f"rank {rank} {theirs!s:.200}" for rank, theirs in enumerate(found))
             raise errors.InvalidExperimentException(f"The ranks do not do the same: {each}. {_WAY_OUT}")
-        for rank, (_, theirs) in enumerate(found):
-            if list(theirs.items()) != list(found[0][1].items()):
-                raise errors.InvalidExperimentException(
-                    f"The ranks do not do the same: each {does}, but {_find_difference(found[0][1], theirs, rank)}. "
-                    f"{_WAY_OUT}"
-                )
 
     # The single model, optimizer and scheduler of a trial, as in Determined 0.13
 
@@ -212,20 +206,6 @@ def _get_only(wrapped: list[_T], what: str) -> _T:
             "Keep the result of the wrap method instead."
         )
     return wrapped[0]
-
-
-def _read_entry(entry: Any) -> tuple[str, dict[str, tuple[int, ...]]]:
-    """Return the action of a rank and its shapes; a rank at another point in the program may have sent anything."""
-    if isinstance(entry, tuple) and len(entry) == 3 and entry[0] == "det_lightning":
-        return entry[1], entry[2]
-    return f"exchanges {entry!r:.100}", {}
-
-
-def _find_difference(first: dict[str, tuple[int, ...]], theirs: dict[str, tuple[int, ...]], rank: int) -> str:
-    for (name, shape), (their_name, their_shape) in zip(first.items(), theirs.items(), strict=False):
-        if (name, shape) != (their_name, their_shape):
-            return f"its {name} has the shape {shape} on rank 0, and its {their_name} {their_shape} on rank {rank}"
-    return f"it has {len(first)} parameters on rank 0, and {len(theirs)} on rank {rank}"
 
 
 @dataclasses.dataclass

@@ -90,7 +90,7 @@ def test_ranks_agree_on_all_parts(tmp_path: Path) -> None:
     status, output = run(tmp_path / "two", "equal", "unused", "model", "shape", "optimizer", launcher=TORCHRUN)
     assert status == 0, output
     assert "rank 0 trains 1 model(s)" in output and "rank 1 wraps model 1, a Linear" in output
-    assert "its weight has the shape (1, 2) on rank 0, and its weight (3, 2) on rank 1" in output
+    assert "rank 0 wraps model 0, a Linear with 3 weights; rank 1 wraps model 0, a Linear with 9 weights" in output
     assert "rank 0 trains 1 model(s), 1 optimizer(s)" in output
     assert "rank 1 trains 1 model(s), 2 optimizer(s)" in output
     status, output = run(tmp_path / "one", "equal", "unused", launcher=[])
