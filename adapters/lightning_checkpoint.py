@@ -37,7 +37,7 @@ from det_lightning.checkpoint.format.standard_values import with_calls, with_pla
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
-from det_lightning.checkpoint.unreadable import UnreadableValues, list_lightning_parts, list_parts
+from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_lightning_parts, list_parts
 from det_lightning.distributed.backend import DDP_PREFIX
 from det_lightning.engine.run import TrialRun, require_resumable
 from det_lightning.engine.run_content import RunContent
@@ -149,9 +149,9 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         self._only_weights = only_weights
 
     @functools.cached_property
-    def unreadable(self) -> UnreadableValues:
+    def unsafe_values(self) -> UnsafeValues:
         """Warns of values that no resume could read safely."""
-        return UnreadableValues()
+        return UnsafeValues()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a file or directory at a path or URL; raise a CheckpointError. ``weights_only=False`` means trusted."""
@@ -221,7 +221,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a file through ``inner``, with a warning if no resume could read a value."""
-        self.unreadable.warn_of(list_lightning_parts(checkpoint))
+        self.unsafe_values.warn_of(list_lightning_parts(checkpoint))
         if _uses_files_of_torch(self.inner):
             checkpoint = with_calls(checkpoint)
         self.inner.save_checkpoint(checkpoint, path, storage_options)
@@ -277,7 +277,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         """
         storage, name = self._open_storage(path)
         files = from_lightning(checkpoint)
-        self.unreadable.warn_of(list_parts(files))
+        self.unsafe_values.warn_of(list_parts(files))
         target = storage.root.checkpoint(name)
         if target.is_dir() or (target.is_local and not target.exists()):
             # Only a complete directory gets the name.

@@ -22,7 +22,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.checkpoint.storage.writing import ReportWritten
-from det_lightning.checkpoint.unreadable import UnreadableValues, list_parts
+from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_parts
 from det_lightning.core._reports import as_float
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.run_content import RunContent
@@ -88,7 +88,7 @@ class RunCheckpoints:
         self.complete: tuple[str, int] | None = None
         self._notes: dict[str, Any] = {}  # for the metadata of checkpoints
         self._trial = TrialCheckpoints(self.storage, self.policy, "", self.claims.run_id)
-        self._unreadable: UnreadableValues | None = None  # until the first checkpoint
+        self._unreadable: UnsafeValues | None = None  # until the first checkpoint
         self._metrics: dict[int, float] = {}  # of the latest validation, by the number of batches
         self._unreported = 0
         self._batches_of: dict[str, int] = {}
@@ -275,7 +275,7 @@ class RunCheckpoints:
             content.resume.trial = self._notes.get("trial")
         saving = self._saving
         if saving.on_begin is not None or self._unreadable is None:
-            self._unreadable = self._unreadable or UnreadableValues()
+            self._unreadable = self._unreadable or UnsafeValues()
             self._unreadable.warn_of(list_parts(content))
 
         def commit(staging: StagingDirectory) -> str:

@@ -16,7 +16,7 @@ from det_lightning import errors
 from det_lightning.checkpoint import read_checkpoint
 from det_lightning.checkpoint.format.manifest import describe_file, find_damage, require_unchanged
 from det_lightning.checkpoint.safe_load import read_pickle, read_state, read_trial_state
-from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES
+from det_lightning.checkpoint.safe_load.safe_globals import RANDOM_STATES
 from tests.checkpoint.made_checkpoints import write_checkpoint
 from tests.launching import environment
 from tests.soak import mutations

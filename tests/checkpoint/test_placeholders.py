@@ -28,7 +28,7 @@ from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.safe_load import holds_placeholder, read_state, read_weights
 from det_lightning.cli.app import app
-from tests.checkpoint.test_unreadable_values import KeepingTrial, LightningKeeper, Mode
+from tests.checkpoint.test_unsafe_values import KeepingTrial, LightningKeeper, Mode
 from tests.trials import SmallTrial, weights_of
 
 HPARAMS = {"global_batch_size": 8}

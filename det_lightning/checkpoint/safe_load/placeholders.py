@@ -17,8 +17,8 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.checkpoint.format.standard_values import list_slots
-from det_lightning.checkpoint.safe_load.pickles import put_placeholders
-from det_lightning.checkpoint.safe_load.stand_ins import ALLOWED, TENSORS
+from det_lightning.checkpoint.safe_load.pickle_scanner import put_placeholders
+from det_lightning.checkpoint.safe_load.safe_globals import ALLOWED, TENSORS
 from det_lightning.checkpoint.safe_load.state_file import read_state
 
 # The entries of state files that whoever wants weights and settings needs; they must hold no objects.

@@ -15,8 +15,8 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import TrialState
-from det_lightning.checkpoint.safe_load.pickles import UnsafeReference
-from det_lightning.checkpoint.safe_load.stand_ins import RANDOM_STATES, finish
+from det_lightning.checkpoint.safe_load.pickle_scanner import UnsafeReference
+from det_lightning.checkpoint.safe_load.safe_globals import RANDOM_STATES, finish
 from det_lightning.masking import short_text
 
 # A dict of a few numbers has some hundreds of bytes, the states of random generators some thousands.

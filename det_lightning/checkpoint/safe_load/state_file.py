@@ -24,8 +24,8 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format.manifest import digest_file
 from det_lightning.checkpoint.safe_load.archive import CheckedArchive, Entry, Parts, Section, read_entries, read_entry
-from det_lightning.checkpoint.safe_load.pickles import UnsafeReference, look
-from det_lightning.checkpoint.safe_load.stand_ins import allow_safe_values, finish
+from det_lightning.checkpoint.safe_load.pickle_scanner import UnsafeReference, scan_pickle
+from det_lightning.checkpoint.safe_load.safe_globals import allow_safe_values, finish
 from det_lightning.escaping import get_logger, name_some
 
 logger = get_logger(__name__)
@@ -110,7 +110,7 @@ def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], byte
     if prepare is not None:
         stream = io.BufferedReader(_prepare_old_format(file, stream, prepare))
     if kwargs["weights_only"]:
-        _look_at_old_format(stream, file.size)
+        _scan_old_format(stream, file.size)
     stream.seek(0)
     return _load(stream, kwargs)
 
@@ -137,7 +137,7 @@ def _read_archive(file: Section, kwargs: dict[str, Any], prepare: Callable[[byte
         contents[_PICKLE] = prepare(contents[_PICKLE])
     if kwargs["weights_only"]:
         sizes = {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()}
-        look(io.BytesIO(contents[_PICKLE]), len(contents[_PICKLE]), lambda key, nbytes: sizes.get(key) == nbytes)
+        scan_pickle(io.BytesIO(contents[_PICKLE]), len(contents[_PICKLE]), lambda key, nbytes: sizes.get(key) == nbytes)
         # Any further entry might make torch treat the archive as a program.
         contents = {name: contents[name] for name in (_PICKLE, *_SMALL_ENTRIES) if name in contents}
     archive = CheckedArchive(file, storages, contents)
@@ -148,7 +148,7 @@ def _read_archive(file: Section, kwargs: dict[str, Any], prepare: Callable[[byte
             raise ValueError(f"checksums of {len(damaged):,} entries differ, such as that of {damaged[0]!r:.100}")
 
 
-def _look_at_old_format(stream: io.BufferedReader[Any], size: int) -> None:
+def _scan_old_format(stream: io.BufferedReader[Any], size: int) -> None:
     """Check a file of ``torch.save`` before 1.6, with ``size`` bytes and without checksums."""
     claimed: set[str] = set()
     left = size
@@ -159,7 +159,7 @@ def _look_at_old_format(stream: io.BufferedReader[Any], size: int) -> None:
         claimed.add(key)
         return nbytes >= 0 and left >= 0
 
-    texts = [look(stream, size, claim) for _ in range(_OLD_PICKLES)]
+    texts = [scan_pickle(stream, size, claim) for _ in range(_OLD_PICKLES)]
     if sorted(texts[-1]) != sorted(claimed):
         raise ValueError("the tensors and their content do not belong together")
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import torch
 
-from det_lightning.checkpoint.safe_load.stand_ins import (
+from det_lightning.checkpoint.safe_load.safe_globals import (
     ALLOWED,
     CHECK_STATE,
     STORAGES,
@@ -24,7 +24,7 @@ from det_lightning.checkpoint.safe_load.stand_ins import (
     find_declared,
 )
 
-# What torch's reader knows beyond the operations in `_Look`. Others name values in ways that a look cannot follow.
+# What torch's reader knows beyond the operations in `PickleScanner`. Others name values in ways it cannot follow.
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _CONTAINERS = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict", "EMPTY_SET": "set"}
 _ATOMS = frozenset(["BINUNICODE", "SHORT_BINSTRING", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"])
@@ -87,47 +87,47 @@ class _Value:
     parts: int = 1
 
 
-def look(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -> list[str]:
+def scan_pickle(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -> list[str]:
     """Check the pickle at the current position of a file of ``size`` bytes; return the texts in the pickle.
 
     Raise an ``UnsafeReference`` for a forbidden name, an ``UnpicklingError`` for operations that torch does not read,
     and a ``ValueError`` if ``claim`` denies a storage or values are nested too deeply.
     """
-    glance = _Look(size, claim)
+    scanner = PickleScanner(size, claim)
     try:
         for operation, argument, _ in pickletools.genops(file):
-            glance.step(operation.name, argument)
+            scanner.step(operation.name, argument)
     except UnicodeDecodeError as e:  # a name that pickletools does not read, and nothing allowed has
         raise UnsafeReference(e.object.decode("utf-8", "replace")) from e
-    return glance.texts
+    return scanner.texts
 
 
 def put_placeholders(pickled: bytes, placeholder: type, kept: Container[str]) -> bytes:
     """Return a pickle that refers to the class ``placeholder`` in place of each name not ``kept``, nor declared."""
     name = f"{placeholder.__module__}.{placeholder.__qualname__}"
     reference = pickle.GLOBAL + f"{placeholder.__module__}\n{placeholder.__qualname__}\n".encode()
-    glance = _Look(len(pickled), lambda key, nbytes: True, kept, name)
+    scanner = PickleScanner(len(pickled), lambda key, nbytes: True, kept, name)
     file = io.BytesIO(pickled)
     parts = []
     begin = 0
     is_dropped = False
     for operation, argument, position in pickletools.genops(file):
         step = operation.name
-        gets_state = step in _CALLS and glance.has_placeholder(-2)
+        gets_state = step in _CALLS and scanner.has_placeholder(-2)
         replacement = pickle.BUILD if gets_state else None
-        glance.step("BUILD" if gets_state else step, argument)
+        scanner.step("BUILD" if gets_state else step, argument)
         if is_dropped:
             # An object within itself is made twice, and the inner one fetched. Either placeholder will do.
-            if step not in _FETCHES or not glance.has_placeholder(-1):
+            if step not in _FETCHES or not scanner.has_placeholder(-1):
                 raise pickle.UnpicklingError("an object is dropped")
             is_dropped = False
             replacement = b""
         elif step == "POP":
             is_dropped = True
             replacement = b""
-        elif step == "GLOBAL" and glance.names_placeholder():
+        elif step == "GLOBAL" and scanner.names_placeholder():
             replacement = reference
-        elif step in _ITEMS_AS_STATE and glance.has_placeholder(-1):
+        elif step in _ITEMS_AS_STATE and scanner.has_placeholder(-1):
             replacement = _ITEMS_AS_STATE[step]
         if replacement is not None:
             parts += [pickled[begin:position], replacement]
@@ -135,7 +135,7 @@ def put_placeholders(pickled: bytes, placeholder: type, kept: Container[str]) ->
     return b"".join([*parts, pickled[begin:]])
 
 
-class _Look:
+class PickleScanner:
     """The stack of torch's reader, with texts, numbers, names and descriptions of all other values.
 
     With a ``placeholder``, the name of a class, names that are not ``allowed`` become this name.

@@ -1,4 +1,4 @@
-"""Finding the values of a checkpoint that a resume cannot read safely, to name each once when written."""
+"""Finding the values of a checkpoint that a resume cannot read safely, to name each once when it is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FACTORIES = (None, bool, dict, float, int, list, set, str)
 _NUMPY_KINDS = "biufcSU"
 
 
-class UnreadableValues:
+class UnsafeValues:
     """Looks for values that only ``trusted=True`` reads, in the checkpoints of a run.
 
     Attributes:
@@ -47,10 +47,10 @@ class UnreadableValues:
         self._named: set[str] = set()
 
     def warn_of(self, parts: Mapping[str, Any]) -> None:
-        """Warn of unreadable values in parts of a checkpoint, by the names of the parts, unless an earlier call has."""
+        """Warn of unsafe values in parts of a checkpoint, by the names of the parts, unless an earlier call has."""
         others = _find_others("", dict(parts))
         self.are_possible = bool(others)
-        found = [text for place, value in others for text in self._name_unreadable(place, value)]
+        found = [text for place, value in others for text in self._name_unsafe(place, value)]
         new = [text for text in dict.fromkeys(found) if text not in self._named]
         self._named.update(new)
         if new:
@@ -60,15 +60,15 @@ class UnreadableValues:
                 "; ".join(new),
             )
 
-    def _name_unreadable(self, place: str, value: Any) -> Iterator[str]:
-        """Yield place and type of ``value`` if unreadable, or of the unreadable values inside."""
+    def _name_unsafe(self, place: str, value: Any) -> Iterator[str]:
+        """Yield place and type of ``value`` if unsafe, or of the unsafe values inside."""
         key = (place, type(value))
         if key not in self._verdicts:
             self._verdicts[key] = _can_be_read(value)
         if self._verdicts[key]:
             return
         inner = _find_others(place, value)
-        named = [text for inside, part in inner for text in self._name_unreadable(inside, part)]
+        named = [text for inside, part in inner for text in self._name_unsafe(inside, part)]
         yield from named or [f"{place} is a {_name_kind(value)}"]
 
 

@@ -16,7 +16,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from det_lightning import pytorch
 from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from det_lightning.checkpoint.unreadable import UnreadableValues
+from det_lightning.checkpoint.unsafe_values import UnsafeValues
 from tests.trials import SmallTrial, fit_trial
 
 HPARAMS = {"global_batch_size": 8}
@@ -142,8 +142,8 @@ def test_resumable_run_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFix
     ("value", "named"),
     [
         ({"a": {Mode.fast: 1}}, "the key of callbacks['a'][<Mode.fast: 1>] is a "),
-        ({"a": [1, {2, Mode.fast}]}, " is a tests.checkpoint.test_unreadable_values.Mode"),
-        ({"a": type("Own", (dict,), {})(b=1)}, "callbacks['a'] is a tests.checkpoint.test_unreadable_values.Own"),
+        ({"a": [1, {2, Mode.fast}]}, " is a tests.checkpoint.test_unsafe_values.Mode"),
+        ({"a": type("Own", (dict,), {})(b=1)}, "callbacks['a'] is a tests.checkpoint.test_unsafe_values.Own"),
         ({"a": Meter}, "callbacks['a'] is a type"),
         ({"a": np.array([Meter()])}, "callbacks['a'] is a numpy.ndarray"),
         ({"a": np.ma.masked_array([1, 2], [False, True])}, f"'a'] is a {np.ma.MaskedArray.__module__}.MaskedArray"),
@@ -156,7 +156,7 @@ def test_resumable_run_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFix
 )
 def test_values_in_any_container_are_named(value: Any, named: str, caplog: pytest.LogCaptureFixture) -> None:
     setattr(__import__(__name__, fromlist=["Own"]), "Own", type(value["a"]))  # noqa: B010 (so that it can be pickled)
-    looks = UnreadableValues()
+    looks = UnsafeValues()
     for _ in range(2):
         looks.warn_of({"callbacks": value})
         assert looks.are_possible
@@ -167,7 +167,7 @@ def test_values_in_any_container_are_named(value: Any, named: str, caplog: pytes
 def test_plain_values_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
     endless: list[Any] = [2**2039 - 1, -(2**2038), np.str_("a"), np.zeros((0, 3)), torch.ones(2), {2.5: 1}]
     endless.append(endless)
-    looks = UnreadableValues()
+    looks = UnsafeValues()
     looks.warn_of({"callbacks": endless})
     assert not looks.are_possible
     assert caplog.messages == []
