@@ -11,7 +11,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.manifest import digest_file
-from det_lightning.checkpoint.safe_load.state_file import read_known_state
+from det_lightning.checkpoint.safe_load.reading import read_known_state
 
 
 class Meter:

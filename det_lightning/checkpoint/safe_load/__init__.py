@@ -5,15 +5,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.safe_load.inspection import Verdict, inspect_checkpoint, verify_checkpoint
-    from det_lightning.checkpoint.safe_load.placeholders import holds_placeholder, read_weights
-    from det_lightning.checkpoint.safe_load.reading import load_checkpoint, read_checkpoint, read_models, read_resume
+    from det_lightning.checkpoint.safe_load.pickle_scanner import holds_placeholder
+    from det_lightning.checkpoint.safe_load.reading import (
+        load_checkpoint,
+        read_checkpoint,
+        read_load_data,
+        read_models,
+        read_pickle,
+        read_resume,
+        read_trial_state,
+        read_weights,
+        warn_of_nan,
+    )
     from det_lightning.checkpoint.safe_load.safe_globals import allow_safe_values, finish
-    from det_lightning.checkpoint.safe_load.small_files import read_load_data, read_pickle, read_trial_state
-    from det_lightning.checkpoint.safe_load.state_file import read_state, warn_of_nan
+    from det_lightning.checkpoint.safe_load.state_file import read_state
     from det_lightning.checkpoint.safe_load.stored_tensors import StoredTensor, read_all_parts
 
 # Each imports the former.
-_MODULES = ("safe_globals", "state_file", "placeholders", "stored_tensors", "small_files", "reading", "inspection")
+_MODULES = ("safe_globals", "pickle_scanner", "state_file", "stored_tensors", "reading", "inspection")
 
 __all__ = [
     "StoredTensor",

@@ -16,8 +16,14 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout, manifest
 from det_lightning.checkpoint.format.manifest import require_inside
 from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
-from det_lightning.checkpoint.safe_load.reading import ReadFile, read_checkpoint, read_resume, read_state_file
-from det_lightning.checkpoint.safe_load.small_files import read_load_data, read_trial_state
+from det_lightning.checkpoint.safe_load.reading import (
+    ReadFile,
+    read_checkpoint,
+    read_load_data,
+    read_resume,
+    read_state_file,
+    read_trial_state,
+)
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.escaping import escape
 from det_lightning.masking import mask_settings

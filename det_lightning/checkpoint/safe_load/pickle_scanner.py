@@ -3,19 +3,24 @@
 torch's reader calls everything on torch's list or the user's; our list is shorter. Two more things in a pickle could
 end the process: deep nesting, since hashing and freeing a value descend without a limit, and, before torch 2.13, a
 storage larger than the content.
+
+For weights with objects besides, a pickle is rewritten: placeholders take the objects' places. A placeholder takes any
+arguments, state and items, keeps nothing, and calls nothing.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import io
 import pickle
 import pickletools
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import IO, Any
 
 import torch
 
+from det_lightning.checkpoint.format.standard_values import list_slots
 from det_lightning.checkpoint.safe_load.safe_globals import (
     ALLOWED,
     CHECK_STATE,
@@ -102,10 +107,23 @@ def scan_pickle(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: F
     return scanner.texts
 
 
-def put_placeholders(pickled: bytes, placeholder: type, kept: Container[str]) -> bytes:
-    """Return a pickle that refers to the class ``placeholder`` in place of each name not ``kept``, nor declared."""
-    name = f"{placeholder.__module__}.{placeholder.__qualname__}"
-    reference = pickle.GLOBAL + f"{placeholder.__module__}\n{placeholder.__qualname__}\n".encode()
+class Placeholder:
+    """Takes the place of an object that is not read."""
+
+    def __new__(cls, *_: Any) -> Placeholder:
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, _: Any) -> None:
+        pass
+
+
+def put_placeholders(pickled: bytes, kept: Container[str]) -> bytes:
+    """Return a pickle that refers to :class:`Placeholder` in place of each name not ``kept``, nor declared."""
+    name = f"{__name__}.{Placeholder.__qualname__}"
+    reference = pickle.GLOBAL + f"{__name__}\n{Placeholder.__qualname__}\n".encode()
     scanner = PickleScanner(len(pickled), lambda key, nbytes: True, kept, name)
     file = io.BytesIO(pickled)
     parts = []
@@ -287,3 +305,26 @@ def _find_depth(values: list[Any]) -> int:
     if depth > _MAX_DEPTH:
         raise ValueError(f"its values are nested more than {_MAX_DEPTH} deep")
     return depth
+
+
+def holds_placeholder(value: Any) -> bool:
+    """Return whether there is a placeholder in a value: in containers, keys of dicts or attributes."""
+    left = [value]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if isinstance(one, Placeholder) or one is Placeholder:
+            return True
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Mapping):
+            left += [*one.keys(), *one.values(), getattr(one, "default_factory", None)]
+        elif isinstance(one, list | tuple | set | frozenset | collections.deque):
+            left += one
+        elif isinstance(one, slice):
+            left += [one.start, one.stop, one.step]
+        if isinstance(attributes := getattr(one, "__dict__", None), dict):
+            left.append(attributes)
+        left += [getattr(one, name, None) for name in list_slots(type(one))]
+    return False

@@ -1,19 +1,28 @@
-"""Reading a whole checkpoint, and parts of a checkpoint: the weights, the resume state."""
+"""Reading a whole checkpoint, and parts of a checkpoint: the weights, the resume state, the small files."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import io
 import os
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+import pickle
+import pickletools
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from typing import IO, Any
+
+import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.manifest import find_damage, require_inside, require_unchanged
+from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
+from det_lightning.checkpoint.format.manifest import digest_file, find_damage, require_inside, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import (
     RESUME_ROOT,
@@ -22,15 +31,41 @@ from det_lightning.checkpoint.format.shards import (
     index_files,
     part_files,
 )
-from det_lightning.checkpoint.safe_load.placeholders import read_weights
-from det_lightning.checkpoint.safe_load.small_files import read_load_data, read_trial_state
-from det_lightning.checkpoint.safe_load.state_file import read_known_state, read_state, warn_of_nan
+from det_lightning.checkpoint.safe_load.pickle_scanner import (
+    Placeholder,
+    UnsafeReference,
+    holds_placeholder,
+    put_placeholders,
+)
+from det_lightning.checkpoint.safe_load.safe_globals import ALLOWED, RANDOM_STATES, TENSORS, finish
+from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location, require_checkpoint_path
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
-from det_lightning.escaping import get_logger
+from det_lightning.escaping import get_logger, name_some
+from det_lightning.masking import short_text
 
 logger = get_logger(__name__)
+
+# The entries of state files that whoever wants weights and settings needs; they must hold no objects.
+_NEEDED = ("models_state_dict", "model_state_dict", "state_dict", "settings", "load_data", "trial_state")
+# A dict of a few numbers has some hundreds of bytes, the states of random generators some thousands.
+_MAX_BYTES = 64 * 1024
+# With these operations a few bytes describe keys that take years to hash, or whose hashing ends the process.
+_NESTING = {"FROZENSET", "ADDITEMS", "DUP"}
+# So do many tuples, or tuples that each occur twice; the pickle of random states refers back to a few values.
+_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_MAX_TUPLES = 1000
+_REPEATING = {"GET", "BINGET", "LONG_BINGET"}
+_MAX_REPEATED = 20
+_KINDS: dict[str, tuple[Any, str]] = {
+    "hparams": (dict | None, "an object"),
+    "experiment_config": (dict | None, "an object"),
+    "is_trainer": (bool | None, "true or false"),
+    "trial_type": (str | None, "a string"),
+}
+# The platform's entrypoint can also be a command.
+_MAX_SPEC_CHARS = 100_000
 
 #: Read a state file.
 ReadFile = Callable[[pathlib.Path], dict[str, Any]]
@@ -209,3 +244,224 @@ def read_resume(directory: pathlib.Path, read: ReadFile) -> ResumeState | None:
     """Read the resume state of the checkpoint in ``directory``; return None if Determined wrote the checkpoint."""
     path = directory / layout.RESUME_FILE
     return ResumeState.from_dict(read(path), str(path)) if path.is_file() else None
+
+
+def read_weights(path: pathlib.Path | IO[bytes], *, trusted: bool = False, **arguments: Any) -> dict[str, Any]:
+    """Read a state file for weights and settings, with the arguments of ``read_state``.
+
+    Placeholders stand for objects in other entries, or for all objects there if a ``trusted`` file's cannot be made.
+    Objects among the weights raise the errors of ``read_state``.
+    """
+    try:
+        return read_state(path, trusted=trusted, **arguments)
+    except errors.CheckpointError as refused:
+        if not (trusted or isinstance(refused, errors.UnsafeCheckpointError)):
+            raise
+        state = _read_with_placeholders(path, ALLOWED, arguments) or _read_with_placeholders(path, TENSORS, arguments)
+        if state is None:
+            raise refused from None
+        entry = state.get(TRIAL_KEY)  # a .ckpt file has the settings in there
+        inner = [entry.get(name) for name in ("resume", "extra")] if isinstance(entry, dict) else []
+        parts = [part for part in (state, entry, *inner) if isinstance(part, dict)]
+        if any(holds_placeholder(part.get(name)) for part in parts for name in _NEEDED):
+            raise
+        return state
+
+
+def _read_with_placeholders(
+    path: pathlib.Path | IO[bytes], kept: Container[str], arguments: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Read a state file with placeholders for all names but those ``kept``; return None if the rest cannot be read."""
+    prepare = functools.partial(put_placeholders, kept=kept)
+    with torch.serialization.safe_globals([Placeholder]), contextlib.suppress(errors.CheckpointError):
+        return read_state(path, prepare=prepare, **arguments)
+    return None
+
+
+def read_known_state(path: pathlib.Path, *, trusted: bool = False, recorded: Collection[str] = ()) -> dict[str, Any]:
+    """Read a state file as ``read_state`` does; trust a refused file if ``recorded`` holds the file's SHA-256.
+
+    An experiment records the SHA-256 when its trial writes a file, and so may trust the same bytes later.
+    """
+    try:
+        return read_state(path, trusted=trusted)
+    except errors.CheckpointError as refused:
+        try:
+            state = _read_recorded(path, recorded) if recorded else None
+        except OSError as e:
+            logger.warning("The objects in %s are not read, because the file cannot be copied: %s.", path, e)
+            raise refused from e
+        if state is None:
+            raise
+        return state
+
+
+def _read_recorded(path: pathlib.Path, recorded: Collection[str]) -> dict[str, Any] | None:
+    """Return the state in a file, with objects, if ``recorded`` holds the SHA-256; None for any other file."""
+    if digest_file(path) not in recorded:
+        return None
+    # Nobody else can change the copy after its digest is known.
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+        copy = pathlib.Path(folder, path.name)
+        shutil.copyfile(path, copy)
+        if digest_file(copy) not in recorded:
+            return None
+        logger.info("The objects in %s are read, because the file is as this trial wrote it.", path)
+        return read_state(copy, trusted=True, name=path)
+
+
+def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
+    """Log a warning that names the weights with NaN in a state of any release."""
+    models = state.get("models_state_dict", [state.get("model_state_dict")])
+    found = [
+        f"{name} of model {index}"
+        for index, weights in enumerate(models if isinstance(models, list) else [])
+        if isinstance(weights, Mapping)
+        for name, value in weights.items()
+        if isinstance(value, torch.Tensor) and _has_nan(value)
+    ]
+    if found:
+        names = name_some([f"{name:.100}" for name in found])
+        logger.warning("%s holds weights that are NaN: %s.", source, names)
+
+
+def _has_nan(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds NaN. Usually the sum, computed without extra memory, shows that there is none."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        return False
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    flat = tensor.detach()
+    if flat.numel() * flat.element_size() > flat.untyped_storage().nbytes():
+        return False  # it is expanded from fewer numbers, perhaps to more than can be added up in a lifetime
+    try:
+        if flat.element_size() == 1:  # torch does not compute with eight bits
+            flat = flat.to(torch.float32)
+        return bool(flat.sum().isnan()) and bool(flat.isnan().any())
+    except RuntimeError:  # for types with which torch does not compute at all, such as complex32
+        return False
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, known: Mapping[str, Any]) -> None:
+        super().__init__(io.BytesIO(content))
+        self._known = known
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        name = f"{module_name}.{global_name}"
+        if name not in self._known:
+            raise UnsafeReference(name)
+        found = self._known[name]
+        # A file can set attributes of whatever it names: of a function of its own, or of a class, which refuses them.
+        return found if isinstance(found, type) else functools.partial(found)
+
+
+def _require_small(content: bytes) -> None:
+    """Raise if loading a pickle could take too much memory or time, or end the process."""
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it has {len(content):,} bytes")
+    names = Counter[str]()
+    for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
+        # The unpickler allocates memory for all memo numbers up to the one used.
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
+            raise ValueError(f"it numbers its values up to {argument:,}")
+        names[operation.name] += 1
+    is_nested = sum(names[name] for name in _TUPLES) > _MAX_TUPLES or names.keys() & _NESTING
+    if is_nested or sum(names[name] for name in _REPEATING) > _MAX_REPEATED:
+        raise ValueError("it holds more than numbers and names")
+
+
+def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple[TrialState, bool]:
+    """Return the progress of a checkpoint's trial, and whether the number of epochs is known.
+
+    Older releases' ``workload_sequencer.pkl`` has no number of epochs; a checkpoint with neither file has no progress.
+    """
+    for name in (layout.TRIAL_STATE_FILE, layout.WORKLOAD_FILE):
+        path = directory / name
+        if path.is_file():
+            values = read_pickle(path, trusted=trusted)
+            return _check_state(values, path), "epochs_trained" in values
+    return TrialState(), False
+
+
+def read_pickle(path: pathlib.Path, *, trusted: bool = False, with_arrays: bool = False) -> dict[str, Any]:
+    """Read a pickled dict of containers, numbers and strings; with ``with_arrays`` also of numpy arrays.
+
+    Raises:
+        UnsafeCheckpointError: the file refers to anything else, and is not ``trusted``.
+        IncompleteCheckpointError: the file is damaged, would take too much memory or time, or holds no dict.
+    """
+    content = layout.read_bytes(path)
+    try:
+        if trusted:
+            values = pickle.loads(content)
+        else:
+            _require_small(content)
+            values = finish(_Unpickler(content, RANDOM_STATES if with_arrays else {}).load())
+    except UnsafeReference as e:
+        raise errors.UnsafeCheckpointError(
+            f"{path} refers to {e.args[0]:.200}, so reading the file could run code. If you know where "
+            "the file comes from, pass trusted=True."
+        ) from e
+    except Exception as e:  # unpickling damaged bytes may raise anything
+        raise errors.IncompleteCheckpointError(f"{path} cannot be read and may be damaged: {e}") from e
+    if not isinstance(values, dict):
+        raise errors.IncompleteCheckpointError(f"{path} must hold a dict; got a {type(values).__name__}.")
+    return values
+
+
+def _check_state(values: dict[str, Any], path: pathlib.Path) -> TrialState:
+    names = [field.name for field in dataclasses.fields(TrialState)]
+    if values.keys().isdisjoint([*names, "steps_completed"]):
+        raise errors.IncompleteCheckpointError(
+            f"{path} must hold {', '.join(names)}; got {short_text(sorted(map(short_text, values)))}. The file is "
+            "damaged, or another kind of file."
+        )
+    # Older releases have "steps_completed" instead, or before 0.18 "latest_batch"; their other fields are not used.
+    values = {"batches_trained": values.get("steps_completed", values.get("latest_batch")), **values}
+    known = {name: 0 if values.get(name) is None else values[name] for name in names}
+    wrong = layout.find_wrong_counts(known)
+    if wrong is not None:
+        raise errors.IncompleteCheckpointError(f"{path} {wrong}.")
+    return TrialState(**known)
+
+
+def read_load_data(directory: pathlib.Path) -> dict[str, Any]:
+    """Return how to rebuild the trial of the checkpoint in ``directory``, in the form of ``load_data.json``.
+
+    ``trial_cls_spec`` is the trial's class as ``"module:QualName"``. Releases since 0.17.8 write ``load_data.json``;
+    for older ones, the platform's download added the entries to ``metadata.json``.
+    """
+    path = directory / layout.LOAD_DATA_FILE
+    if path.is_file():
+        found = content = layout.read_json(path)
+        if content.get("trial_type") == "EstimatorTrial":  # Determined writes nothing else about it
+            found = content = {**layout.make_load_data(None, None, is_trainer=False), **content}
+        missing = [name for name in ("hparams", "experiment_config", "trial_cls_spec") if name not in content]
+        if missing:
+            raise errors.IncompleteCheckpointError(
+                f"{path} lacks {', '.join(missing)}; got {', '.join(sorted(content)):.300}."
+            )
+    else:
+        path = directory / layout.METADATA_FILE
+        found = layout.read_json(path) if path.is_file() else {}
+        config = found.get("experiment_config")
+        spec = config.get("entrypoint") if isinstance(config, dict) else None
+        content = layout.make_load_data(found.get("hparams"), config, spec, is_trainer=False)
+    _require_kinds(path, {**found, "trial_cls_spec": content["trial_cls_spec"]})
+    return content
+
+
+def _require_kinds(source: pathlib.Path, content: dict[str, Any]) -> None:
+    wrong = [
+        f"{name!r} must be {expected}; got a {type(content[name]).__name__}"
+        for name, (kind, expected) in _KINDS.items()
+        if not isinstance(content.get(name), kind)
+    ]
+    spec = content["trial_cls_spec"]
+    if not isinstance(spec, str | None):
+        wrong.append(f"the trial's class must be a string; got {spec!r:.200}")
+    elif spec is not None and len(spec) > _MAX_SPEC_CHARS:
+        wrong.append(f"the trial's class must be named by module:Class; got {len(spec):,} characters")
+    if wrong:
+        raise errors.IncompleteCheckpointError(f"{source}: {'; '.join(wrong)}.")

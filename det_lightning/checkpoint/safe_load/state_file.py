@@ -2,33 +2,35 @@
 
 ``torch.load(weights_only=True)`` calls only functions on a list, but on more lists than ours; and torch compares no
 checksums. So the archive and the names in the pickle are checked first, and torch reads the checked bytes.
+
+Python and torch find the entries of an archive by different rules, and a forged archive can show each a different list.
+So the entries are looked up once, and torch gets an archive made of these, with checked content and nothing else.
 """
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
+import dataclasses
 import gc
 import io
+import itertools
 import pathlib
 import pickle
 import pickletools
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
 import torch
+from fastcrc.crc32 import iso_hdlc as extend_crc32
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.manifest import digest_file
-from det_lightning.checkpoint.safe_load.archive import CheckedArchive, Entry, Parts, Section, read_entries, read_entry
 from det_lightning.checkpoint.safe_load.pickle_scanner import UnsafeReference, scan_pickle
 from det_lightning.checkpoint.safe_load.safe_globals import allow_safe_values, finish
-from det_lightning.escaping import get_logger, name_some
-
-logger = get_logger(__name__)
 
 # torch treats a file with these first bytes as a zip archive.
 _ZIP_MAGIC = b"PK\x03\x04"
@@ -39,8 +41,245 @@ _SMALL_ENTRIES = ("version", "byteorder")
 # Files of torch.save before 1.6 have so many pickles in a row; the last but one is the state, the last lists storages.
 _OLD_PICKLES = 5
 
+_END = struct.Struct("<4s4H2IH")
+_LOCATOR = struct.Struct("<4sIQI")
+_END_64 = struct.Struct("<4sQ2H2I4Q")
+_LOCAL = struct.Struct("<4s5H3I2H")
+_LOCATOR_MAGIC = b"PK\x06\x07"
+
+# The checksum of a chunk is computed while the chunk is in the processor's cache.
+_CHUNK_BYTES = 256 * 1024
+
 # The reason in a message of torch's reader, which is long and says how to turn safety off.
 _REASON = re.compile(r"WeightsUnpickler error:\s*(?P<reason>\S.*)|(?P<blocked>Trying to load unsupported GLOBAL .+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A file in an archive: the path below the archive's directory, and position, size and checksum of the content.
+
+    The checksum is None in an archive without checksums.
+    """
+
+    name: str
+    begin: int
+    size: int
+    crc32: int | None
+
+
+class _Stream(io.RawIOBase):
+    """A stream of ``size`` bytes that can be read from any position."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
+        self.position = max(0, origin + offset)
+        return self.position
+
+
+class _Section(_Stream):
+    """A section of an open file as a stream without a descriptor; by default the whole file."""
+
+    def __init__(self, file: IO[bytes], begin: int = 0, length: int | None = None) -> None:
+        size = file.seek(0, io.SEEK_END)
+        super().__init__(size - begin if length is None else length)
+        if begin + self.size > size:
+            raise EOFError(f"it has {size:,} bytes; expected at least {begin + self.size:,}")
+        self._file = file
+        self._begin = begin
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")[: max(0, self.size - self.position)]
+        self._file.seek(self._begin + self.position)
+        count: int = self._file.readinto(target)  # type: ignore[attr-defined]  # of an open binary file
+        self.position += count
+        return count
+
+    def fill(self, position: int, target: memoryview, crc32: int = 0) -> int:
+        """Fill ``target`` from a position on; return the checksum ``crc32`` extended by the bytes read.
+
+        Raises:
+            EOFError: the file ends before.
+        """
+        self.seek(position)
+        while len(target):
+            count = self.readinto(target[:_CHUNK_BYTES])
+            if not count:
+                raise EOFError("it ends in the middle of an entry")
+            crc32 = extend_crc32(target[:count], crc32)
+            target = target[count:]
+        return crc32
+
+    def checksum(self, entry: _Entry) -> int:
+        """Return the checksum of the content of an entry without keeping the content."""
+        crc32 = 0
+        buffer = memoryview(bytearray(min(entry.size, _CHUNK_BYTES)))
+        for at in range(0, entry.size, _CHUNK_BYTES):
+            crc32 = self.fill(entry.begin + at, buffer[: entry.size - at], crc32)
+        return crc32
+
+
+def _read_entries(file: _Section) -> dict[str, _Entry]:
+    """Return the entries of an archive by name."""
+    directory = _find_directory(file)
+    with zipfile.ZipFile(file) as archive:
+        listed = archive.infolist()
+    if len({entry.filename.lower() for entry in listed}) < len(listed):  # torch ignores case
+        raise ValueError("torch.save does not use a name twice")
+    if any(entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size for entry in listed):
+        unpacked = sum(entry.file_size for entry in listed)
+        raise ValueError(f"it has {file.size:,} bytes and declares {unpacked:,}; torch.save compresses nothing")
+    roots = {entry.filename.partition("/")[0] for entry in listed}
+    if len(roots) != 1:
+        raise ValueError(f"torch.save puts everything into one directory; the archive has {len(roots):,}")
+    entries = {}
+    last_end = 0
+    for found in sorted(listed, key=lambda entry: entry.header_offset):
+        entry = _locate(file, found)
+        if found.header_offset < last_end:
+            raise ValueError(f"the entry {found.filename!r:.100} begins inside another one")
+        last_end = entry.begin + entry.size
+        entries[entry.name] = entry
+    if last_end > directory:
+        raise ValueError(f"the archive declares {last_end:,} bytes of content; it has {directory:,}")
+    if not any(entry.crc32 for entry in entries.values()):  # after torch.serialization.set_crc32_options(False)
+        entries = {name: dataclasses.replace(entry, crc32=None) for name, entry in entries.items()}
+    return entries
+
+
+def _find_directory(file: _Section) -> int:
+    """Return the position of the list of entries, if the end of the archive holds exactly one list."""
+    size = _END_64.size + _LOCATOR.size + _END.size
+    file.seek(max(0, file.size - size))
+    tail = file.read(size).rjust(size, b"\0")
+    *head, count, length, begin, comment = _END.unpack(tail[-_END.size :])
+    if head != [b"PK\x05\x06", 0, 0, count] or comment:
+        raise ValueError("the end of the archive is not one of torch.save")
+    end = file.size - _END.size
+    locator = tail[_END_64.size : -_END.size]
+    if locator.startswith(_LOCATOR_MAGIC):  # and the record for large archives in front, whose version means nothing
+        end = file.size - size
+        small = (count, length, begin)
+        magic, record_size, _, _, *disks, count, length, begin = _END_64.unpack(tail[: _END_64.size])
+        if (
+            (magic, record_size, disks) != (b"PK\x06\x06", _END_64.size - 12, [0, 0, count])
+            or locator != _LOCATOR.pack(_LOCATOR_MAGIC, 0, end, 1)
+            or small not in itertools.product((count, 0xFFFF), (length, 0xFFFFFFFF), (begin, 0xFFFFFFFF))
+        ):
+            raise ValueError("the archive has two lists of its entries, and they differ")
+    if begin + length != end:
+        raise ValueError("the list of the archive's entries is not where it should be")
+    return int(begin)
+
+
+def _locate(file: _Section, found: zipfile.ZipInfo) -> _Entry:
+    """Return a listed entry with the position of the content; raise unless the header in front agrees."""
+    file.seek(found.header_offset)
+    header = file.read(_LOCAL.size)
+    if len(header) < _LOCAL.size:
+        raise ValueError(f"the entry {found.filename!r:.100} lies outside of the archive")
+    magic, _, flags, *_, name_length, extra_length = _LOCAL.unpack(header)
+    name = file.read(name_length)
+    listed = found.orig_filename.encode("utf-8" if flags & 0x800 else "cp437", "replace")
+    if magic != b"PK\x03\x04" or name != listed:
+        raise ValueError(f"the entry {found.filename!r:.100} differs from the archive's list")
+    begin = found.header_offset + _LOCAL.size + name_length + extra_length
+    return _Entry(found.filename.partition("/")[2], begin, found.file_size, found.CRC)
+
+
+def _read_entry(file: _Section, entry: _Entry) -> bytes:
+    """Return the content of an entry; raise a ``ValueError`` if the checksum differs."""
+    content = bytearray(entry.size)
+    if entry.crc32 not in (None, file.fill(entry.begin, memoryview(content))):
+        raise ValueError(f"the checksum of its entry {entry.name!r:.100} differs")
+    return bytes(content)
+
+
+class _Parts(_Stream):
+    """A stream of bytes, and of entries whose content is read from ``file`` when needed."""
+
+    def __init__(self, file: _Section, parts: Iterable[bytes | _Entry] = ()) -> None:
+        super().__init__(size=0)
+        self.file = file
+        self.crc32s: dict[str, int] = {}  # of entries that were read whole
+        self._parts: list[bytes | _Entry] = []  # an entry stands for the content in the file
+        self._begins: list[int] = []
+        for part in parts:
+            self.write(part)
+        self.position = 0
+
+    def write(self, part: Any) -> int:
+        """Append bytes, or the content of an entry."""
+        size: int = part.size if isinstance(part, _Entry) else len(part)
+        if size:
+            self._parts.append(part)
+            self._begins.append(self.size)
+            self.size += size
+        self.position = self.size
+        return size
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(target) and self.position < self.size:
+            count = self._read_part(target[done:])
+            done += count
+            self.position += count
+        return done
+
+    def _read_part(self, target: memoryview) -> int:
+        """Fill ``target`` from the part at the current position; return the number of bytes found there."""
+        index = bisect.bisect_right(self._begins, self.position) - 1
+        part = self._parts[index]
+        offset = self.position - self._begins[index]
+        if isinstance(part, bytes):
+            found = part[offset : offset + len(target)]
+            target[: len(found)] = found
+            return len(found)
+        count = min(len(target), part.size - offset)
+        crc32 = self.file.fill(part.begin + offset, target[:count])
+        if count == part.size:  # as torch reads the content of a storage
+            self.crc32s[part.name] = crc32
+        return count
+
+
+class _CheckedArchive(_Parts):
+    """An archive with the given ``contents``, and with ``entries``, whose content torch reads from the file.
+
+    The checksums of everything that torch reads are computed meanwhile, and compared by :meth:`find_damage`.
+    """
+
+    def __init__(self, file: _Section, entries: Mapping[str, _Entry], contents: Mapping[str, bytes]) -> None:
+        super().__init__(file)
+        self._entries = entries
+        parts: dict[str, bytes | _Entry] = {**contents, **entries}
+        with zipfile.ZipFile(self, "w") as archive:
+            for name, part in parts.items():
+                info = zipfile.ZipInfo(f"archive/{name}")
+                info.header_offset = self.size
+                info.file_size = info.compress_size = part.size if isinstance(part, _Entry) else len(part)
+                info.CRC = 0  # which torch does not compare
+                self.write(info.FileHeader())
+                self.write(part)
+                archive.filelist.append(info)
+            archive.start_dir = self.size
+        self.position = 0
+
+    def find_damage(self) -> list[str]:
+        """Return the names of the entries whose checksum differs; read entries first that torch did not read."""
+        for name in self._entries.keys() - self.crc32s.keys():
+            self.crc32s[name] = self.file.checksum(self._entries[name])
+        return [name for name, entry in self._entries.items() if entry.crc32 not in (None, self.crc32s[name])]
 
 
 def read_state(
@@ -61,7 +300,7 @@ def read_state(
     name = source if name is None else name
     with _open(source, name, trusted) as file:
         kwargs = {"map_location": "cpu", "weights_only": not trusted, **torch_load_kwargs, "mmap": False}
-        state = _read(Section(file), kwargs, prepare)
+        state = _read(_Section(file), kwargs, prepare)
     if not isinstance(state, dict):
         raise errors.IncompleteCheckpointError(f"{name} must hold a dict; got a {type(state).__name__}.")
     return state
@@ -71,7 +310,7 @@ def read_tensor_at(path: pathlib.Path, offset: int, length: int, *, trusted: boo
     """Read a tensor of ``torch.save`` from ``length`` bytes of a file at ``offset``; see `read_state`."""
     with _open(path, f"{path} at byte {offset:,}", trusted) as file:
         kwargs = {"map_location": "cpu", "weights_only": not trusted, "mmap": False}
-        tensor = _read(Section(file, offset, length), kwargs)
+        tensor = _read(_Section(file, offset, length), kwargs)
     if not isinstance(tensor, torch.Tensor):
         raise errors.IncompleteCheckpointError(
             f"{path} must hold a tensor at byte {offset:,}; got a {type(tensor).__name__}."
@@ -96,7 +335,7 @@ def _open(source: pathlib.Path | IO[bytes], name: object, trusted: bool) -> Iter
         raise _explain(e, str(name), trusted) from e
 
 
-def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None = None) -> Any:
+def _read(file: _Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None = None) -> Any:
     # A stream without a descriptor: torch tries other formats on a real file.
     stream: io.BufferedReader[Any] = io.BufferedReader(file)
     if stream.peek().startswith(_ZIP_MAGIC):
@@ -115,7 +354,7 @@ def _read(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], byte
     return _load(stream, kwargs)
 
 
-def _prepare_old_format(file: Section, stream: IO[bytes], prepare: Callable[[bytes], bytes]) -> Parts:
+def _prepare_old_format(file: _Section, stream: IO[bytes], prepare: Callable[[bytes], bytes]) -> _Parts:
     """Return a file of ``torch.save`` before 1.6, read through ``stream``, with the pickle of the state prepared."""
     begin = end = 0
     for _ in range(_OLD_PICKLES - 1):
@@ -124,15 +363,15 @@ def _prepare_old_format(file: Section, stream: IO[bytes], prepare: Callable[[byt
         end = stream.tell()
     stream.seek(0)
     head = stream.read(end)
-    return Parts(file, [head[:begin] + prepare(head[begin:]), Entry("the rest", end, file.size - end, None)])
+    return _Parts(file, [head[:begin] + prepare(head[begin:]), _Entry("the rest", end, file.size - end, None)])
 
 
-def _read_archive(file: Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None) -> Any:
-    entries = read_entries(file)
+def _read_archive(file: _Section, kwargs: dict[str, Any], prepare: Callable[[bytes], bytes] | None) -> Any:
+    entries = _read_entries(file)
     if _PICKLE not in entries:
         raise ValueError(f"it holds no {_PICKLE}")
     storages = {name: entry for name, entry in entries.items() if name.startswith(_STORAGES)}
-    contents = {name: read_entry(file, entry) for name, entry in entries.items() if name not in storages}
+    contents = {name: _read_entry(file, entry) for name, entry in entries.items() if name not in storages}
     if prepare is not None:
         contents[_PICKLE] = prepare(contents[_PICKLE])
     if kwargs["weights_only"]:
@@ -140,7 +379,7 @@ def _read_archive(file: Section, kwargs: dict[str, Any], prepare: Callable[[byte
         scan_pickle(io.BytesIO(contents[_PICKLE]), len(contents[_PICKLE]), lambda key, nbytes: sizes.get(key) == nbytes)
         # Any further entry might make torch treat the archive as a program.
         contents = {name: contents[name] for name in (_PICKLE, *_SMALL_ENTRIES) if name in contents}
-    archive = CheckedArchive(file, storages, contents)
+    archive = _CheckedArchive(file, storages, contents)
     try:
         return _load(archive, kwargs)
     finally:
@@ -171,38 +410,6 @@ def _load(source: Any, kwargs: dict[str, Any]) -> Any:
         return finish(torch.load(source, **kwargs))
 
 
-def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
-    """Log a warning that names the weights with NaN in a state of any release."""
-    models = state.get("models_state_dict", [state.get("model_state_dict")])
-    found = [
-        f"{name} of model {index}"
-        for index, weights in enumerate(models if isinstance(models, list) else [])
-        if isinstance(weights, Mapping)
-        for name, value in weights.items()
-        if isinstance(value, torch.Tensor) and _has_nan(value)
-    ]
-    if found:
-        names = name_some([f"{name:.100}" for name in found])
-        logger.warning("%s holds weights that are NaN: %s.", source, names)
-
-
-def _has_nan(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor holds NaN. Usually the sum, computed without extra memory, shows that there is none."""
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        return False
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return False
-    flat = tensor.detach()
-    if flat.numel() * flat.element_size() > flat.untyped_storage().nbytes():
-        return False  # it is expanded from fewer numbers, perhaps to more than can be added up in a lifetime
-    try:
-        if flat.element_size() == 1:  # torch does not compute with eight bits
-            flat = flat.to(torch.float32)
-        return bool(flat.sum().isnan()) and bool(flat.isnan().any())
-    except RuntimeError:  # for types with which torch does not compute at all, such as complex32
-        return False
-
-
 def _explain(error: Exception, source: str, trusted: bool) -> errors.CheckpointError:
     first_line = str(error).partition("\n")[0] or type(error).__name__
     if trusted:
@@ -229,35 +436,3 @@ def _explain(error: Exception, source: str, trusted: bool) -> errors.CheckpointE
         f"{source} cannot be read, because the file is damaged or holds Python objects: {first_line:.500}. If you "
         "expect objects and know where the file comes from, pass trusted=True."
     )
-
-
-def read_known_state(path: pathlib.Path, *, trusted: bool = False, recorded: Collection[str] = ()) -> dict[str, Any]:
-    """Read a state file as ``read_state`` does; trust a refused file if ``recorded`` holds the file's SHA-256.
-
-    An experiment records the SHA-256 when its trial writes a file, and so may trust the same bytes later.
-    """
-    try:
-        return read_state(path, trusted=trusted)
-    except errors.CheckpointError as refused:
-        try:
-            state = _read_recorded(path, recorded) if recorded else None
-        except OSError as e:
-            logger.warning("The objects in %s are not read, because the file cannot be copied: %s.", path, e)
-            raise refused from e
-        if state is None:
-            raise
-        return state
-
-
-def _read_recorded(path: pathlib.Path, recorded: Collection[str]) -> dict[str, Any] | None:
-    """Return the state in a file, with objects, if ``recorded`` holds the SHA-256; None for any other file."""
-    if digest_file(path) not in recorded:
-        return None
-    # Nobody else can change the copy after its digest is known.
-    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
-        copy = pathlib.Path(folder, path.name)
-        shutil.copyfile(path, copy)
-        if digest_file(copy) not in recorded:
-            return None
-        logger.info("The objects in %s are read, because the file is as this trial wrote it.", path)
-        return read_state(copy, trusted=True, name=path)
