@@ -10,7 +10,7 @@ from pathlib import Path
 import pathspec
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.code_selection import MOST_BYTES, NEVER_COPIED
+from det_lightning.checkpoint.format.code_copy import MOST_BYTES, NEVER_COPIED
 from det_lightning.experiments.directory import is_experiment
 
 

@@ -48,7 +48,7 @@ def copied(tmp_path: Path) -> Any:
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that sets the limit of what is copied, in bytes."""
-    return lambda value: monkeypatch.setattr("det_lightning.checkpoint.format.code_selection.MOST_BYTES", value)
+    return lambda value: monkeypatch.setattr("det_lightning.checkpoint.format.code_copy.MOST_BYTES", value)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.format.code_selection import MOST_BYTES
+from det_lightning.checkpoint.format.code_copy import MOST_BYTES
 from det_lightning.checkpoint.retention.run_claims import RunClaims
 from det_lightning.core._task import TrialTask
 from det_lightning.experiments.directory import ExperimentDirectory, find_experiments
