@@ -15,6 +15,7 @@ from det_lightning.arguments import refuse_texts, wrong_argument
 from det_lightning.distributed.backend import LocalBackend
 from det_lightning.engine.schedule import Schedule
 from det_lightning.escaping import get_logger
+from det_lightning.files.plain_values import MOST_IN_SETTINGS, as_plain
 from det_lightning.precision import WholeModelPrecision
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -120,6 +121,13 @@ class TrialBuilder:
         }
         self._own_aggregation: int | None = None
 
+    def list_plain_hparams(self) -> dict[str, Any] | None:
+        """Return a copy of the hyperparameters as plain values; None if a context was given."""
+        if not self.owns_context:
+            return None
+        plain: dict[str, Any] | None = as_plain(self.configuration.hparams, "hparams", [], MOST_IN_SETTINGS)
+        return plain
+
     def build(
         self, trainer: pl.Trainer, precision: WholeModelPrecision | None = None, accumulated_batches: int = 1
     ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
@@ -206,6 +214,7 @@ class ModuleSchedule:
         step_zero_validation: bool | None,
         test_mode: int,
     ) -> None:
+        refuse_texts("TrialModule()", step_zero_validation=step_zero_validation, test_mode=test_mode)
         given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
         self._given = Schedule(max_length, validation_period, None, reporting_period, test_mode)
         self._configured = Schedule(**configuration.find_missing(given))

@@ -16,10 +16,11 @@ from det_lightning.adapters import flags, lightning_internals, lightning_loops
 from det_lightning.adapters.building import ModuleSchedule
 from det_lightning.adapters.flags import TakenFlags
 from det_lightning.adapters.given_data import GivenLoaders, warn_of_lost_state
-from det_lightning.adapters.hooks import DrivenModule, WatchedHooks
+from det_lightning.adapters.hooks import DrivenModule, WatchedHooks, refuse_unsupported_methods
 from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
+from det_lightning.adapters.strategies.processes import use_trial_strategy
 from det_lightning.engine.boundary import RunOptions, all_ranks_end, interrupts_end_the_process
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.data_stream import LoaderFactory
@@ -246,6 +247,11 @@ class RunDriver:
             self.run.keep_state_before_validation()
         return validates_at_stop
 
+    def act_after_step(self) -> None:
+        """Report, save or stop after a step of Lightning, and let Lightning validate if a validation is due."""
+        lightning_internals.save_by_time(self._trainer)
+        lightning_loops.allow_validation(self._trainer, due=self.act())
+
     def end_validation_epoch(self) -> None:
         """Reduce and report the metrics of the validation."""
         self._validation_metrics = self.run.end_validation()
@@ -411,21 +417,54 @@ class ModuleRuns:
     Attributes:
         latest: the current or the latest run.
         fitted: the latest run of a ``fit``.
+        taken: the flags that the trial obeys in place of Lightning, during a call of a trainer.
     """
 
-    def __init__(self, schedule: ModuleSchedule) -> None:
+    def __init__(self, schedule: ModuleSchedule, initial_type: Any) -> None:
         self.latest: TrialRun | None = None
         self.fitted: TrialRun | None = None
+        self.taken: TakenFlags | None = None
+        self._initial_type = initial_type
         self._schedule = schedule
         self._fitted_by: pl.Trainer | None = None
         self._training_names: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy no runs and no trainer: these belong to the original module."""
-        return {**vars(self), "latest": None, "fitted": None, "_fitted_by": None}
+        return {**vars(self), "latest": None, "fitted": None, "taken": None, "_fitted_by": None}
 
-    def start(self, module: Any, base: type[pl.LightningModule], taken: TakenFlags) -> None:
+    def check_before_launch(self, module: Any, trainer: pl.Trainer) -> None:
+        """Refuse unsupported flags before a strategy starts processes."""
+        flags.refuse_unsupported_flags(trainer, module.trial_builder.aggregation, before_launch=True)
+
+    def prepare(self, module: Any, trainer: pl.Trainer) -> None:
+        """Adapt a trainer that begins a call to the trial, or refuse the trainer."""
+        flags.refuse_unsupported_flags(trainer, module.trial_builder.aggregation)
+        refuse_unsupported_methods(module, trains=trainer.training or trainer.validating)
+        if trainer.training:
+            flags.refuse_automatic_optimization(module)
+            flags.refuse_changed_hparams(module)
+            if module.driver is None:
+                flags.refuse_changed_type(module, self._initial_type)
+                flags.warn_of_evaluation_mode([module])
+            else:
+                flags.warn_of_second_fit(trainer)
+        if trainer.world_size > 1:
+            use_trial_strategy(trainer)
+        lightning_loops.use_trial_loops(trainer)
+        self.taken = TakenFlags(trainer)
+        add_callbacks(trainer)
+
+    def restore_flags(self) -> None:
+        """Give the trainer its flags back."""
+        if self.taken is not None:
+            self.taken.restore()
+            self.taken = None
+
+    def start(self, module: Any, base: type[pl.LightningModule]) -> None:
         """Make the run of a trainer's call; the module, which derives from ``base``, gets the driver."""
+        taken = self.taken
+        assert taken is not None
         trainer: Any = module.trainer  # mypy does not see attributes set by Lightning's connectors
         trial, context = module.require_built_trial()
         if not trainer.training and self.fitted is not None and self.fitted.before_final_validation is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from det_lightning.adapters.given_data import take_only_loader
 from det_lightning.adapters.hooks import DrivenModule, answers
 from det_lightning.adapters.lightning_checkpoint import SavedTrial, rename_models
 from det_lightning.adapters.reporting import as_tensors
+from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
 from det_lightning.core._reports import select_scalars
 from det_lightning.distributed.processes import RankExchange
 from det_lightning.engine.data_stream import LoaderFactory, length_or_none
@@ -115,6 +117,7 @@ class InferenceModule(DrivenModule):
 
     def __init__(self) -> None:
         super().__init__()
+        flags.warn_of_mixture()
         self.trial: PyTorchTrial | None = None
         self.context: PyTorchTrialContext | None = None
         self.runnable: PyTorchTrial | None = None
@@ -144,7 +147,7 @@ class InferenceModule(DrivenModule):
                 if available.
             hparams_file: YAML file with hyperparameters, in place of the hyperparameters in the checkpoint.
             strict: False ignores weights that only the checkpoint or only the trial has.
-            weights_only: False unpickles any object, running any code in the checkpoint; so does ``trusted=True``.
+            weights_only: False unpickles any object, running any code in the checkpoint, as a trusting ``reading=``.
             **kwargs: arguments of the module: the class of the trial as ``trial=``. ``hparams`` and ``exp_conf``
                 default to the values in the checkpoint.
 
@@ -152,9 +155,10 @@ class InferenceModule(DrivenModule):
             CheckpointError: the checkpoint is missing, damaged, unsafe, or from another module or trial.
             TypeError: ``trial=`` is missing.
         """
-        if weights_only is None:
-            weights_only = not kwargs.get("trusted", False)
-        saved = SavedTrial(checkpoint_path, map_location, weights_only, kwargs.get("storage_options"))
+        reading = kwargs.get("reading") or CheckpointReading()
+        if weights_only is not None:
+            reading = dataclasses.replace(reading, trusted=not weights_only)
+        saved = SavedTrial(checkpoint_path, reading, map_location)
         module: Self = cls(**saved.arguments(cls, kwargs, hparams_file))
         module.build_from(saved, module.strict_loading if strict is None else strict)
         return module
@@ -181,8 +185,15 @@ class InferenceModule(DrivenModule):
         self.trial = original_trial(runnable)
         self.models = torch.nn.ModuleList(context.models)
 
-    def build_loader(self, build: Callable[[LoaderFactory], Any]) -> ShownLoader:
-        """Return data of the trial outside of a run; if the trial is not built yet, of a trial for this purpose."""
+    def build_training_loader(self) -> ShownLoader:
+        """Return the training data outside of a run; if the trial is not built yet, of a trial for this purpose."""
+        return self._build_loader(LoaderFactory.build_training)
+
+    def build_validation_loader(self) -> ShownLoader:
+        """Return the validation data outside of a run; see :meth:`build_training_loader`."""
+        return self._build_loader(LoaderFactory.build_validation)
+
+    def _build_loader(self, build: Callable[[LoaderFactory], Any]) -> ShownLoader:
         with isolated_rng():
             is_built = self.context is not None
             made = self.require_built_trial() if is_built else self.trial_builder.build_alone(torch.device("cpu"))

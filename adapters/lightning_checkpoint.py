@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
-import itertools
 import logging
 import os
 import pathlib
 import re
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from typing import IO, Any
 
 import torch
 
 from det_lightning import errors
+from det_lightning.adapters import flags
 from det_lightning.adapters.lightning_internals import get_hint_logger
-from det_lightning.adapters.lightning_package import lightning_version, pl
+from det_lightning.adapters.lightning_package import TrainerFn, lightning_version, pl
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.code_copy import CodeCopier, require_code_directory
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -31,22 +32,19 @@ from det_lightning.checkpoint.format.lightning_file import (
     split_models,
     to_entry,
 )
-from det_lightning.checkpoint.format.manifest import find_damage
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.format.standard_values import with_calls, with_plain_numbers
+from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
-from det_lightning.checkpoint.storage.transfer import RetryPolicy, download, open_checkpoint
+from det_lightning.checkpoint.storage.transfer import RetryPolicy, download
 from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_lightning_parts, list_parts
 from det_lightning.distributed.backend import DDP_PREFIX
 from det_lightning.engine.run import TrialRun, require_resumable
 from det_lightning.engine.run_content import RunContent
-from det_lightning.escaping import get_logger
-from det_lightning.masking import is_masked, mask_text, mask_url
+from det_lightning.masking import is_masked, mask_text
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models
-
-logger = get_logger(__name__)
 
 #: The key of a loaded Determined checkpoint in Lightning's dict.
 DETERMINED_KEY = "determined_checkpoint"
@@ -71,7 +69,7 @@ def add_content(checkpoint: dict[str, Any], run: TrialRun | None) -> None:
 
 
 def take_content(
-    checkpoint: dict[str, Any], module: pl.LightningModule, context: PyTorchTrialContext, fitting: bool
+    checkpoint: dict[str, Any], module: pl.LightningModule, context: PyTorchTrialContext
 ) -> CheckpointContent | None:
     """Return the content to resume from, or None if the checkpoint has no trial.
 
@@ -79,6 +77,7 @@ def take_content(
     first. Lightning then loads the rest of the module, and no state of loops: the trial has a position of its own.
     """
     content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
+    fitting = module.trainer.state.fn is TrainerFn.FITTING
     if content is not None:
         require_resumable(content)
         if not fitting:
@@ -101,6 +100,8 @@ def take_content(
     if content is not None or TRIAL_KEY in checkpoint:
         checkpoint["state_dict"] = {**module.state_dict(), **rest}
     checkpoint.pop("loops", None)
+    if content is not None and fitting and not checkpoint.get("callbacks"):
+        flags.warn_of_lost_callbacks(module.trainer)
     return content
 
 
@@ -133,19 +134,13 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
     def __init__(
         self,
         inner: pl.plugins.CheckpointIO,
-        trusted: bool = False,
-        options: Mapping[str, Any] | None = None,
-        newest_first: Sequence[str] = (),
-        recorded: Collection[str] = (),
+        reading: CheckpointReading,
         only_weights: bool = False,
     ) -> None:
         self.inner = inner
+        self.reading = reading
         # Lightning logs the URL of the checkpoint.
         get_hint_logger().addFilter(_mask_record)
-        self.trusted = trusted
-        self.options = dict(options or {})
-        self._newest_first = list(newest_first)
-        self._recorded = frozenset(recorded)
         self._only_weights = only_weights
 
     @functools.cached_property
@@ -155,24 +150,23 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a file or directory at a path or URL; raise a CheckpointError. ``weights_only=False`` means trusted."""
-        location = Location.parse(path, self.options)
+        location = Location.parse(path, self.reading.storage_options)
         with explain_errors(f"looking for {location}"):
             is_directory = location.is_dir()
             is_missing = not (location.is_local or is_directory or location.exists())
         if is_missing:  # Lightning would log the whole URL
             raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
-        trusted = self.trusted or weights_only is False
+        reading = dataclasses.replace(self.reading, trusted=True) if weights_only is False else self.reading
         if not is_directory:
             if _uses_files_of_torch(self.inner):
                 read = safe_load.read_weights if self._only_weights else safe_load.read_state
-                return _read_file(
-                    location, functools.partial(read, map_location=map_location or "cpu", trusted=trusted)
-                )
+                where = map_location or "cpu"
+                return _read_file(location, functools.partial(read, map_location=where, trusted=reading.trusted))
             options = {} if weights_only is None else {"weights_only": weights_only}
             # Lightning does not allow numpy's random state in a TrialModule's entry.
             with safe_load.allow_safe_values():
                 return dict(safe_load.finish(self.inner.load_checkpoint(path, map_location, **options)))
-        content = self._load(str(path), trusted=trusted)
+        content = safe_load.load_newest(str(path), reading, only_weights=self._only_weights)
         return {
             "callbacks": {},
             **(content.lightning or {}),  # also entries by on_save_checkpoint
@@ -184,40 +178,6 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
             "lr_schedulers": [],
             DETERMINED_KEY: content,
         }
-
-    def _load(self, path: str, trusted: bool) -> CheckpointContent:
-        """Read a checkpoint, or the checkpoint before a damaged one; raise the first error if none can be read."""
-        position = self._newest_first.index(path) if path in self._newest_first else len(self._newest_first)
-        failures: list[errors.CheckpointError] = []
-        for candidate, before in itertools.pairwise([path, *self._newest_first[position + 1 :], None]):
-            assert candidate is not None
-            try:
-                # Before another checkpoint, damage must show before parts of a sharded checkpoint are loaded.
-                return safe_load.load_checkpoint(
-                    candidate,
-                    self.options,
-                    trusted=trusted,
-                    in_parts=True,
-                    verify_parts=before is not None,
-                    recorded=self._recorded,
-                    only_weights=self._only_weights,
-                )
-            except errors.CheckpointError as e:
-                failures.append(e)
-                if before is None or not self._is_damaged(candidate, e):
-                    break
-                logger.warning(
-                    "Checkpoint %s is damaged: %s The run resumes from the checkpoint before, %s.",
-                    *(mask_url(path), e, mask_url(before)),
-                )
-        raise failures[0]
-
-    def _is_damaged(self, path: str, error: errors.CheckpointError) -> bool:
-        if isinstance(error, errors.UnsafeCheckpointError):
-            # Flipped bits may look like a reference to code.
-            with open_checkpoint(path, self.options) as directory:
-                return bool(find_damage(directory))
-        return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a file through ``inner``, with a warning if no resume could read a value."""
@@ -264,7 +224,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         trusted: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(pl.plugins.TorchCheckpointIO(), trusted, options)
+        super().__init__(pl.plugins.TorchCheckpointIO(), CheckpointReading(trusted, options or {}))
         require_code_directory("DeterminedCheckpointIO", code_dir)
         self._code = CodeCopier(code_dir, code_with_secrets)
 
@@ -298,7 +258,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
 
     def _open_storage(self, path: Any) -> tuple[CheckpointStorage, str]:
         parent, _, name = str(path).rstrip("/").rpartition("/")
-        return CheckpointStorage(parent or ".", options=self.options), name
+        return CheckpointStorage(parent or ".", options=self.reading.storage_options), name
 
 
 # A model of the trial in the state dict of a module.
@@ -308,27 +268,21 @@ _MODEL = re.compile(r"models\.\d+")
 class SavedTrial:
     """A trial in a checkpoint: a ``.ckpt`` file or a directory in Determined's format.
 
-    The arguments and the errors are those of ``TrialModule.load_from_checkpoint``.
+    The errors are those of ``TrialModule.load_from_checkpoint``.
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str] | IO[Any],
-        map_location: Any = None,
-        weights_only: bool = True,
-        storage_options: Mapping[str, Any] | None = None,
+        self, path: str | os.PathLike[str] | IO[Any], reading: CheckpointReading, map_location: Any = None
     ) -> None:
         self._map_location = map_location
         where: Any = map_location if map_location is not None else _keep_device
         if isinstance(path, str | os.PathLike):
-            self._source = str(Location.parse(path, dict(storage_options or {})))
-            reader = TrialCheckpointIO(
-                pl.plugins.TorchCheckpointIO(), trusted=not weights_only, options=storage_options, only_weights=True
-            )
-            checkpoint = reader.load_checkpoint(path, where, weights_only)
+            self._source = str(Location.parse(path, reading.storage_options))
+            reader = TrialCheckpointIO(pl.plugins.TorchCheckpointIO(), reading, only_weights=True)
+            checkpoint = reader.load_checkpoint(path, where)
         else:
             self._source = "the open file"
-            checkpoint = safe_load.read_weights(path, trusted=not weights_only, name=self._source, map_location=where)
+            checkpoint = safe_load.read_weights(path, trusted=reading.trusted, name=self._source, map_location=where)
         if DETERMINED_KEY not in checkpoint and TRIAL_KEY not in checkpoint:
             raise errors.InvalidCheckpointException(
                 f"{self._source} was not written by a TrialModule. `det-lightning checkpoint import --any-module` "
@@ -369,7 +323,8 @@ class SavedTrial:
             )
         # Only arguments added by a subclass: no file may declare itself trusted.
         base = next(one for one in module_class.__mro__ if one.__module__.startswith("det_lightning."))
-        own = [name for name in parameters if name in kept and name not in inspect.signature(base).parameters]
+        known_names = {*inspect.signature(base).parameters, *inspect.signature(CheckpointReading).parameters}
+        own = [name for name in parameters if name in kept and name not in known_names]
         usable = [name for name in own if not (is_masked(kept[name]) or safe_load.holds_placeholder(kept[name]))]
         return {**{name: kept[name] for name in usable}, **taken, **given}
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.adapters import flags, given_data, lightning_internals, lightning_loops
 from det_lightning.adapters.building import ModuleSchedule, TrialBuilder
-from det_lightning.adapters.driver import ModuleRuns, RunDriver, StopIterationGuard, add_callbacks
-from det_lightning.adapters.hooks import answers, refuse_unsupported_methods
+from det_lightning.adapters.driver import ModuleRuns, RunDriver, StopIterationGuard
+from det_lightning.adapters.given_data import holds_nothing
+from det_lightning.adapters.hooks import answers
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.lightning_package import TrainerFn, pl
-from det_lightning.adapters.strategies.processes import use_trial_strategy
-from det_lightning.arguments import refuse_texts
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
 from det_lightning.engine.boundary import Reporter, StopRequest
 from det_lightning.engine.checkpointing import RunCheckpoints
-from det_lightning.engine.data_stream import LoaderFactory
 from det_lightning.engine.run import TrialRun
-from det_lightning.files.plain_values import MOST_IN_SETTINGS, as_plain
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
 from det_lightning.pytorch._settings import ExpConf
@@ -56,11 +52,7 @@ class TrialModule(InferenceModule):
         step_zero_validation: validate before the first batch.
         test_mode: train on this number of batches (True is 1), and validate on a single batch.
         context: the context of a built trial.
-        trusted: unpickle any object in a checkpoint, running any code in the file.
-        storage_options: for the file system when ``ckpt_path=`` is a URL, for example ``endpoint_url``.
-        newest_first: paths or URLs of checkpoints, from ``CheckpointStorage.newest_first()``. If ``ckpt_path=`` is
-            among these paths and damaged, the run resumes from the next path, with a warning.
-        recorded: SHA-256 of trusted files in checkpoints, recorded when the files were written.
+        reading: how to read the checkpoint in ``ckpt_path=``. By default, objects in the checkpoint are refused.
 
     Raises:
         ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
@@ -83,7 +75,6 @@ class TrialModule(InferenceModule):
     stop_request: StopRequest | None
     reporters: list[Reporter]
     resume_content: CheckpointContent | None
-    _taken: flags.TakenFlags | None
 
     def __init__(
         self,
@@ -101,15 +92,9 @@ class TrialModule(InferenceModule):
         step_zero_validation: bool | None = None,
         test_mode: int | bool = False,
         context: PyTorchTrialContext | None = None,
-        trusted: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
-        newest_first: Sequence[str] = (),
-        recorded: Collection[str] = (),
+        reading: CheckpointReading | None = None,
     ) -> None:
         super().__init__()
-        flags.warn_of_mixture()
-        refuse_texts("TrialModule()", step_zero_validation=step_zero_validation, test_mode=test_mode, trusted=trusted)
-        self._initial_type = self.dtype
         self.automatic_optimization = False
         self.trial_builder = TrialBuilder(
             trial,
@@ -125,15 +110,12 @@ class TrialModule(InferenceModule):
         schedule = ModuleSchedule(
             configuration, max_length, validation_period, reporting_period, step_zero_validation, test_mode
         )
-        self._runs = ModuleRuns(schedule)
-        self._wrap_checkpoint_io = functools.partial(
-            TrialCheckpointIO, trusted=trusted, options=storage_options, newest_first=newest_first, recorded=recorded
-        )
+        self._runs = ModuleRuns(schedule, self.dtype)
+        self._reading = reading or CheckpointReading()
         self._forget_run()
-        if context is None and configuration.hparams:
-            # For Lightning's checkpoints and loggers, under the variable's name; the trial has a copy.
-            hparams = as_plain(configuration.hparams, "hparams", [], MOST_IN_SETTINGS)
-            self.save_hyperparameters(hparams)
+        hparams = self.trial_builder.list_plain_hparams()
+        if hparams:
+            self.save_hyperparameters(hparams)  # for Lightning's checkpoints and loggers, under the variable's name
 
     def _forget_run(self) -> None:
         vars(self).update(_make_state_without_run())
@@ -155,7 +137,7 @@ class TrialModule(InferenceModule):
 
     def check_before_launch(self, trainer: pl.Trainer) -> None:
         """Refuse unsupported flags before a strategy starts processes."""
-        flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation, before_launch=True)
+        self._runs.check_before_launch(self, trainer)
 
     @property
     def trainer(self) -> pl.Trainer:
@@ -166,7 +148,8 @@ class TrialModule(InferenceModule):
     def trainer(self, trainer: pl.Trainer | None) -> None:
         pl.LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]
         if isinstance(trainer, pl.Trainer) and not self._is_part(trainer.lightning_module):
-            self._attach(trainer)
+            self._runs.prepare(self, trainer)
+            self._forget_run()
 
     def _is_part(self, whole: pl.LightningModule | None) -> bool:
         """Return whether the trainer has another module, which this one is a part of; refuse a part without weights."""
@@ -181,34 +164,15 @@ class TrialModule(InferenceModule):
             )
         return True
 
-    def _attach(self, trainer: pl.Trainer) -> None:
-        """Adapt a trainer that begins a call to the trial, or refuse the trainer."""
-        flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation)
-        refuse_unsupported_methods(self, trains=trainer.training or trainer.validating)
-        if trainer.training:
-            flags.refuse_automatic_optimization(self)
-            flags.refuse_changed_hparams(self)
-            if self.driver is None:
-                flags.refuse_changed_type(self, self._initial_type)
-                flags.warn_of_evaluation_mode([self])
-            else:
-                flags.warn_of_second_fit(trainer)
-        if trainer.world_size > 1:
-            use_trial_strategy(trainer)
-        lightning_loops.use_trial_loops(trainer)
-        self._forget_run()
-        self._taken = flags.TakenFlags(trainer)
-        add_callbacks(trainer)
-
     def build_trial(self) -> None:
         """Build the trial for the trainer's call, unless the trial is built."""
         strategy = self.trainer.strategy
         if not isinstance(strategy.checkpoint_io, TrialCheckpointIO):
-            strategy.checkpoint_io = self._wrap_checkpoint_io(strategy.checkpoint_io)
+            strategy.checkpoint_io = TrialCheckpointIO(strategy.checkpoint_io, self._reading)
         # The trial's callbacks would see a sanity check as a validation; Determined has none.
         self.trainer.num_sanity_val_steps = 0
-        assert self._taken is not None
-        taken = self._taken
+        taken = self._runs.taken
+        assert taken is not None
         runnable, context = self.trial_builder.build(self.trainer, taken.precision, taken.accumulated_batches)
         self.adopt_trial(runnable, context)
         if context.distributed.rank == 0:
@@ -227,7 +191,7 @@ class TrialModule(InferenceModule):
     def train_dataloader(self) -> Any:
         """Return the training data of the run as callbacks see them; before a run, what the trial builds."""
         if self.driver is None:
-            return self.build_loader(LoaderFactory.build_training)
+            return self.build_training_loader()
         data = self.trial_run.data.shown_training
         self.trial_answers["train_dataloader"] = [data]
         return data
@@ -236,9 +200,9 @@ class TrialModule(InferenceModule):
     def val_dataloader(self) -> Any:
         """Return the validation data of the run as callbacks see them; before a run, what the trial builds."""
         if self.driver is None:
-            return self.build_loader(LoaderFactory.build_validation)
+            return self.build_validation_loader()
         data = self.trial_run.data.shown_validation
-        if given_data.holds_nothing(self.trial_run.data.validation.loader):
+        if holds_nothing(self.trial_run.data.validation.loader):
             return []
         self.trial_answers["val_dataloader"] = [data]
         return data
@@ -263,9 +227,8 @@ class TrialModule(InferenceModule):
         """Report, save or stop after a step, and after the hooks at the end of the step."""
         self.require_answer("training_step")
         del self.trial_answers["training_step"]
-        lightning_internals.save_by_time(self.trainer)
         with StopIterationGuard():
-            lightning_loops.allow_validation(self.trainer, due=self.require_driver().act())
+            self.require_driver().act_after_step()
 
     def after_validation_step(self) -> None:
         """Check that the trial has evaluated the step."""
@@ -288,9 +251,7 @@ class TrialModule(InferenceModule):
 
     def restore_flags(self) -> None:
         """Give the trainer its flags back."""
-        if self._taken is not None:
-            self._taken.restore()
-            self._taken = None
+        self._runs.restore_flags()
 
     # Checkpoints of Lightning
 
@@ -300,12 +261,9 @@ class TrialModule(InferenceModule):
 
     def take_trial(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built; before ``on_load_checkpoint``."""
-        fits = self.trainer.state.fn is TrainerFn.FITTING
-        content = take_content(checkpoint, self, self.require_built_trial()[1], fits)
+        content = take_content(checkpoint, self, self.require_built_trial()[1])
         if content is not None:
             self.resume_content = content
-            if fits and not checkpoint.get("callbacks"):
-                flags.warn_of_lost_callbacks(self.trainer)
 
     @property
     def trial_run(self) -> TrialRun:
@@ -322,13 +280,12 @@ class TrialModule(InferenceModule):
 
     def start_trial_run(self) -> None:
         """Make the run of this call, and build the loaders."""
-        assert self._taken is not None
-        self._runs.start(self, TrialModule, self._taken)
+        self._runs.start(self, TrialModule)
 
 
 def _make_state_without_run() -> dict[str, Any]:
     without: dict[str, Any] = dict.fromkeys(["driver", "checkpoints", "stop_request", "resume_content"])
-    return {**without, "reporters": [], "trial_answers": {}, "_taken": None, "_tested": None}
+    return {**without, "reporters": [], "trial_answers": {}, "_tested": None}
 
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:

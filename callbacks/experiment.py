@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import TrialModule, require_trial_module
+from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard import TensorBoardOutput
@@ -56,9 +58,10 @@ class ExperimentReporter(pl.Callback):
         self._progress_at = 0.0
         self._digests: dict[str, list[str]] = {}  # of checkpoints that are not complete yet
 
-    def trust(self, trusted: bool) -> dict[str, Any]:
-        """Return the arguments of a ``TrialModule`` that name checkpoints to trust."""
-        return {"trusted": trusted or self._task.trusted, "recorded": self._task.recorded}
+    def complete(self, reading: CheckpointReading) -> CheckpointReading:
+        """Return a reading that also trusts the files which the experiment trusts."""
+        trusted = reading.trusted or self._task.trusted
+        return dataclasses.replace(reading, trusted=trusted, recorded=self._task.recorded)
 
     def callbacks(self, output: TensorBoardOutput) -> list[pl.Callback]:
         """Return this callback and the callback for TensorBoard's HParams, to precede the writer of checkpoints."""

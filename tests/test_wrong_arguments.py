@@ -16,7 +16,7 @@ from det_lightning import adapters, errors, experimental, pytorch
 from det_lightning import callbacks as lightning_callbacks
 from det_lightning import core as core_package
 from det_lightning.adapters.strategies import PerModelDDPStrategy
-from det_lightning.checkpoint import Retention
+from det_lightning.checkpoint import CheckpointReading, Retention
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.pytorch.experimental import torch_batch_process
 from tests.trials import SmallTrial
@@ -25,6 +25,7 @@ from tests.trials import SmallTrial
 api: Any = pytorch
 core: Any = core_package
 trial_module: Any = adapters.TrialModule
+reading: Any = CheckpointReading
 callbacks: Any = lightning_callbacks
 checkpoints: Any = callbacks.DeterminedCheckpoint
 process_batches: Any = torch_batch_process
@@ -159,7 +160,7 @@ def test_a_number_may_be_one_of_numpy() -> None:
         (lambda: api.Batch(1, 5, 10), r"Batch\(\) takes one value; got 3. Pass .* as a list: Batch\(\[1, 5, 10\]\)"),
         (lambda: api.Epoch(1, 2), r"Epoch\(\[1, 2\]\)"),
         (lambda: trial_module(SmallTrial, validation_period=api.Batch("5")), r"whole numbers .*got Batch\('5'\)"),
-        (lambda: trial_module(SmallTrial, trusted="no"), r"TrialModule\(\) takes True or False; got trusted='no'"),
+        (lambda: reading(trusted="no"), r"CheckpointReading\(\) takes True or False; got trusted='no'"),
         (lambda: trial_module(SmallTrial, aggregation_frequency="2"), "takes a number of batches; got '2' of type str"),
         (lambda: trial_module(SmallTrial, trial_kwargs=[3]), "trial_kwargs= takes a dict.*got \\[3\\] of type list"),
         (lambda: one_batch(torch.nn.Linear), r"test_one_batch\(\) takes the class of a trial.*got <class"),

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.format.resume_state import ResumeState
     from det_lightning.checkpoint.retention.policy import CheckpointPolicy, CheckpointRecord, Retention
     from det_lightning.checkpoint.safe_load import load_checkpoint, read_checkpoint
+    from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
     from det_lightning.checkpoint.storage.metadata import CheckpointInfo
     from det_lightning.checkpoint.storage.transfer import RetryPolicy, open_checkpoint
@@ -18,6 +19,7 @@ _MODULES = {
     "ResumeState": "format.resume_state",
     **dict.fromkeys(("CheckpointPolicy", "CheckpointRecord", "Retention"), "retention.policy"),
     **dict.fromkeys(("load_checkpoint", "read_checkpoint"), "safe_load"),
+    "CheckpointReading": "safe_load.checkpoint_reading",
     "CheckpointStorage": "storage.checkpoint_storage",
     "CheckpointInfo": "storage.metadata",
     **dict.fromkeys(("RetryPolicy", "open_checkpoint"), "storage.transfer"),
@@ -27,6 +29,7 @@ __all__ = [
     "CheckpointContent",
     "CheckpointInfo",
     "CheckpointPolicy",
+    "CheckpointReading",
     "CheckpointRecord",
     "CheckpointStorage",
     "ResumeState",

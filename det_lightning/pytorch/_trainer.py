@@ -22,6 +22,7 @@ from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_
 from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
+from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import TRY_BATCHES, TRY_VARIABLE, current_task
 from det_lightning.escaping import get_logger
@@ -257,26 +258,30 @@ class Trainer:
             checkpoint_storage=checkpoint_storage,
         )
         try:
+            newest = choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint)
+            reading = CheckpointReading(trusted, self.checkpoints.storage.options, newest)
             self._fit(
                 self.checkpoints,
-                choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint),
+                reading if self._experiment is None else self._experiment.complete(reading),
                 choose_preemption(list_callbacks(self._lightning)),
-                storage_options=self.checkpoints.storage.options,
                 test_mode=test_mode or tried_batches,
-                **({"trusted": trusted} if self._experiment is None else self._experiment.trust(trusted)),
                 **{**_DEFAULT_SCHEDULE, **schedule},
             )
         finally:
             self.checkpoints.close()
 
     def _fit(
-        self, checkpoints: DeterminedCheckpoint, newest: list[str], preemption: PreemptionHandler, **options: Any
+        self,
+        checkpoints: DeterminedCheckpoint,
+        reading: CheckpointReading,
+        preemption: PreemptionHandler,
+        **schedule: Any,
     ) -> None:
-        module = TrialModule(self._trial, context=self._context, newest_first=newest, **options)
+        module = TrialModule(self._trial, context=self._context, reading=reading, **schedule)
         # Modules that Lightning imports while it is set up may draw random numbers.
         with isolated_rng(), quiet_hints():
             trainer = make_lightning_trainer(self._context, self._experiment, self._lightning, checkpoints, preemption)
-        resumes_from = newest[0] if newest else None
+        resumes_from = next(iter(reading.newest_first), None)
         try:
             with interrupts_in_one_line(module, checkpoints, preemption, resumes_from), quiet_hints():
                 trainer.fit(module, ckpt_path=resumes_from)

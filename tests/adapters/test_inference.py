@@ -14,6 +14,7 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
 from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.checkpoint import CheckpointReading
 from det_lightning.checkpoint.format.lightning_file import from_lightning, to_lightning
 from det_lightning.ranks.topology import free_port
 from tests.adapters.test_ckpt_files import older_file
@@ -132,7 +133,7 @@ class Adjustable(TrialModule):
     """A module that takes arguments of TrialModule, and one of its own with the name of a hyperparameter."""
 
     def __init__(self, width: int = 1, trusted: bool = False, keeps: bool = False) -> None:
-        super().__init__(OneModel, {"width": 3}, trusted=trusted)
+        super().__init__(OneModel, {"width": 3}, reading=CheckpointReading(trusted))
         self.given = width, trusted
         if keeps:
             self.save_hyperparameters(ignore=["keeps"])

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
-from det_lightning.checkpoint import load_checkpoint
+from det_lightning.checkpoint import CheckpointReading, load_checkpoint
 from det_lightning.cli.app import app
 from tests.distributed.trained import TOLERANCE, checkpoint_in, flat_weights, last_weights, launch, reader, results
 from tests.distributed.trials import LARGE_STATE_BYTES
@@ -229,7 +229,8 @@ def test_damaged_part_falls_back(copied: Path, tmp_path: Path, trusted: bool, ca
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
-    reader = TrialCheckpointIO(TorchCheckpointIO(), trusted, newest_first=[str(copied), str(before)])
+    reading = CheckpointReading(trusted, newest_first=[str(copied), str(before)])
+    reader = TrialCheckpointIO(TorchCheckpointIO(), reading)
     loaded = reader.load_checkpoint(str(copied))[DETERMINED_KEY]
     # As with any other checkpoint, files that the user trusts may have been changed.
     assert loaded.directory == (copied if trusted else before)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.safe_load.pickle_scanner import holds_placeholder
     from det_lightning.checkpoint.safe_load.reading import (
         load_checkpoint,
+        load_newest,
         read_checkpoint,
         read_load_data,
         read_models,
@@ -32,6 +33,7 @@ __all__ = [
     "holds_placeholder",
     "inspect_checkpoint",
     "load_checkpoint",
+    "load_newest",
     "read_all_parts",
     "read_checkpoint",
     "read_load_data",

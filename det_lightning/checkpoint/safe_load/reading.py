@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import os
 import pathlib
 import pickle
@@ -31,6 +32,7 @@ from det_lightning.checkpoint.format.shards import (
     index_files,
     part_files,
 )
+from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
 from det_lightning.checkpoint.safe_load.pickle_scanner import (
     Placeholder,
     UnsafeReference,
@@ -43,7 +45,7 @@ from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_
 from det_lightning.checkpoint.storage.location import Location, require_checkpoint_path
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.escaping import get_logger, name_some
-from det_lightning.masking import short_text
+from det_lightning.masking import mask_url, short_text
 
 logger = get_logger(__name__)
 
@@ -77,9 +79,6 @@ def load_checkpoint(
     *,
     trusted: bool = False,
     in_parts: bool = False,
-    verify_parts: bool = False,
-    recorded: Collection[str] = (),
-    only_weights: bool = False,
 ) -> CheckpointContent:
     """Read the checkpoint at a path or URL; see :func:`read_checkpoint`.
 
@@ -87,8 +86,7 @@ def load_checkpoint(
         url: the checkpoint's own directory.
         options: see ``CheckpointStorage``.
         trusted: unpickle anything, and run any code that the files ask for.
-        in_parts: see :func:`read_checkpoint`, as for ``verify_parts``, ``recorded`` and ``only_weights``; downloaded
-            files are kept as long as the content.
+        in_parts: see :func:`read_checkpoint`; downloaded files are kept as long as the content.
 
     Raises:
         CheckpointNotFound: there is no checkpoint.
@@ -105,33 +103,57 @@ def load_checkpoint(
         >>> load_checkpoint(storage.newest()).trial_state.batches_trained
         100
     """
+    return _load(url, CheckpointReading(trusted=trusted, storage_options=options or {}), in_parts=in_parts)
+
+
+def load_newest(url: str, reading: CheckpointReading, *, only_weights: bool = False) -> CheckpointContent:
+    """Read a checkpoint in parts, or the checkpoint before a damaged one; raise the first error if none can be read.
+
+    For the arguments and exceptions, see :class:`CheckpointReading` and :func:`read_checkpoint`.
+    """
+    known = [*reading.newest_first]
+    position = known.index(url) if url in known else len(known)
+    failures: list[errors.CheckpointError] = []
+    for candidate, before in itertools.pairwise([url, *known[position + 1 :], None]):
+        assert candidate is not None
+        try:
+            # Before another checkpoint, damage must show before parts of a sharded checkpoint are used.
+            verifies = before is not None
+            return _load(candidate, reading, in_parts=True, verify_parts=verifies, only_weights=only_weights)
+        except errors.CheckpointError as e:
+            failures.append(e)
+            if before is None or not _is_damaged(candidate, reading, e):
+                break
+            logger.warning(
+                "Checkpoint %s is damaged: %s The run resumes from the checkpoint before, %s.",
+                *(mask_url(url), e, mask_url(before)),
+            )
+    raise failures[0]
+
+
+def _is_damaged(url: str, reading: CheckpointReading, error: errors.CheckpointError) -> bool:
+    if isinstance(error, errors.UnsafeCheckpointError):
+        # Flipped bits may look like a reference to code.
+        with open_checkpoint(url, reading.storage_options) as directory:
+            return bool(find_damage(directory))
+    return isinstance(error, errors.IncompleteCheckpointError | errors.CheckpointNotFound)
+
+
+def _load(url: str | os.PathLike[str], reading: CheckpointReading, **how: bool) -> CheckpointContent:
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(open_checkpoint(url, options))
-        content = read_checkpoint(
-            directory,
-            trusted=trusted,
-            in_parts=in_parts,
-            verify_parts=verify_parts,
-            recorded=recorded,
-            only_weights=only_weights,
-        )
+        directory = stack.enter_context(open_checkpoint(url, reading.storage_options))
+        content = _read(directory, reading, **how)
         # The files of both are read later.
         if content.is_sharded or (directory / layout.TENSORFLOW_FILE).is_file():
             content.kept = stack.pop_all()
-    location = Location.parse(url, options)
+    location = Location.parse(url, reading.storage_options)
     if not location.is_local:
         content.source = f"{location}/{pathlib.Path(content.source).relative_to(directory)}"
     return content
 
 
 def read_checkpoint(
-    directory: pathlib.Path,
-    *,
-    trusted: bool = False,
-    in_parts: bool = False,
-    verify_parts: bool = False,
-    recorded: Collection[str] = (),
-    only_weights: bool = False,
+    directory: pathlib.Path, *, trusted: bool = False, in_parts: bool = False, only_weights: bool = False
 ) -> CheckpointContent:
     """Read the checkpoint in ``directory``, of any release since 0.12.
 
@@ -139,8 +161,6 @@ def read_checkpoint(
         directory: a checkpoint's own directory.
         trusted: unpickle anything, and run any code that the files ask for.
         in_parts: do not read the parts of a sharded checkpoint; return a ``StoredTensor`` for each sharded tensor.
-        verify_parts: compare the parts of a sharded checkpoint with their checksums, after reading every part.
-        recorded: SHA-256 of state files to trust, recorded by the caller when the files were written.
         only_weights: do not read objects outside of the weights and settings.
 
     Raises:
@@ -164,12 +184,25 @@ def read_checkpoint(
     if not isinstance(directory, os.PathLike):
         require_checkpoint_path(directory)
         directory = pathlib.Path(directory)  # callers without type checks pass text
+    return _read(directory, CheckpointReading(trusted=trusted), in_parts=in_parts, only_weights=only_weights)
+
+
+def _read(
+    directory: pathlib.Path,
+    reading: CheckpointReading,
+    *,
+    in_parts: bool,
+    verify_parts: bool = False,
+    only_weights: bool = False,
+) -> CheckpointContent:
+    """Read a checkpoint; with ``verify_parts``, compare parts left for later with their checksums."""
+    trusted = reading.trusted
     require_inside(directory)
     layout.require_complete(directory)
     state_file = layout.find_state_file(directory)
     read: ReadFile = functools.partial(read_weights if only_weights else read_state, trusted=trusted)
-    if recorded:
-        read = functools.partial(read_known_state, trusted=trusted, recorded=recorded)
+    if reading.recorded:
+        read = functools.partial(read_known_state, trusted=trusted, recorded=reading.recorded)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
     state = read_state_file(state_file, read)
     warn_of_nan(state, str(state_file))
