@@ -21,10 +21,7 @@ from det_lightning.escaping import get_logger, name_type
 logger = get_logger(__name__)
 
 # Nearly all values of a checkpoint are of these types, and need no further look.
-_PLAIN = frozenset({type(None), bool, float, str})
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-# torch's reader takes integers of up to 255 bytes.
-_MOST_BITS = 255 * 8 - 1
+_PLAIN = frozenset({type(None), bool, float, int, str, torch.Tensor, torch.nn.Parameter})
 _CONTAINERS = frozenset(
     {dict, collections.OrderedDict, collections.defaultdict, list, tuple, set, frozenset, collections.deque}
 )
@@ -69,7 +66,7 @@ class UnsafeValues:
             return
         inner = _find_others(place, value)
         named = [text for inside, part in inner for text in self._name_unsafe(inside, part)]
-        yield from named or [f"{place} is a {_name_kind(value)}"]
+        yield from named or [f"{place} is a {name_type(value)}"]
 
 
 def list_parts(content: CheckpointContent) -> dict[str, Any]:
@@ -101,9 +98,7 @@ def _find_others(place: str, value: Any) -> list[tuple[str, Any]]:
         for key, one in entries:
             kind = type(one)
             # Nearly all are of these types: a call for each would take longer than the rest of a save.
-            if kind in _PLAIN or (kind in _TENSORS and not one.is_nested):
-                continue
-            if kind is int and one.bit_length() <= _MOST_BITS:
+            if kind in _PLAIN:
                 continue
             is_array = kind is np.ndarray or isinstance(one, np.generic)
             if is_array and one.dtype.kind in _NUMPY_KINDS and one.itemsize > 0:
@@ -113,12 +108,6 @@ def _find_others(place: str, value: Any) -> list[tuple[str, Any]]:
             others = left if kind in _CONTAINERS and is_read else found
             others.append((f"the key of {inside}" if one is key else inside, one))
     return found
-
-
-def _name_kind(value: Any) -> str:
-    if isinstance(value, int):
-        return f"{name_type(value)} of {value.bit_length():,} bits"
-    return "nested tensor" if isinstance(value, torch.Tensor) and value.is_nested else name_type(value)
 
 
 def _can_be_read(value: Any) -> bool:

@@ -149,9 +149,6 @@ def test_resumable_run_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFix
         ({"a": np.ma.masked_array([1, 2], [False, True])}, f"'a'] is a {np.ma.MaskedArray.__module__}.MaskedArray"),
         ({"a": np.matrix([1])}, "callbacks['a'] is a numpy.matrix"),
         ({"a": [np.str_("")]}, "callbacks['a'][0] is a numpy.str_"),
-        ({"a": {"b": 2**2039}}, "callbacks['a']['b'] is a int of 2,040 bits"),
-        ({"a": {-(2**3000)}}, "callbacks['a'][0] is a int of 3,001 bits"),
-        ({"a": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])}, "callbacks['a'] is a nested tensor"),
     ],
 )
 def test_values_in_any_container_are_named(value: Any, named: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -165,7 +162,7 @@ def test_values_in_any_container_are_named(value: Any, named: str, caplog: pytes
 
 
 def test_plain_values_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
-    endless: list[Any] = [2**2039 - 1, -(2**2038), np.str_("a"), np.zeros((0, 3)), torch.ones(2), {2.5: 1}]
+    endless: list[Any] = [2**2039 - 1, np.str_("a"), np.zeros((0, 3)), torch.ones(2), {2.5: 1}]
     endless.append(endless)
     looks = UnsafeValues()
     looks.warn_of({"callbacks": endless})

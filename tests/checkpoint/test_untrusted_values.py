@@ -134,11 +134,10 @@ def test_wrong_counts_are_named(trained: Path) -> None:
     [
         ({"hparams": [1]}, "'hparams' must be an object"),
         ({"experiment_config": "config"}, "'experiment_config' must be an object"),
-        ({"trial_cls_spec": 5}, "class must be a string"),
+        ({"trial_cls_spec": 5}, "'trial_cls_spec' must be a string"),
         ({"is_trainer": "no"}, "'is_trainer' must be true or false"),
         ({"trial_type": ["PyTorchTrial"]}, "'trial_type' must be a string"),
         ({"hparams": 1, "is_trainer": 2}, "'hparams' must be .*'is_trainer' must be"),
-        ({"trial_cls_spec": "m:" + "x" * 10**6}, "1,000,002 characters"),
         ({"hparams": {"deep": json.loads("[" * 500 + "]" * 500)}}, "nested over 100 deep"),
     ],
 )

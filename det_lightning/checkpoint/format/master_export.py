@@ -22,13 +22,18 @@ class _Printed(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(alias_generator=to_camel, strict=True)
 
 
-class _Metrics(_Printed):
-    avg_metrics: dict[str, Any] | None = None
+def _find(*path: str) -> Any:
+    """Return an optional field of a value within the printed values."""
+    return pydantic.Field(None, validation_alias=pydantic.AliasPath(*path))
+
+
+def _require(*path: str) -> Any:
+    return pydantic.Field(validation_alias=pydantic.AliasPath(*path))
 
 
 class _Validation(_Printed):
     total_batches: int
-    metrics: _Metrics | None = None
+    metrics: dict[str, Any] | None = _find("metrics", "avgMetrics")
 
 
 class _CheckpointWorkload(_Printed):
@@ -43,46 +48,34 @@ class _Workload(_Printed):
     validation: _Validation | None = None
 
 
-class _Trial(_Printed):
-    id: int
-    experiment_id: int
-    state: str | None = None
-    hparams: dict[str, Any] | None = None
-
-
-class _TrialDescription(_Printed):  # of `det trial describe ID --json`
-    trial: _Trial
+class _Trial(_Printed):  # of `det trial describe ID --json`
+    id: int = _require("trial", "id")
+    experiment_id: int = _require("trial", "experimentId")
+    state: str | None = _find("trial", "state")
+    hparams: dict[str, Any] | None = _find("trial", "hparams")
     workloads: list[_Workload] = []
 
 
-class _Experiment(_Printed):
-    id: int
-    name: str | None = None
-    state: str | None = None
-    start_time: str | None = None
+class _Experiment(_Printed):  # an element of `det experiment describe ID,... --json`
+    id: int = _require("experiment", "id")
+    name: str | None = _find("experiment", "name")
+    state: str | None = _find("experiment", "state")
+    start_time: str | None = _find("experiment", "startTime")
     config: dict[str, Any] | None = None
-
-
-class _ExperimentDescription(_Printed):  # an element of `det experiment describe ID,... --json`
-    experiment: _Experiment
-    config: dict[str, Any] | None = None
-
-
-class _Training(_Printed):
-    trial_id: int
-    experiment_id: int
-    experiment_config: dict[str, Any] | None = None
-    hparams: dict[str, Any] | None = None
-    validation_metrics: _Metrics | None = None
-    searcher_metric: float | int | str | None = None
+    known_config: dict[str, Any] | None = _find("experiment", "config")
 
 
 class _Checkpoint(_Printed):
     uuid: str
-    training: _Training
+    trial_id: int = _require("training", "trialId")
+    experiment_id: int = _require("training", "experimentId")
+    config: dict[str, Any] | None = _find("training", "experimentConfig")
+    hparams: dict[str, Any] | None = _find("training", "hparams")
+    metrics: dict[str, Any] | None = _find("training", "validationMetrics", "avgMetrics")
+    searcher_metric: float | int | str | None = _find("training", "searcherMetric")
+    steps_completed: Any = _find("metadata", "steps_completed")
     state: str | None = None
     report_time: str | None = None
-    metadata: dict[str, Any] = {}
 
 
 class _CheckpointList(_Printed):  # of the master's `/api/v1/experiments/ID/checkpoints`
@@ -91,8 +84,8 @@ class _CheckpointList(_Printed):  # of the master's `/api/v1/experiments/ID/chec
 
 # What an object is, by a key that only it has.
 _KINDS: dict[str, type[_Printed]] = {
-    "experiment": _ExperimentDescription,
-    "trial": _TrialDescription,
+    "experiment": _Experiment,
+    "trial": _Trial,
     "checkpoints": _CheckpointList,
     "uuid": _Checkpoint,
 }
@@ -176,34 +169,30 @@ class MasterExport:
         return sorted(self._experiments.keys() - ids)
 
     def _add(self, file: str, printed: _Printed) -> None:
-        if isinstance(printed, _ExperimentDescription):
-            config = printed.config or printed.experiment.config
-            _merge(self._experiments, printed.experiment.id, printed.experiment.model_dump() | {"config": config})
-        elif isinstance(printed, _TrialDescription):
-            _merge(self._trials, printed.trial.id, printed.trial.model_dump())
+        if isinstance(printed, _Experiment):
+            config = printed.config or printed.known_config
+            _merge(self._experiments, printed.id, printed.model_dump() | {"config": config})
+        elif isinstance(printed, _Trial):
+            _merge(self._trials, printed.id, printed.model_dump(include={"state", "hparams"}))
             for checkpoint in _list_checkpoints(file, printed):
                 self._add_checkpoint(checkpoint)
         elif isinstance(printed, _Checkpoint):
-            self._add_row(file, printed)
-
-    def _add_row(self, file: str, listed: _Checkpoint) -> None:
-        training = listed.training
-        _merge(self._experiments, training.experiment_id, {"config": training.experiment_config})
-        _merge(self._trials, training.trial_id, {"hparams": training.hparams})
-        steps = listed.metadata.get("steps_completed")
-        self._add_checkpoint(
-            ExportedCheckpoint(
-                checkpoint_id=listed.uuid,
-                file=file,
-                trial_id=training.trial_id,
-                experiment_id=training.experiment_id,
-                steps_completed=steps if type(steps) is int else None,
-                is_deleted=_is_deleted(listed.state),
-                time_s=_parse_time(listed.report_time),
-                metrics=None if training.validation_metrics is None else training.validation_metrics.avg_metrics,
-                searcher_metric=_parse_metric(training.searcher_metric),
+            _merge(self._experiments, printed.experiment_id, {"config": printed.config})
+            _merge(self._trials, printed.trial_id, {"hparams": printed.hparams})
+            steps = printed.steps_completed
+            self._add_checkpoint(
+                ExportedCheckpoint(
+                    checkpoint_id=printed.uuid,
+                    file=file,
+                    trial_id=printed.trial_id,
+                    experiment_id=printed.experiment_id,
+                    steps_completed=steps if type(steps) is int else None,
+                    is_deleted=_is_deleted(printed.state),
+                    time_s=_parse_time(printed.report_time),
+                    metrics=printed.metrics,
+                    searcher_metric=_parse_metric(printed.searcher_metric),
+                )
             )
-        )
 
     def _add_checkpoint(self, found: ExportedCheckpoint) -> None:
         known = self.checkpoints.setdefault(found.checkpoint_id, found)
@@ -226,7 +215,7 @@ def _merge(known: dict[int, dict[str, Any]], number: int, described: dict[str, A
     known.setdefault(number, {}).update({key: value for key, value in described.items() if value is not None})
 
 
-def _list_checkpoints(file: str, printed: _TrialDescription) -> Iterator[ExportedCheckpoint]:
+def _list_checkpoints(file: str, printed: _Trial) -> Iterator[ExportedCheckpoint]:
     validations = {one.validation.total_batches: one.validation for one in printed.workloads if one.validation}
     for checkpoint in (one.checkpoint for one in printed.workloads):
         if checkpoint is None or checkpoint.uuid is None:
@@ -235,12 +224,12 @@ def _list_checkpoints(file: str, printed: _TrialDescription) -> Iterator[Exporte
         yield ExportedCheckpoint(
             checkpoint_id=checkpoint.uuid,
             file=file,
-            trial_id=printed.trial.id,
-            experiment_id=printed.trial.experiment_id,
+            trial_id=printed.id,
+            experiment_id=printed.experiment_id,
             steps_completed=checkpoint.total_batches,
             is_deleted=_is_deleted(checkpoint.state),
             time_s=_parse_time(checkpoint.end_time),
-            metrics=None if validation is None or validation.metrics is None else validation.metrics.avg_metrics,
+            metrics=None if validation is None else validation.metrics,
         )
 
 

@@ -65,9 +65,8 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "experiment_config": (dict | None, "an object"),
     "is_trainer": (bool | None, "true or false"),
     "trial_type": (str | None, "a string"),
+    "trial_cls_spec": (str | None, "a string"),
 }
-# The platform's entrypoint can also be a command.
-_MAX_SPEC_CHARS = 100_000
 
 #: Read a state file.
 ReadFile = Callable[[pathlib.Path], dict[str, Any]]
@@ -318,29 +317,16 @@ def read_known_state(path: pathlib.Path, *, trusted: bool = False, recorded: Col
     """
     try:
         return read_state(path, trusted=trusted)
-    except errors.CheckpointError as refused:
-        try:
-            state = _read_recorded(path, recorded) if recorded else None
-        except OSError as e:
-            logger.warning("The objects in %s are not read, because the file cannot be copied: %s.", path, e)
-            raise refused from e
-        if state is None:
+    except errors.CheckpointError:
+        if not recorded or digest_file(path) not in recorded:
             raise
-        return state
-
-
-def _read_recorded(path: pathlib.Path, recorded: Collection[str]) -> dict[str, Any] | None:
-    """Return the state in a file, with objects, if ``recorded`` holds the SHA-256; None for any other file."""
-    if digest_file(path) not in recorded:
-        return None
-    # Nobody else can change the copy after its digest is known.
-    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
-        copy = pathlib.Path(folder, path.name)
-        shutil.copyfile(path, copy)
-        if digest_file(copy) not in recorded:
-            return None
-        logger.info("The objects in %s are read, because the file is as this trial wrote it.", path)
-        return read_state(copy, trusted=True, name=path)
+        # Nobody else can change the copy after its digest is known.
+        with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+            copy = pathlib.Path(shutil.copy(path, folder))
+            if digest_file(copy) not in recorded:
+                raise
+            logger.info("The objects in %s are read, because the file is as this trial wrote it.", path)
+            return read_state(copy, trusted=True, name=path)
 
 
 def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
@@ -481,20 +467,12 @@ def read_load_data(directory: pathlib.Path) -> dict[str, Any]:
         config = found.get("experiment_config")
         spec = config.get("entrypoint") if isinstance(config, dict) else None
         content = layout.make_load_data(found.get("hparams"), config, spec, is_trainer=False)
-    _require_kinds(path, {**found, "trial_cls_spec": content["trial_cls_spec"]})
-    return content
-
-
-def _require_kinds(source: pathlib.Path, content: dict[str, Any]) -> None:
+    found = {**found, "trial_cls_spec": content["trial_cls_spec"]}
     wrong = [
-        f"{name!r} must be {expected}; got a {type(content[name]).__name__}"
+        f"{name!r} must be {expected}; got a {type(found[name]).__name__}"
         for name, (kind, expected) in _KINDS.items()
-        if not isinstance(content.get(name), kind)
+        if not isinstance(found.get(name), kind)
     ]
-    spec = content["trial_cls_spec"]
-    if not isinstance(spec, str | None):
-        wrong.append(f"the trial's class must be a string; got {spec!r:.200}")
-    elif spec is not None and len(spec) > _MAX_SPEC_CHARS:
-        wrong.append(f"the trial's class must be named by module:Class; got {len(spec):,} characters")
     if wrong:
-        raise errors.IncompleteCheckpointError(f"{source}: {'; '.join(wrong)}.")
+        raise errors.IncompleteCheckpointError(f"{path}: {'; '.join(wrong)}.")
+    return content
