@@ -18,7 +18,7 @@ from det_lightning.adapters.given_data import take_only_loader
 from det_lightning.adapters.hooks import DrivenModule, answers
 from det_lightning.adapters.lightning_checkpoint import SavedTrial, rename_models
 from det_lightning.adapters.reporting import as_tensors
-from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
+from det_lightning.checkpoint.format.content import CheckpointReading
 from det_lightning.core._reports import select_scalars
 from det_lightning.distributed.processes import RankExchange
 from det_lightning.engine.data_stream import LoaderFactory, length_or_none

@@ -22,7 +22,7 @@ from det_lightning.adapters.lightning_internals import get_hint_logger
 from det_lightning.adapters.lightning_package import TrainerFn, lightning_version, pl
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.code_copy import CodeCopier, require_code_directory
-from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.content import CheckpointContent, CheckpointReading
 from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.lightning_file import (
     TRIAL_KEY,
@@ -34,7 +34,6 @@ from det_lightning.checkpoint.format.lightning_file import (
 )
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.format.standard_values import with_calls, with_plain_numbers
-from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download

@@ -13,8 +13,7 @@ from det_lightning.adapters.hooks import answers
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.lightning_package import TrainerFn, pl
-from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
+from det_lightning.checkpoint.format.content import CheckpointContent, CheckpointReading
 from det_lightning.engine.boundary import Reporter, StopRequest
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun

@@ -12,7 +12,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import TrialModule, require_trial_module
-from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
+from det_lightning.checkpoint.format.content import CheckpointReading
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import TrialTask
 from det_lightning.core._tensorboard import TensorBoardOutput

@@ -4,22 +4,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+    from det_lightning.checkpoint.format.content import CheckpointContent, CheckpointReading, TrialState
     from det_lightning.checkpoint.format.resume_state import ResumeState
     from det_lightning.checkpoint.retention.policy import CheckpointPolicy, CheckpointRecord, Retention
     from det_lightning.checkpoint.safe_load import load_checkpoint, read_checkpoint
-    from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
     from det_lightning.checkpoint.storage.metadata import CheckpointInfo
     from det_lightning.checkpoint.storage.transfer import RetryPolicy, open_checkpoint
 
 # Where each name comes from: a tool that only lists checkpoints must not wait for torch.
 _MODULES = {
-    **dict.fromkeys(("CheckpointContent", "TrialState"), "format.content"),
+    **dict.fromkeys(("CheckpointContent", "CheckpointReading", "TrialState"), "format.content"),
     "ResumeState": "format.resume_state",
     **dict.fromkeys(("CheckpointPolicy", "CheckpointRecord", "Retention"), "retention.policy"),
     **dict.fromkeys(("load_checkpoint", "read_checkpoint"), "safe_load"),
-    "CheckpointReading": "safe_load.checkpoint_reading",
     "CheckpointStorage": "storage.checkpoint_storage",
     "CheckpointInfo": "storage.metadata",
     **dict.fromkeys(("RetryPolicy", "open_checkpoint"), "storage.transfer"),

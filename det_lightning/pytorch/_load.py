@@ -135,7 +135,6 @@ def load_trial_from_checkpoint_path(
         if not trusted:
             require_unchanged(directory, [*files_read, layout.LOAD_DATA_FILE])
         modernize(state, str(state_file))
-        safe_load.warn_of_nan(state, str(state_file))
         with answering_determined():
             chosen = trial_class or _import_trial_class(directory, load_data, trusted)
             context = CheckpointLoadContext(hparams, exp_conf)

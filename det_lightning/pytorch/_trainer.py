@@ -22,7 +22,7 @@ from det_lightning.callbacks.preemption import PreemptionHandler, interrupts_in_
 from det_lightning.callbacks.profiler import TorchProfiler
 from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
-from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
+from det_lightning.checkpoint.format.content import CheckpointReading
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import TRY_BATCHES, TRY_VARIABLE, current_task
 from det_lightning.escaping import get_logger

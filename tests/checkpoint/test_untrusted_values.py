@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import pickle
 import re
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import read_checkpoint
 from det_lightning.checkpoint.format.lightning_file import to_lightning
-from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint, warn_of_nan
+from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint
 from tests.checkpoint.made_checkpoints import fit, make_state, write_checkpoint
 from tests.trials import SmallTrial
 
@@ -158,27 +157,6 @@ def test_old_settings_must_be_json(trained: Path) -> None:
         change(file, "settings", settings)
         (problem,) = inspect_checkpoint(trained)["problems"]
         assert f"{file} is damaged, or another kind of file: 'settings' must be JSON" in problem
-
-
-@pytest.mark.parametrize("value", [float("nan"), 1.0])
-def test_warning_names_nan_weights(value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = {"fine": torch.ones(2), "head.weight": torch.tensor([1.0, value]), "count": torch.tensor(3)}
-    state = {"models_state_dict": [model], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
-    checkpoint = write_checkpoint(tmp_path, state=state)
-    with caplog.at_level(logging.WARNING, "det_lightning.checkpoint"):
-        assert read_checkpoint(checkpoint).state
-    expected = [f"{checkpoint / 'state_dict.pth'} holds weights that are NaN: head.weight of model 0."]
-    assert [record.getMessage() for record in caplog.records] == (expected if value != value else [])
-
-
-@pytest.mark.filterwarnings("ignore:ComplexHalf support")
-def test_nan_in_weights_of_any_type(caplog: pytest.LogCaptureFixture) -> None:
-    kinds = [kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)]
-    weights = {str(kind): torch.zeros(16, dtype=torch.uint8).view(kind) for kind in kinds}
-    # More than fits into memory, and more than can be added up.
-    weights |= {f"expanded {kind}": weights[str(kind)][:1].expand(2**50) for kind in (torch.float8_e5m2, torch.float32)}
-    warn_of_nan({"models_state_dict": [weights]}, "the file")
-    assert not caplog.records
 
 
 def test_names_that_are_not_strings(tmp_path: Path) -> None:

@@ -145,10 +145,7 @@ def require_inside(directory: pathlib.Path) -> None:
 
 
 def _find_target(link: pathlib.Path) -> pathlib.Path:
-    try:
-        return link.resolve()
-    except (OSError, RuntimeError):  # links that lead to one another
-        return pathlib.Path(os.path.abspath(link.parent / os.readlink(link)))  # noqa: PTH100, PTH115 (keeps links)
+    return pathlib.Path(os.path.realpath(link))  # unlike resolve(), also of links that lead to one another
 
 
 def find_unlisted(directory: pathlib.Path) -> list[str]:

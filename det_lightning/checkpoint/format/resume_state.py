@@ -144,7 +144,7 @@ def _parse_settings(text: Any) -> Any:
 def _find_mistakes(values: dict[str, Any]) -> list[str]:
     mistakes = [f"{name!r} is missing" for name in _NEEDED if name not in values]
     mistakes += [
-        f"{name!r} must be {expected}; got {_show(_without_secrets(name, values[name]))}"
+        f"{name!r} must be {expected}; got {_show(values[name], name)}"
         for name, (expected, form) in _EXPECTED.items()
         if name in values and not _fits(values[name], form)
     ]
@@ -161,12 +161,10 @@ def _find_mistakes(values: dict[str, Any]) -> list[str]:
     return mistakes
 
 
-def _without_secrets(name: str, value: Any) -> Any:
-    return mask_settings(value) if name == "settings" and isinstance(value, dict) else value
-
-
-def _show(value: Any) -> str:
-    return "a tensor" if isinstance(value, torch.Tensor) else short_text(value)
+def _show(value: Any, name: str = "") -> str:
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    return short_text(mask_settings(value) if name == "settings" and isinstance(value, dict) else value)
 
 
 def _fits(value: Any, form: Any) -> bool:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         read_resume,
         read_trial_state,
         read_weights,
-        warn_of_nan,
     )
     from det_lightning.checkpoint.safe_load.safe_globals import allow_safe_values, finish
     from det_lightning.checkpoint.safe_load.state_file import read_state
@@ -26,26 +25,11 @@ if TYPE_CHECKING:
 _MODULES = ("safe_globals", "pickle_scanner", "state_file", "stored_tensors", "reading", "inspection")
 
 __all__ = [
-    "StoredTensor",
-    "Verdict",
-    "allow_safe_values",
-    "finish",
-    "holds_placeholder",
-    "inspect_checkpoint",
-    "load_checkpoint",
-    "load_newest",
-    "read_all_parts",
-    "read_checkpoint",
-    "read_load_data",
-    "read_models",
-    "read_pickle",
-    "read_resume",
-    "read_state",
-    "read_trial_state",
-    "read_weights",
-    "verify_checkpoint",
-    "warn_of_nan",
-]
+    "StoredTensor", "Verdict", "allow_safe_values", "finish", "holds_placeholder", "inspect_checkpoint",
+    "load_checkpoint", "load_newest", "read_all_parts", "read_checkpoint", "read_load_data", "read_models",
+    "read_pickle", "read_resume", "read_state", "read_trial_state", "read_weights", "verify_checkpoint",
+
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.checkpoint.format.content import CheckpointContent, CheckpointReading, TrialState
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.checkpoint.format.manifest import digest_file, find_damage, require_inside, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
@@ -32,7 +32,6 @@ from det_lightning.checkpoint.format.shards import (
     index_files,
     part_files,
 )
-from det_lightning.checkpoint.safe_load.checkpoint_reading import CheckpointReading
 from det_lightning.checkpoint.safe_load.pickle_scanner import (
     Placeholder,
     UnsafeReference,
@@ -44,7 +43,7 @@ from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location, require_checkpoint_path
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
-from det_lightning.escaping import get_logger, name_some
+from det_lightning.escaping import get_logger
 from det_lightning.masking import mask_url, short_text
 
 logger = get_logger(__name__)
@@ -204,7 +203,6 @@ def _read(
         read = functools.partial(read_known_state, trusted=trusted, recorded=reading.recorded)
     trial_state, epochs_known = read_trial_state(directory, trusted=trusted)
     state = read_state_file(state_file, read)
-    warn_of_nan(state, str(state_file))
     lightning = directory / layout.LIGHTNING_FILE
     content = CheckpointContent(
         state=state,
@@ -327,38 +325,6 @@ def read_known_state(path: pathlib.Path, *, trusted: bool = False, recorded: Col
                 raise
             logger.info("The objects in %s are read, because the file is as this trial wrote it.", path)
             return read_state(copy, trusted=True, name=path)
-
-
-def warn_of_nan(state: Mapping[str, Any], source: str) -> None:
-    """Log a warning that names the weights with NaN in a state of any release."""
-    models = state.get("models_state_dict", [state.get("model_state_dict")])
-    found = [
-        f"{name} of model {index}"
-        for index, weights in enumerate(models if isinstance(models, list) else [])
-        if isinstance(weights, Mapping)
-        for name, value in weights.items()
-        if isinstance(value, torch.Tensor) and _has_nan(value)
-    ]
-    if found:
-        names = name_some([f"{name:.100}" for name in found])
-        logger.warning("%s holds weights that are NaN: %s.", source, names)
-
-
-def _has_nan(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor holds NaN. Usually the sum, computed without extra memory, shows that there is none."""
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        return False
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return False
-    flat = tensor.detach()
-    if flat.numel() * flat.element_size() > flat.untyped_storage().nbytes():
-        return False  # it is expanded from fewer numbers, perhaps to more than can be added up in a lifetime
-    try:
-        if flat.element_size() == 1:  # torch does not compute with eight bits
-            flat = flat.to(torch.float32)
-        return bool(flat.sum().isnan()) and bool(flat.isnan().any())
-    except RuntimeError:  # for types with which torch does not compute at all, such as complex32
-        return False
 
 
 class _Unpickler(pickle.Unpickler):
