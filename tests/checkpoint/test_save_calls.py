@@ -15,9 +15,9 @@ from tests.engine.test_batch_calls import OURS, CallRecorder, PlainTrial, profil
 # Of a save, and of a resume up to the first batch. Python before 3.12 counts each comprehension as a call.
 MOST_CALLS = 94
 MOST_CALLS_INSIDE = 57
-MOST_FILES = 21
-MOST_FILES_OF_A_RESUME = 81
-MOST_FILES_INSIDE = 20
+MOST_FILES = 20
+MOST_FILES_OF_A_RESUME = 79
+MOST_FILES_INSIDE = 19
 
 
 class SaveRecorder(CallRecorder):
