@@ -26,8 +26,6 @@ from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.checkpoint.format.manifest import digest_file, find_damage, require_inside, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import (
-    RESUME_ROOT,
-    SHARDED_RESUME_VALUES,
     STATE_ROOT,
     index_files,
     part_files,
@@ -40,7 +38,7 @@ from det_lightning.checkpoint.safe_load.pickle_scanner import (
 )
 from det_lightning.checkpoint.safe_load.safe_globals import ALLOWED, RANDOM_STATES, TENSORS, finish
 from det_lightning.checkpoint.safe_load.state_file import read_state
-from det_lightning.checkpoint.safe_load.stored_tensors import find_stored, read_all_parts, read_whole
+from det_lightning.checkpoint.safe_load.stored_tensors import find_parts, find_stored, read_all_parts, read_whole
 from det_lightning.checkpoint.storage.location import Location, require_checkpoint_path
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.escaping import get_logger
@@ -217,7 +215,7 @@ def _read(
     )
     names: Sequence[str] = layout.FILES_READ
     if layout.is_sharded(directory, state_file):
-        content = _find_parts(content, directory, trusted)
+        content = find_parts(content, directory, trusted=trusted)
         content = content if in_parts else read_all_parts(content)
         names = [*names, *index_files(directory), *(part_files(directory) if verify_parts else [])]
     if (directory / layout.TENSORFLOW_FILE).is_file():
@@ -236,15 +234,6 @@ def read_state_file(state_file: pathlib.Path, read: ReadFile) -> dict[str, Any]:
     if state_file.name == layout.TENSORFLOW_FILE:
         return {"models_state_dict": [], "optimizers_state_dict": [], "lr_schedulers_state_dict": []}
     return read(state_file)
-
-
-def _find_parts(content: CheckpointContent, directory: pathlib.Path, trusted: bool) -> CheckpointContent:
-    resume = content.resume
-    if resume is not None:
-        found = {name: getattr(resume, name) for name in SHARDED_RESUME_VALUES}
-        resume = dataclasses.replace(resume, **find_stored(directory, found, RESUME_ROOT, trusted=trusted))
-    state = find_stored(directory, content.state, STATE_ROOT, trusted=trusted)
-    return dataclasses.replace(content, state=state, resume=resume, is_sharded=True)
 
 
 def read_models(

@@ -13,7 +13,9 @@ from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import SHARDS_DIR
 from det_lightning.checkpoint.format.shards import (
+    RESUME_ROOT,
     SHARDED_RESUME_VALUES,
+    STATE_ROOT,
     StoredPart,
     map_tensors,
     read_indexes,
@@ -88,6 +90,16 @@ def find_stored(directory: pathlib.Path, values: Any, name: str, *, trusted: boo
         return StoredTensor(value.shape, value.dtype, path, directory, in_order, trusted)
 
     return map_tensors(values, find, name, torch.Tensor)
+
+
+def find_parts(content: CheckpointContent, directory: pathlib.Path, *, trusted: bool) -> CheckpointContent:
+    """Return the content of a sharded checkpoint with a :class:`StoredTensor` in place of each sharded tensor."""
+    resume = content.resume
+    if resume is not None:
+        found = {name: getattr(resume, name) for name in SHARDED_RESUME_VALUES}
+        resume = dataclasses.replace(resume, **find_stored(directory, found, RESUME_ROOT, trusted=trusted))
+    state = find_stored(directory, content.state, STATE_ROOT, trusted=trusted)
+    return dataclasses.replace(content, state=state, resume=resume, is_sharded=True)
 
 
 def read_whole(values: Any) -> Any:
