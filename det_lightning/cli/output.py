@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-# Lines are not wrapped if the output is not a terminal.
-_ENDLESS = 10_000
 # Between two columns of a table.
 _GAP = 2
 
@@ -72,8 +70,11 @@ def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else _ENDLESS)
     headings = [column.removeprefix(">") for column in columns]
+    if not sys.stdout.isatty():
+        _print_plain([["" if cell is None else escape(cell) for cell in row] for row in [headings, *rows]], columns)
+        return
+    console = Console()
     cells = [[Text("" if cell is None else escape(cell)) for cell in row] for row in [headings, *rows]]
     fixed = [index == 0 or column.startswith(">") for index, column in enumerate(columns)]
     least = [_least_width([row[index] for row in cells], is_fixed) for index, is_fixed in enumerate(fixed)]
@@ -81,6 +82,20 @@ def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
         if number > 0:
             console.print()
         console.print(_make_table([[row[index] for index in block] for row in cells], [columns[i] for i in block]))
+
+
+def _print_plain(cells: list[list[str]], columns: list[str]) -> None:
+    """Write a table to a file or another program; no line is wrapped, and thousands of rows take no time."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        padding = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        is_number = [column.startswith(">") for column in columns]
+        lines.append("  ".join(p + c if right else c + p for c, p, right in zip(row, padding, is_number, strict=True)))
+    lines.insert(1, "─" * (sum(widths) + _GAP * (len(widths) - 1)))
+    typer.echo("\n".join(lines))
 
 
 def _least_width(cells: list[Text], is_fixed: bool) -> int:
