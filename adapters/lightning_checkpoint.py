@@ -151,7 +151,8 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
         """Read a file or directory at a path or URL; raise a CheckpointError. ``weights_only=False`` means trusted."""
         location = Location.parse(path, self.reading.storage_options)
         with explain_errors(f"looking for {location}"):
-            is_directory = location.is_dir()
+            # One of the newest that has just been deleted counts as damaged.
+            is_directory = location.is_dir() or str(path) in self.reading.newest_first
             is_missing = not (location.is_local or is_directory or location.exists())
         if is_missing:  # Lightning would log the whole URL
             raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")

@@ -180,7 +180,7 @@ class DeterminedCheckpoint(pl.Callback):
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Complete the policy, give the module the writer of checkpoints, and protect the checkpoint to resume from.
+        """Complete the policy, and give the module the writer of checkpoints.
 
         Raises:
             TypeError: the module is not a ``TrialModule``.
@@ -194,22 +194,9 @@ class DeterminedCheckpoint(pl.Callback):
             if trainer.is_global_zero:
                 for warning in warnings:
                     logger.warning(warning)
-                if trainer.ckpt_path:
-                    self.protect(trainer.ckpt_path)
-
-    def protect(self, path: str | os.PathLike[str]) -> bool:
-        """Keep other runs from deleting the checkpoint at a path or URL until this run ends.
-
-        Returns:
-            False if another run is deleting the checkpoint, or has deleted the checkpoint already.
-
-        Raises:
-            StorageError: the storage refuses.
-        """
-        return self._checkpoints.claims.use(path)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Claim the name of the trial, begin to remove leftovers of killed runs, and log the storage.
+        """Lock the trial, begin to remove leftovers of killed runs, and log the storage.
 
         Raises:
             StorageError: the storage cannot be written to, or a live run has the name of the trial.
@@ -236,7 +223,7 @@ class DeterminedCheckpoint(pl.Callback):
             self._checkpoints.reserve_memory()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Release the trial's name if the fit ended before training began."""
+        """Release the trial if the fit ended before training began."""
         if require_trial_module(self, pl_module).driver is None:
             self.close()
 
@@ -245,7 +232,7 @@ class DeterminedCheckpoint(pl.Callback):
         self.storage.limit_retries_when(lambda: False)
 
     def close(self) -> None:
-        """Release the trial's name and the protection of checkpoints."""
+        """Release the trial."""
         self._checkpoints.close()
 
 

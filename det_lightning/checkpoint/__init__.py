@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.format.resume_state import ResumeState
     from det_lightning.checkpoint.retention.policy import CheckpointPolicy, CheckpointRecord, Retention
     from det_lightning.checkpoint.safe_load import load_checkpoint, read_checkpoint
+    from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-    from det_lightning.checkpoint.storage.metadata import CheckpointInfo
     from det_lightning.checkpoint.storage.transfer import RetryPolicy, open_checkpoint
 
 # Where each name comes from: a tool that only lists checkpoints must not wait for torch.
@@ -19,7 +19,7 @@ _MODULES = {
     **dict.fromkeys(("CheckpointPolicy", "CheckpointRecord", "Retention"), "retention.policy"),
     **dict.fromkeys(("load_checkpoint", "read_checkpoint"), "safe_load"),
     "CheckpointStorage": "storage.checkpoint_storage",
-    "CheckpointInfo": "storage.metadata",
+    "CheckpointInfo": "storage.checkpoint_info",
     **dict.fromkeys(("RetryPolicy", "open_checkpoint"), "storage.transfer"),
 }
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, STATE_FILES
+from det_lightning.checkpoint.storage.checkpoint_info import find_first, is_checkpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors
-from det_lightning.checkpoint.storage.metadata import find_first, is_checkpoint
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.cli.output import show_progress
 from det_lightning.escaping import escape

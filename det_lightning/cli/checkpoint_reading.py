@@ -25,8 +25,8 @@ from det_lightning.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
     from det_lightning.checkpoint.storage.location import Location
-    from det_lightning.checkpoint.storage.metadata import CheckpointInfo
 
 # How many tensors of a model are shown, unless all are asked for.
 _SHOWN_TENSORS = 10
@@ -42,11 +42,10 @@ def list_checkpoints(
     json: JsonFlag = False,
 ) -> None:
     """List the checkpoints of a storage, newest first, incomplete checkpoints and links included."""
-    from det_lightning.checkpoint.retention.trial_checkpoints import with_metrics
     from det_lightning.cli.checkpoint_locations import open_storage
 
     listed = open_storage(storage, parse_options(option))
-    entries = [_entry(info) for info in with_metrics(listed.root, listed.survey(complete=False))]
+    entries = [_entry(info) for info in listed.list_checkpoints(complete=False)]
     entries.sort(key=lambda entry: (-(entry[0]["written_s"] or 0.0), entry[0]["uuid"]))
     found = _best_first(entries) if best else [entry for entry, _ in entries]
     links = {} if best else listed.list_links()
@@ -95,11 +94,8 @@ def _best_first(entries: list[tuple[dict[str, Any], bool]]) -> list[dict[str, An
 
 def _entry(info: CheckpointInfo) -> tuple[dict[str, Any], bool]:
     """Return what is known of a checkpoint, and whether smaller values of its metric are better."""
-    from det_lightning.checkpoint.storage.metadata import plausible_time, read_notes
-
-    notes = read_notes(info.metadata)
-    noted = plausible_time(notes.time_s, info.written)
-    written = info.written if noted is None else noted
+    notes = info.notes
+    written = info.age(time.time())[0] or info.written
     entry = {
         "uuid": info.id,
         "complete": info.complete,
@@ -261,11 +257,12 @@ def _verdict(location: Location, options: dict[str, Any], trusted: bool) -> dict
     """Return the problems of a checkpoint; None if a live run is still writing the checkpoint, or has deleted it."""
     from det_lightning.checkpoint.safe_load import verify_checkpoint  # imports torch
     from det_lightning.checkpoint.storage.location import explain_errors
-    from det_lightning.checkpoint.storage.staging import find_writers
+    from det_lightning.checkpoint.storage.staging import is_over, mark_of
     from det_lightning.cli.checkpoint_locations import name_checkpoint, open_local
 
     with explain_errors("looking for writers in", location.parent):
-        if find_writers(location.parent).get(location.name):
+        mark = mark_of(location.parent, location.name)
+        if mark.exists() and not is_over(mark):
             return None
     try:
         with open_local(location, options, with_code=True) as directory:

@@ -202,7 +202,8 @@ def prune(
     """Delete superfluous checkpoints by Determined's rule.
 
     The rule needs each checkpoint's metric and trial, which a run writes into the metadata. Checkpoints without both
-    are left alone, and so are checkpoints that a live run has written or resumed from.
+    are left alone, and so are the trials of live runs on a disk with file locks. In a bucket, on SFTP and on other
+    disks live runs are not seen: do not prune while runs write there.
     """
     from det_lightning.checkpoint.retention.policy import Retention
     from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
@@ -214,13 +215,13 @@ def prune(
     if not json:
         print_lines(_describe(plan))
     deleted: list[str] = []
-    if plan.to_delete and not dry_run and (yes or _confirm(len(plan.to_delete), str(pruned))):
+    if not dry_run and (yes or not plan.to_delete or _confirm(len(plan.to_delete), str(pruned))):
         deleted = carry_out(plan, pruned)
     if json:
         content = {"dry_run": dry_run, "to_delete": plan.to_delete, "deleted": deleted, "kept": plan.kept}
         left = {"perhaps_being_written": plan.perhaps_being_written, "not_in_an_index": plan.unknown}
         print_json({**content, "in_use": plan.in_use, **left})
-    elif not plan.to_delete:
+    elif not plan.to_delete and not deleted:
         print_lines(["Nothing to delete."])
     else:
         print_lines([f"{len(deleted)} deleted." if deleted or not dry_run else "Nothing deleted: a dry run."])

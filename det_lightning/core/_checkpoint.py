@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from det_lightning.arguments import find_member, is_path, require
+from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
-from det_lightning.checkpoint.storage.metadata import read_metadata
-from det_lightning.checkpoint.storage.staging import StagingDirectory, abandoning
+from det_lightning.checkpoint.storage.staging import StagingDirectory, announce
 from det_lightning.core._reports import find_mistakes_in_steps
 from det_lightning.core._shards import (
     Selector,
@@ -117,7 +117,8 @@ class CheckpointContext:
         names = choose_share(ranks, directory, selector)
         merged = self._merge_metadata(ranks, metadata)
         staging, target = self._begin(ranks)
-        with abandoning(staging):
+        self._announce(staging)
+        with staging or contextlib.nullcontext():
             if directory is not None:
                 put(directory, names, target, self.storage)
             ranks.allgather(None)  # all files are there
@@ -142,11 +143,12 @@ class CheckpointContext:
         """
         ranks = self._require_contributors("store_path", shard)
         staging, target = self._begin(ranks)
-        with abandoning(staging), share_directory(ranks, staging, target) as directory:
+        with staging or contextlib.nullcontext(), share_directory(ranks, staging, target) as directory:
             with fail_together(ranks):
                 yield directory, target.name
             merged = self._merge_metadata(ranks, metadata)
             if not target.is_local:
+                self._announce(staging)
                 put(directory, choose_share(ranks, directory, None), target, self.storage)
                 ranks.allgather(None)
         self._complete(ranks, staging, target, merged)
@@ -213,7 +215,7 @@ class CheckpointContext:
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """Return the metadata of a checkpoint, empty if there are none; for errors see :meth:`download`."""
-        return read_metadata(self._find(storage_id))
+        return CheckpointInfo(self._find(storage_id)).metadata
 
     def delete(self, storage_id: str) -> None:
         """Remove a checkpoint; do nothing if there is none.
@@ -246,9 +248,14 @@ class CheckpointContext:
 
     def _begin(self, ranks: DistributedContext) -> tuple[StagingDirectory | None, Location]:
         """Return the staging directory of a new checkpoint, on the chief only, and the checkpoint's location."""
-        staging = self.storage.begin() if ranks.rank == 0 else None
+        staging = self.storage.stage() if ranks.rank == 0 else None
         checkpoint_id = ranks.broadcast(None if staging is None else staging.directory.name)
         return staging, self.storage.root.checkpoint(checkpoint_id)
+
+    def _announce(self, staging: StagingDirectory | None) -> None:
+        """Mark the checkpoint in a remote storage before files are uploaded; after a kill, the mark shows the rest."""
+        if staging is not None and not self.storage.is_local:
+            announce(self.storage.root, staging.directory.name, self.storage.retry)
 
     def _merge_metadata(self, ranks: DistributedContext, metadata: dict[str, Any] | None) -> dict[str, Any]:
         require(metadata is None or isinstance(metadata, dict), "metadata=", "a dict", metadata)
@@ -270,10 +277,10 @@ class CheckpointContext:
         """Write the manifest; no rank returns before."""
         with fail_together(ranks):
             if staging is not None:
-                with abandoning(staging):
+                with staging:
                     if self._task is not None:
                         self._task.report_begun(target.name, metadata["steps_completed"], self.storage)
-                self.storage.commit(staging, metadata)
+                    staging.commit(metadata)
         if staging is None:
             return
         logger.info("Checkpoint %s is in %s.", target.name, self.storage)

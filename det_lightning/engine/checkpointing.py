@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import pathlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,12 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import LIGHTNING_FILE, RESUME_FILE, SHARDED_STATE_FILE, STATE_FILE
 from det_lightning.checkpoint.format.manifest import digest_file
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy
-from det_lightning.checkpoint.retention.run_claims import RunClaims, remove_remains
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
+from det_lightning.checkpoint.retention.trial_lock import TrialLock, lock_trial
 from det_lightning.checkpoint.storage.background import WORKER_DIED, CheckpointQueue, defer_signal
+from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import new_id
-from det_lightning.checkpoint.storage.staging import StagingDirectory
+from det_lightning.checkpoint.storage.location import Location, is_name, new_id
 from det_lightning.checkpoint.storage.writing import ReportWritten
 from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_parts
 from det_lightning.core._reports import as_float
@@ -73,7 +74,7 @@ class RunCheckpoints:
     def __init__(self, storage: CheckpointStorage, policy: CheckpointPolicy, saving: Saving | None = None) -> None:
         self.storage = storage
         self.policy = policy
-        self.claims = RunClaims(storage)
+        self._lock = TrialLock()
         self._saving = saving or Saving()
         self.queue = CheckpointQueue(storage, self._saving.code, self._saving.in_background)
         self._cleaning: threading.Thread | None = None
@@ -87,14 +88,14 @@ class RunCheckpoints:
         self.last_id: str | None = None
         self.complete: tuple[str, int] | None = None
         self._notes: dict[str, Any] = {}  # for the metadata of checkpoints
-        self._trial = TrialCheckpoints(self.storage, self.policy, "", self.claims.run_id)
+        self._trial = TrialCheckpoints(self.storage, self.policy)
         self._unreadable: UnsafeValues | None = None  # until the first checkpoint
         self._metrics: dict[int, float] = {}  # of the latest validation, by the number of batches
         self._unreported = 0
         self._batches_of: dict[str, int] = {}
 
     def claim(self, path: str | os.PathLike[str] | None, resumed: CheckpointContent | None) -> None:
-        """Own a trial: claim the name, learn the checkpoints, and remove in a thread the remains of killed runs.
+        """Lock a trial, learn its checkpoints, and remove in a thread the remains of killed runs.
 
         The chief calls this with the path or URL, and the content, of the checkpoint to resume from. Raise a
         ``StorageError`` if the storage cannot be written to, or a live run has the given name.
@@ -103,15 +104,17 @@ class RunCheckpoints:
         saving = self._saving
         storage.require_writable()
         inherited = None if resumed is None or resumed.resume is None else resumed.resume.trial
-        trial = self.claims.claim_trial(saving.experiment, saving.trial, inherited)
-        parent = (resumed.name or None) if resumed is not None else None
+        trial, self._lock = lock_trial(storage.root, saving.experiment, saving.trial, inherited)
         experiment = saving.experiment or trial
         job = {} if saving.job is None else {"job": saving.job}
-        self._notes = {"trial": trial, "experiment": experiment, **self.claims.trace_back(path, parent), **job}
-        self._trial = TrialCheckpoints(storage, self.policy, trial, self.claims.run_id, saving.on_delete)
+        self._notes = {"trial": trial, "experiment": experiment, **job}
+        parent = None
+        if path is not None and resumed is not None and is_name(resumed.name or ""):
+            parent = CheckpointInfo(Location.parse(path, storage.options).parent / resumed.name)
+        self._trial = TrialCheckpoints(storage, self.policy, experiment, trial, parent, saving.on_delete)
         if self.policy.retention is not None:
-            self._trial.learn(experiment, parent)
-        cleaning = threading.Thread(target=remove_remains, args=[storage], name="det_lightning-cleaning", daemon=True)
+            self._trial.learn()
+        cleaning = threading.Thread(target=clean, args=[storage], name="det_lightning-cleaning", daemon=True)
         cleaning.start()
         self._cleaning = cleaning  # started, even if a signal comes in between
 
@@ -203,23 +206,14 @@ class RunCheckpoints:
     def report_complete(self) -> None:
         """Notify the trial of newly completed checkpoints; raise on every rank if a checkpoint has failed.
 
-        The method also renews the run's claims, and raises on every rank if another run has taken a claim. Other ranks
-        wait for the chief only if the chief has already announced news.
+        Other ranks wait for the chief only if the chief has already announced news.
         """
         if self._distributed.size == 1 or self._run.exchange.checkpoint_completed:
-            if self._distributed.size > 1 or self._must_renew():
-                _run_on_chief(self._distributed, lambda: self.claims.renew() if self._must_renew() else None)
             self._report_complete()
 
     def has_news(self) -> bool:
-        """Return whether the chief has a completed or failed checkpoint, or a claim to renew."""
-        if self._distributed.rank != 0:
-            return False
-        return (bool(self._unreported) and not self.queue.is_under_way()) or self._must_renew()
-
-    def _must_renew(self) -> bool:
-        # Not every connection can be shared by two threads, and the background thread writes through this connection.
-        return (not self._unreported or self.storage.root.is_object_store) and self.claims.are_due()
+        """Return whether the chief has a completed or failed checkpoint."""
+        return self._distributed.rank == 0 and bool(self._unreported) and not self.queue.is_under_way()
 
     def _report_complete(self, wait: bool = False) -> None:
         if not self._unreported:
@@ -253,17 +247,16 @@ class RunCheckpoints:
                 logger.error("The run failed while a checkpoint was being written, and this checkpoint is lost: %s", e)
 
     def close(self) -> None:
-        """Release the trial's name, and let other runs delete checkpoints."""
+        """Release the trial."""
         if self._cleaning is not None:
             self._cleaning.join(_LAST_WAIT_S)
             self._cleaning = None
-        self.claims.release()
+        self._lock.release()
 
     def _write(
         self, content: CheckpointContent, checkpoint_id: str, report_written: ReportWritten | None = None
     ) -> None:
         """Write a checkpoint; in the background, only begin, once the previous checkpoint is written."""
-        self._trial.report_vanished()
         batches_trained = content.trial_state.batches_trained
         metric = self._metrics.get(batches_trained)
         order = self._trial.next_order()
@@ -278,19 +271,32 @@ class RunCheckpoints:
             self._unreadable = self._unreadable or UnsafeValues()
             self._unreadable.warn_of(list_parts(content))
 
-        def commit(staging: StagingDirectory) -> str:
-            if saving.on_begin is not None:
-                has_objects = self._unreadable is not None and self._unreadable.are_possible
-                files = [staging.directory / name for name in _FILES_WITH_OBJECTS if has_objects]
-                digests = [digest_file(file) for file in files if file.is_file()]
-                saving.on_begin(checkpoint_id, batches_trained, self.storage, digests)
-            self.storage.commit(staging)
+        def announce(directory: pathlib.Path) -> None:
+            assert saving.on_begin is not None
+            has_objects = self._unreadable is not None and self._unreadable.are_possible
+            files = [directory / name for name in _FILES_WITH_OBJECTS if has_objects]
+            digests = [digest_file(file) for file in files if file.is_file()]
+            saving.on_begin(checkpoint_id, batches_trained, self.storage, digests)
+
+        def note() -> None:
             if saving.on_written is not None:
                 saving.on_written(checkpoint_id, batches_trained)
             self._trial.add(checkpoint_id, batches_trained, order, metric)
-            return checkpoint_id
 
-        self.queue.write(content, checkpoint_id, report_written, commit)
+        before = None if saving.on_begin is None else announce
+        self.queue.write(content, checkpoint_id, report_written, before, note)
+
+
+def clean(storage: CheckpointStorage) -> None:
+    """Remove what killed runs have left in a storage; after an interruption, the next run goes on."""
+    try:
+        if not (storage.is_local or storage.root.is_object_store):
+            # A connection such as SFTP's serves one thread at a time.
+            options = {**storage.options, "skip_instance_cache": True}
+            storage = CheckpointStorage(storage.root.url, options=options, retry=storage.retry)
+        storage.remove_leftovers()
+    except errors.StorageError as e:
+        logger.warning("The files of killed runs in %s cannot be removed: %s", storage, e)
 
 
 def _run_on_chief(distributed: DistributedContext, action: Callable[..., Any], *args: Any) -> Any:

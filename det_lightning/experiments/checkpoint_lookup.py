@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.checkpoint.storage.checkpoint_info import call_in_parallel
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.metadata import call_in_parallel
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.experiments.state import Checkpoint, TrialRecord
 

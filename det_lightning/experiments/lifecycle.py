@@ -12,7 +12,6 @@ from pathlib import Path
 
 from det_lightning import errors
 from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
-from det_lightning.checkpoint.retention.run_claims import delete_unless_used
 from det_lightning.config import ExperimentConfig, read_config
 from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.directory import ExperimentDirectory, Options, read_storage
@@ -195,11 +194,9 @@ def delete_checkpoints(
         chosen = retention.choose_to_delete(records, state.smaller_is_better)
         # The rest of a checkpoint whose removal was interrupted goes, too.
         for checkpoint_id in [*chosen, *(id_ for id_ in known if id_ not in existing)]:
-            is_gone = True
             with contextlib.suppress(errors.CheckpointNotFound):
-                is_gone = delete_unless_used(storage, checkpoint_id)
-            if is_gone:
-                yield known[checkpoint_id].trial_id, checkpoint_id
+                storage.delete(checkpoint_id)
+            yield known[checkpoint_id].trial_id, checkpoint_id
 
 
 #: The additional package of each logger.

@@ -9,9 +9,9 @@ from typing import Any
 
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY
 from det_lightning.checkpoint.format.manifest import leads_out
+from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo, CheckpointNotes
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, read_notes
 from det_lightning.escaping import get_logger
 from det_lightning.experiments.overview import find_best_trial
 from det_lightning.files.strict_json import as_number, is_shallow
@@ -24,11 +24,14 @@ class _Noted:
     """A complete checkpoint with the names of trial and experiment."""
 
     info: CheckpointInfo
-    notes: CheckpointNotes
+
+    @property
+    def notes(self) -> CheckpointNotes:
+        return self.info.notes
 
     @property
     def age(self) -> tuple[int, float]:
-        return self.notes.steps_completed or 0, self.notes.time_s or self.info.written or 0.0
+        return self.notes.steps_completed or 0, self.info.time or 0.0
 
     @property
     def metric_name(self) -> str:
@@ -48,10 +51,9 @@ def read_stored_experiments(url: str, options: Mapping[str, Any], *, with_curves
     """
     storage = CheckpointStorage(url, options=options)
     by_experiment: dict[str, list[_Noted]] = {}
-    for info in storage.survey():
-        notes = read_notes(info.metadata)
-        if notes.experiment is not None and notes.trial is not None:
-            by_experiment.setdefault(notes.experiment, []).append(_Noted(info, notes))
+    for info in storage.list_checkpoints():
+        if info.notes.experiment is not None and info.notes.trial is not None:
+            by_experiment.setdefault(info.notes.experiment, []).append(_Noted(info))
     names = sorted(by_experiment, key=_number_first)
     return [_experiment(storage, name, by_experiment[name], with_curves=with_curves) for name in names]
 

@@ -178,7 +178,7 @@ def lock_file(
     return None
 
 
-def lock_new_file(path: pathlib.Path, content: bytes) -> LockedFile:
+def lock_new_file(path: pathlib.Path, content: bytes = b"") -> LockedFile:
     """Create a file that no other process wants; the file gets its name once locked, where there are locks."""
     unnamed = path.with_suffix(".new")
     while True:

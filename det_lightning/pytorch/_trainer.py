@@ -294,8 +294,6 @@ class Trainer:
 _PERIODS = {"check_val_every_n_epoch", "val_check_interval", "log_every_n_steps"}
 # More damaged checkpoints in a row would be no accident.
 _MOST_FALLBACKS = 10
-# A run that deletes the newest checkpoint has written a newer checkpoint before.
-_MOST_TRIES = 10
 
 
 def require_parts(trial: Any, context: Any, arguments: Mapping[str, Any]) -> None:
@@ -400,7 +398,7 @@ def choose_checkpoints(
     checkpoints: DeterminedCheckpoint,
     latest: str | os.PathLike[str] | None,
 ) -> list[str]:
-    """Return on every rank the checkpoint to resume from, now protected from other runs, and earlier checkpoints."""
+    """Return on every rank the checkpoint to resume from, followed by earlier checkpoints to fall back to."""
     if not (latest is None or isinstance(latest, str | os.PathLike)):
         raise TypeError(wrong_argument("latest_checkpoint=", "the id, path or URL of a checkpoint, or 'last'", latest))
     found: list[str] = []
@@ -408,11 +406,7 @@ def choose_checkpoints(
         storage = checkpoints.storage
         most = _MOST_FALLBACKS if checkpoints.fall_back else 1
         find = functools.partial(_find_latest, storage, latest, checkpoints.job, most)
-        for _ in range(_MOST_TRIES):
-            found = storage.retry.call("looking for a checkpoint in", find, where=storage.root)
-            # Another run may have found a newer checkpoint in the meantime, and be deleting this one.
-            if not found or checkpoints.protect(found[0]):
-                break
+        found = storage.retry.call("looking for a checkpoint in", find, where=storage.root)
     chosen: list[str] = distributed.broadcast(found)
     return chosen
 

@@ -97,7 +97,7 @@ def test_ctrl_c_saves_with_other_signals(signals: list[int] | None, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         fit(interrupted_at(3), tmp_path, callbacks=PreemptionHandler(signals, save_on_interrupt=True))
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
-    assert CheckpointStorage(tmp_path).read_metadata(checkpoint)["steps_completed"] == 4
+    assert CheckpointStorage(tmp_path).info(checkpoint).metadata["steps_completed"] == 4
 
 
 def test_invalid_hp_can_be_caught(tmp_path: Path) -> None:

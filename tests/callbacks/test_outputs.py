@@ -153,5 +153,5 @@ def test_best_policy_looks_elsewhere(tmp_path: Path) -> None:
     periods: dict[str, Any] = {"max_length": pytorch.Batch(8), "validation_period": pytorch.Batch(2)}
     fit(TrialModule(GivenQuality, hparams={"values": [3.0, 1.0, 0.4, 0.2]}, **periods), callbacks=[checkpoints])
     storage = CheckpointStorage(tmp_path)
-    assert sorted(storage.read_metadata(id_)["steps_completed"] for id_ in storage.list_ids()) == [2, 6, 8]
+    assert sorted(storage.info(id_).metadata["steps_completed"] for id_ in storage.list_ids()) == [2, 6, 8]
     assert checkpoints.best_value == 0.1

@@ -49,7 +49,7 @@ def train(storage: Path, trial_class: type[SmallTrial] = SmallTrial, **arguments
 
 def steps_of(storage: Path) -> list[int]:
     known = CheckpointStorage(storage)
-    return [known.read_metadata(name)["steps_completed"] for name in known.list_ids()]
+    return [known.info(name).metadata["steps_completed"] for name in known.list_ids()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

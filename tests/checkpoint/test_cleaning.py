@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.retention.run_claims import remove_remains
 from det_lightning.checkpoint.storage.location import new_id
+from det_lightning.engine.checkpointing import clean
 from tests.launching import environment
 from tests.trials import fit_trial
 from tests.warm_python import start_warm_python
-
-LONG_AGO = json.dumps({"host": "gone", "pid": 1, "started": time.time() - 1e6}).encode()
 
 
 def leave_incomplete(storage: Path) -> Path:
@@ -26,9 +21,9 @@ def leave_incomplete(storage: Path) -> Path:
     partial = storage / new_id()
     (partial / "code").mkdir(parents=True)
     (partial / "code" / "leftover.py").touch()
-    mark = storage / ".det_lightning" / "partial" / f"{partial.name}.json"
+    mark = storage / ".det_lightning" / "staging" / f"{partial.name}.lock"
     mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.write_bytes(LONG_AGO)
+    mark.touch()
     return partial
 
 
@@ -82,25 +77,9 @@ def test_run_does_not_wait_for_cleaning(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == CheckpointStorage(tmp_path).list_ids()
 
 
-@pytest.mark.skipif(os.name == "nt" or os.getuid() != 0, reason="needs the right to give files to another user")
-def test_foreign_leftovers_stay(tmp_path: Path) -> None:
-    leave_incomplete(tmp_path)
-    of_others = leave_incomplete(tmp_path)
-    removed_by_others = tmp_path / ".det_lightning" / "removed" / new_id()
-    removed_by_others.mkdir(parents=True)
-    for path in (of_others, removed_by_others):
-        os.chown(path, 65534, 65534)
-    storage = CheckpointStorage(tmp_path)
-    remove_remains(storage)
-    assert [path for path in tmp_path.iterdir() if path.name != ".det_lightning"] == [of_others]
-    assert removed_by_others.exists()
-    assert storage.remove_abandoned() == [of_others.name]
-    assert [*tmp_path.iterdir()] == []
-
-
 def test_failed_cleaning_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / ".det_lightning").symlink_to(tmp_path)
-    remove_remains(CheckpointStorage(tmp_path))
+    clean(CheckpointStorage(tmp_path))
     assert f"The files of killed runs in {tmp_path} cannot be removed" in caplog.text
 
 

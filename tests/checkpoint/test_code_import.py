@@ -192,11 +192,11 @@ def test_change_of_metadata_is_damage(changes: dict[str, Any], checkpoint: Path)
 
 def test_listing_ignores_damaged_metadata(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(checkpoint.parent)
-    assert storage.read_metadata(checkpoint.name)["steps_completed"] == 0
+    assert storage.info(checkpoint.name).metadata["steps_completed"] == 0
     change_metadata(checkpoint, steps_completed=10**9)
-    assert storage.read_metadata(checkpoint.name) == {}
+    assert storage.info(checkpoint.name).metadata == {}
     assert storage.newest() == str(checkpoint)
-    (info,) = storage.describe([checkpoint.name])
+    info = storage.info(checkpoint.name)
     assert (info.complete, info.metadata) == (True, {})
     assert f"The metadata of {checkpoint} is damaged" in caplog.text
 

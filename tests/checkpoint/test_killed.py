@@ -34,15 +34,15 @@ def test_killed_training_ends_bit_equal(tmp_path: Path) -> None:
 
 def test_unfinished_marks(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
-    marks = tmp_path / ".det_lightning" / "partial"
+    marks = tmp_path / ".det_lightning" / "staging"
     marks.mkdir(parents=True)
     for name in ("killed.new", "alive.new"):
         (marks / name).write_text("")
     with (marks / "alive.new").open("r+b") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
-        storage.remove_abandoned()
+        storage.remove_leftovers()
         assert [path.name for path in marks.iterdir()] == ["alive.new"]
-    storage.remove_abandoned()
+    storage.remove_leftovers()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -52,7 +52,7 @@ def test_next_run_finishes_a_deletion(tmp_path: Path) -> None:
     train(tmp_path, 2, **writing)
     storage = CheckpointStorage(tmp_path)
     (kept,) = storage.list_ids()
-    names = {name: storage.read_metadata(kept)[name] for name in ("experiment", "trial")}
+    names = {name: storage.info(kept).metadata[name] for name in ("experiment", "trial")}
     storage.write(CheckpointContent({}, TrialState(batches_trained=1), notes={**names, "time": 1.0}))
     train(tmp_path, 2, kept, **writing)
     assert [path.name for path in tmp_path.iterdir()] == [kept]

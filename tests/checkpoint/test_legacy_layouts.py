@@ -126,7 +126,7 @@ def test_complete_without_metadata(tmp_path: Path) -> None:
         directory = layouts.write(tmp_path / str(uuid.uuid4()), layout)
         for file in directory.rglob("*"):
             os.utime(file, (0, 0))
-        assert storage.describe([directory.name])[0].complete
+        assert storage.info(directory.name).complete
     assert not plan_pruning(storage, Retention(), incomplete=True).to_delete
 
 

@@ -31,7 +31,7 @@ def test_link_that_leads_out_is_named(name: str, checkpoint: Path, tmp_path: Pat
     (problem,) = verify_checkpoint(checkpoint).problems
     assert inspect_checkpoint(checkpoint) == {"problems": [problem]}
     assert problem == str(raised.value)
-    known = CheckpointStorage(checkpoint.parent).read_metadata(checkpoint.name)
+    known = CheckpointStorage(checkpoint.parent).info(checkpoint.name).metadata
     assert bool(known) == (name != "metadata.json")
 
 

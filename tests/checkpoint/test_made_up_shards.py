@@ -60,9 +60,9 @@ def test_what_the_index_says_is_read(tmp_path: Path) -> None:
 
 def test_merge_during_a_cleanup(tmp_path: Path) -> None:
     class Busy(CheckpointStorage):
-        def begin(self, *arguments: Any, **named: Any) -> StagingDirectory:
+        def stage(self, checkpoint_id: str | None = None) -> StagingDirectory:
             remove_dead_stagings()  # as another run does when it begins
-            return super().begin(*arguments, **named)
+            return super().stage(checkpoint_id)
 
     checkpoint = sound(tmp_path)
     (checkpoint / "code" / STAGING_MARK).write_text("")

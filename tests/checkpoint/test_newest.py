@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.storage.ancestry import Ancestry, newest_first
 from tests.checkpoint import trainings
 from tests.checkpoint.storage.backends import write
 
@@ -69,35 +67,49 @@ def test_equal_file_times(tmp_path: Path) -> None:
     assert [*storage.newest_first()] == [str(tmp_path / ids[after]) for after in (2, 1, 0)]
 
 
-def test_no_run_id_most_batches(tmp_path: Path) -> None:
-    storage = CheckpointStorage(tmp_path)
-    ids = [write(storage, steps, {"trial": "t", "experiment": "t"}) for steps in (9, 3)]
-    assert storage.newest() == str(tmp_path / ids[0])
-
-
-A = Ancestry("a", "A", 5, 900.0)
-B = Ancestry("b", "B", 7, 10.0, parent="a", parent_run="A", parent_steps=5)
-RUNS = {
-    "a chain": ([A, B], "ba"),
-    "what was gone on from is deleted": ([replace(A, steps_completed=4), replace(B, parent="x")], "ba"),
-    "fewer batches of more processes": (
-        [replace(A, steps_completed=8), replace(B, steps_completed=5, parent_steps=8)],
-        "ba",
-    ),
-    "a stranger between the parts of a chain": ([A, B, Ancestry("c", "C", 9, 800.0)], "bac"),
-    "a circle": ([replace(A, parent="b", parent_run="B", parent_steps=9), replace(B, parent_steps=9)], "ab"),
-    "itself": ([replace(A, parent="a", parent_run="A", parent_steps=5)], "a"),
-    "a parent of an older release": (
-        [replace(A, run=("trial", "t", "t")), replace(B, steps_completed=6, parent_run=None)],
-        "ba",
-    ),
+NOW = time.time()
+AHEAD = NOW + 3 * 86400
+WRITTEN_LAST = {
+    "later": [(1, NOW - 20, NOW - 10), (9, NOW - 30, NOW - 5)],
+    "a copied storage, whose file times are those of the copy": [(5, NOW - 20, NOW), (5, NOW - 30, NOW + 1)],
+    "a time in the future does not count": [(5, NOW - 20, NOW - 10), (9, AHEAD, NOW - 30)],
+    "a time that is no time does not count": [(5, NOW - 20, NOW - 10), (9, "x", NOW - 30)],
+    "no time: the file's": [(5, None, NOW - 10), (9, None, NOW - 30)],
+    "a trial whose clock was ahead by a minute": [(5, NOW + 60.001, NOW), (4, NOW + 60, NOW + 60)],
+    "a trial whose clock was ahead by days, then set back": [
+        (5, AHEAD + 1, NOW - 9),
+        (4, AHEAD, AHEAD),
+    ],
+    "a trial after another one whose clock was ahead": [(1, NOW - 5, NOW - 5), (4, AHEAD, AHEAD)],
 }
 
 
-@pytest.mark.parametrize(("checkpoints", "expected"), RUNS.values(), ids=RUNS)
-def test_run_is_newer_than_its_parent(checkpoints: list[Ancestry], expected: str) -> None:
-    assert "".join(newest_first(checkpoints)) == expected
-    assert "".join(newest_first(checkpoints[::-1])) == expected
+@pytest.mark.parametrize("written", WRITTEN_LAST.values(), ids=WRITTEN_LAST)
+@pytest.mark.parametrize("order", [1, -1])
+def test_newest_is_what_was_written_last(tmp_path: Path, written: list[tuple[int, Any, float]], order: int) -> None:
+    """Each is a number of batches, the time in the metadata and the file's; the first is the newest."""
+    storage = CheckpointStorage(tmp_path)
+    expected = {}
+    for steps, noted, file_time in written[::order]:
+        checkpoint_id = write(storage, steps, {"time": noted})
+        os.utime(tmp_path / checkpoint_id / "metadata.json", (file_time, file_time))
+        expected[steps, file_time] = str(tmp_path / checkpoint_id)
+    assert [*storage.newest_first()] == [expected[steps, file_time] for steps, _, file_time in written]
+
+
+def test_time_grows_from_the_parent_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path / "a", 2)
+    parent = by_steps(tmp_path / "a")[2]
+    noted = json.loads((parent / "metadata.json").read_text())["time"]
+    monkeypatch.setattr(time, "time", lambda: noted - 100.0)
+    train(tmp_path / "b", 6, str(parent))
+    written = {
+        steps: json.loads((one / "metadata.json").read_text()) for steps, one in by_steps(tmp_path / "b").items()
+    }
+    assert {steps: metadata["time"] for steps, metadata in written.items()} == {
+        4: pytest.approx(noted + 1e-3, abs=1e-4),
+        6: pytest.approx(noted + 2e-3, abs=1e-4),
+    }
 
 
 # Damage

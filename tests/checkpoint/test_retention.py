@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 from pathlib import Path
@@ -24,7 +23,6 @@ from det_lightning.checkpoint import (
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
 from det_lightning.checkpoint.safe_load import verify_checkpoint
-from det_lightning.files.strict_json import MAX_SMALL_FILE_BYTES
 from tests.checkpoint.trainings import train
 from tests.trials import SmallTrial
 
@@ -111,8 +109,8 @@ def files_of(steps: int, notes: dict[str, Any] | None = None) -> CheckpointConte
 def checkpoints_of(storage: CheckpointStorage, retention: Retention) -> TrialCheckpoints:
     """Return what a new run knows of the trial."""
     policy = CheckpointPolicy("none", metric="loss", retention=retention)
-    checkpoints = TrialCheckpoints(storage, policy, "trial", "run")
-    checkpoints.learn("experiment")
+    checkpoints = TrialCheckpoints(storage, policy, "experiment", "trial")
+    checkpoints.learn()
     return checkpoints
 
 
@@ -128,7 +126,7 @@ def write(storage: CheckpointStorage, checkpoints: TrialCheckpoints, steps: int,
 
 
 def steps_of(storage: CheckpointStorage) -> list[int]:
-    return sorted(info.metadata["steps_completed"] for info in storage.survey())
+    return sorted(info.metadata["steps_completed"] for info in storage.list_checkpoints())
 
 
 @pytest.mark.slow
@@ -169,7 +167,7 @@ def test_metric_counts_for_the_latest(tmp_path: Path) -> None:
     ids = [write(storage, checkpoints, steps) for steps in (5, 9, 5)]
     checkpoints.note_metric(9, 1.0)
     checkpoints.note_metric(5, math.nan)
-    metrics = [storage.read_metadata(name).get("metric") for name in ids]
+    metrics = [storage.info(name).metadata.get("metric") for name in ids]
     assert metrics == [None, None, {"name": "loss", "value": "NaN", "smaller_is_better": True}]
     assert verify_checkpoint(tmp_path / ids[2]).problems == []
 
@@ -184,47 +182,6 @@ def test_another_metric_does_not_count(tmp_path: Path) -> None:
     storage.write(files_of(4, {**TRIAL, "trial": "other", "metric": accuracy}))
     with pytest.raises(ValueError, match=r"by different metrics .*: 'accuracy', smaller"):
         plan_pruning(storage, Retention())
-
-
-# Indexes of earlier releases
-
-
-def write_index(storage: CheckpointStorage, metrics: dict[str, float | None]) -> Path:
-    """Write the index that releases kept before metrics of later validations were in the metadata."""
-    entry = {"trial": "trial", "steps_completed": 1, "order": 1.0}
-    entries = [{"id": name, "metric": metric, **entry} for name, metric in metrics.items()]
-    file = storage.root.local_path / ".det_lightning/index/experiment/trial.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({**TRIAL, "metric": "loss", "smaller_is_better": True, "checkpoints": entries}))
-    return file
-
-
-def test_old_index_moves_to_metadata(tmp_path: Path) -> None:
-    storage = CheckpointStorage(tmp_path)
-    ids = [storage.write(files_of(steps, TRIAL)) for steps in (1, 2, 3)]
-    file = write_index(storage, dict(zip([*ids, "gone"], [3.0, 1.0, None, 0.5], strict=True)))
-    assert plan_pruning(storage, Retention(0, 1, 0)).to_delete == [ids[0], ids[2]]
-    assert file.exists()
-    checkpoints_of(storage, Retention(0, 1, 1)).finish()
-    assert not (tmp_path / ".det_lightning").exists()
-    assert steps_of(storage) == [2, 3]
-    assert storage.read_metadata(ids[1])["metric"] == {"name": "loss", "value": 1.0, "smaller_is_better": True}
-    assert verify_checkpoint(tmp_path / ids[1]).problems == []
-
-
-DAMAGED = [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (MAX_SMALL_FILE_BYTES + 5)]
-DAMAGED += [b'{"checkpoints": [1]}', b'{"checkpoints": null}', b'{"checkpoints": [{"metric": 1}]}']
-
-
-@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:32]))
-def test_damaged_old_index_is_not_used(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    storage = CheckpointStorage(tmp_path)
-    metrics = {steps: {"name": "loss", "value": 4.0 - steps} for steps in (1, 2)}
-    ids = [storage.write(files_of(steps, {**TRIAL, "metric": metric})) for steps, metric in metrics.items()]
-    file = write_index(storage, {})
-    file.write_bytes(content)
-    assert plan_pruning(storage, Retention(0, 1, 0)).to_delete == ids[:1]
-    assert f"The old index {file} is damaged" in caplog.text
 
 
 # Whole runs
@@ -284,8 +241,9 @@ def test_resume_from_a_link(tmp_path: Path) -> None:
 def test_no_deletion_before_a_save(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids = [storage.write(files_of(steps, TRIAL)) for steps in (1, 2, 3)]
-    checkpoints = TrialCheckpoints(storage, CheckpointPolicy("none", retention=Retention(0, 0, 1)), "trial", "run")
-    checkpoints.learn("experiment", resumed_from=ids[2])
+    policy = CheckpointPolicy("none", retention=Retention(0, 0, 1))
+    checkpoints = TrialCheckpoints(storage, policy, "experiment", "trial", parent=storage.info(ids[2]))
+    checkpoints.learn()
     checkpoints.note_metric(3, 1.0)
     assert steps_of(storage) == [1, 2, 3]
     write(storage, checkpoints, 4)
@@ -328,7 +286,7 @@ def test_no_rule_keeps_all(tmp_path: Path) -> None:
 def test_metric_after_the_checkpoint(tmp_path: Path, last: float, async_write: bool) -> None:
     rules: dict[str, Any] = {"period": pytorch.Batch(2), "policy": "none", "retention": Retention(0, 1, 1)}
     run(tmp_path, last=last, async_write=async_write, **rules)
-    noted = [info.metadata for info in CheckpointStorage(tmp_path).survey()]
+    noted = [info.metadata for info in CheckpointStorage(tmp_path).list_checkpoints()]
     found = {metadata["steps_completed"]: metadata["metric"]["value"] for metadata in noted}
     assert found == ({12: 1.0} if last == 1.0 else {4: 3.0, 12: 9.0})
 

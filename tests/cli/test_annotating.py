@@ -148,7 +148,7 @@ def test_annotates_a_remote_storage(tmp_path: Path) -> None:
     described = [describe_experiment(), describe_trial(7, {checkpoint_id: (10, 0.5)})]
     file = write(tmp_path / "described.json", described)
     run("annotate", storage, file)
-    assert storage.read_metadata(checkpoint_id)["metric"]["value"] == 0.5
+    assert storage.info(checkpoint_id).metadata["metric"]["value"] == 0.5
     assert "0 annotated, 1 unchanged." in run("annotate", storage, file).stdout
     run("verify", storage)
     assert json.loads(show(storage, "--json"))["experiments"][0]["best"] == 0.5

@@ -111,7 +111,7 @@ def test_what_determined_stored_is_simply_opened(config: dict[str, Any], tmp_pat
     with open_checkpoint(storage.find(checkpoint_id), storage.options, with_code=True) as directory:
         assert equal(load_checkpoint(directory).state, STATE)
         assert (directory / "code/package/model.py").read_text() == "the code"
-    (info,) = storage.describe([checkpoint_id])
+    info = storage.info(checkpoint_id)
     assert info.complete
     storage.delete(checkpoint_id)
     assert checkpoint_id not in storage.list_ids(complete=False)

@@ -90,7 +90,7 @@ def test_uploaded_files_are_downloaded(
     assert content_of(checkpoint, storage_id) == {"model": "weights", "part/data": "more"}
     assert checkpoint.get_metadata(storage_id) == {"steps_completed": 3, "note": [1, None]}
     assert files_in(own).keys() == {"model", "part/data"}
-    assert [(info.id, info.complete) for info in storage.survey()] == [(storage_id, True)]
+    assert [(info.id, info.complete) for info in storage.list_checkpoints()] == [(storage_id, True)]
     checkpoint.delete(storage_id)
     assert storage.list_ids() == []
     checkpoint.delete(storage_id)

@@ -83,4 +83,4 @@ def test_saving_or_computing_rank_goes_on(hanging: dict[str, Any], folder: Path,
     ended = wait(hanging[training], 180)
     assert ended.status == 75, ended.output
     storage = CheckpointStorage(folder / training / "checkpoints")
-    assert [storage.read_metadata(name)["steps_completed"] for name in storage.list_ids()] == [8]
+    assert [storage.info(name).metadata["steps_completed"] for name in storage.list_ids()] == [8]

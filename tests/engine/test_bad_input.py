@@ -200,7 +200,7 @@ def test_without_that_metric_training_is_saved(async_write: bool, tmp_path: Path
         fit_trial(max_length=pytorch.Batch(9), validation_period=pytorch.Batch(5), checkpoints=checkpoints)
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
     assert checkpoint in str(raised.value)
-    assert CheckpointStorage(tmp_path).read_metadata(checkpoint)["steps_completed"] == 5
+    assert CheckpointStorage(tmp_path).info(checkpoint).metadata["steps_completed"] == 5
 
 
 def test_a_resume_without_that_metric_fails_too(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def validate_once(storage: Path, policy: str, metric: str | None, metrics: dict[
     checkpoints = DeterminedCheckpoint(storage, policy=policy, metric=metric)
     periods = {"max_length": pytorch.Batch(2), "validation_period": pytorch.Batch([1])}
     fit_trial(Trial, checkpoints=checkpoints, **periods)
-    return sorted(info.metadata["steps_completed"] for info in CheckpointStorage(storage).survey())
+    return sorted(info.metadata["steps_completed"] for info in CheckpointStorage(storage).list_checkpoints())
 
 
 @pytest.mark.parametrize(

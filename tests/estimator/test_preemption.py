@@ -68,7 +68,7 @@ def test_sigterm_saves_and_resumes_exactly(where: str, steps: int, tmp_path: Pat
     assert status == 0
     assert train(tmp_path / "parts", where) == (errors.PREEMPTED_EXIT_CODE, None) == (75, None)
     storage = CheckpointStorage(tmp_path / "parts" / "checkpoints")
-    assert [storage.read_metadata(name)["steps_completed"] for name in storage.list_ids()] == [steps]
+    assert [storage.info(name).metadata["steps_completed"] for name in storage.list_ids()] == [steps]
     status, resumed = train(tmp_path / "parts", "nowhere", "last")
     assert status == 0
     assert resumed["losses"] == whole["losses"][steps:]

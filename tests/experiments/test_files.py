@@ -17,7 +17,6 @@ import pytest
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.format.code_copy import MOST_BYTES
-from det_lightning.checkpoint.retention.run_claims import RunClaims
 from det_lightning.core._task import TrialTask
 from det_lightning.experiments.directory import ExperimentDirectory, find_experiments
 from det_lightning.experiments.event_log import EventLog, find_runner, read_events
@@ -294,7 +293,7 @@ def test_read_only_experiment_is_shown() -> None:
 # Checkpoints of an experiment that has ended
 
 
-def test_used_checkpoint_is_deleted_later(directory: ExperimentDirectory) -> None:
+def test_deletion_goes_on_after_a_kill(directory: ExperimentDirectory) -> None:
     """Of three checkpoints only the last is to be kept. A killed cleanup, of which no event tells, goes on."""
     rule = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 1}
     directory.config_file.write_text(json.dumps({**directory.config(), "checkpoint_storage": rule}))
@@ -307,11 +306,6 @@ def test_used_checkpoint_is_deleted_later(directory: ExperimentDirectory) -> Non
     directory.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
     shutil.rmtree(directory.checkpoints / deleted)  # by hand: it takes the place of no other
     storage = CheckpointStorage(directory.checkpoints)
-    claims = RunClaims(storage)
-    assert claims.use(storage.find(first))
-    assert [*delete_checkpoints(directory, read_state(directory))] == [(1, second), (1, deleted)]
-    claims.release()
-    assert sorted(storage.list_ids()) == sorted([first, last])
     assert [*delete_checkpoints(directory, read_state(directory))] == [(1, first), (1, second), (1, deleted)]
     assert storage.list_ids() == [last]
     shutil.rmtree(directory.checkpoints)  # as where a disk is not mounted

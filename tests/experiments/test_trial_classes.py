@@ -155,7 +155,7 @@ def test_own_callback_reports_checkpoints(own_storage: list[str], tmp_path: Path
     storage = CheckpointStorage(experiment / "trials/1/kept" if own_storage else experiment / "checkpoints")
     (kept,) = storage.list_ids()
     assert kept == reported[-1]["checkpoint_id"]
-    assert storage.read_metadata(kept)["trial"] == "1.1"
+    assert storage.info(kept).metadata["trial"] == "1.1"
     (trial,) = describe_experiment(ExperimentDirectory.existing(experiment))["trials"]
     assert (trial["checkpoint_path"], trial["checkpoint_exists"]) == (storage.find(kept), True)
     # Each checkpoint is announced, then reported, then the earlier one is deleted.

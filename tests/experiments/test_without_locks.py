@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.retention.run_claims import RunClaims
 from tests.experiments.running import events_of, pids_of, run, start, wait_for, write_project
 
 WITHOUT = "#include <errno.h>\nint flock(int file, int operation) { errno = %s; return -1; }\n"
@@ -49,15 +46,3 @@ def test_experiment_runs_and_resumes(tmp_path: Path) -> None:
     assert show(experiment) == ("PAUSED", "PAUSED")
     run("experiment", "resume", experiment, cwd=tmp_path)
     assert show(experiment) == ("COMPLETED", "COMPLETED")
-
-
-def test_remote_storage_says_the_same_once(caplog: pytest.LogCaptureFixture) -> None:
-    url = f"memory://without-locks-{os.getpid()}"
-    for _ in range(2):
-        claims = RunClaims(CheckpointStorage(url))
-        assert claims.claim_trial(None, "trial", None) == "trial"
-        claims.release()
-    (message,) = caplog.messages
-    assert message.startswith(
-        f"{url} has no file locks: two runs that start at the same instant may get the same trial"
-    )

@@ -102,7 +102,7 @@ def outcome(trial: CountedTrial) -> tuple[int, list[int], list[int]]:
 def checkpoints() -> list[int]:
     """Return the number of batches of each checkpoint, where Determined puts those of local runs by default."""
     storage = CheckpointStorage()
-    return sorted(storage.read_metadata(name)["steps_completed"] for name in storage.list_ids())
+    return sorted(storage.info(name).metadata["steps_completed"] for name in storage.list_ids())
 
 
 @pytest.mark.parametrize("form", [dict, Path, str])

@@ -33,9 +33,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import load_checkpoint, read_checkpoint
-from det_lightning.checkpoint.retention.trial_checkpoints import with_metrics
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
-from det_lightning.checkpoint.storage.location import Location
 from tests.soak.kill_training import run_soak
 from tests.soak.mutations import SENTINEL, Files, make_corpus, make_input, write_files
 
@@ -63,7 +61,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "load_trial": lambda directory: pytorch.load_trial_from_checkpoint_path(directory, trial_class=PlainTrial),
     "verify": verify_checkpoint,
     "inspect": inspect_checkpoint,
-    "old_indexes": lambda directory: with_metrics(Location.parse(directory.parent), []),
 }
 
 

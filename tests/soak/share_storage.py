@@ -1,4 +1,4 @@
-"""Runs that go on from one checkpoint at the same time, in one storage, some of them killed and started again.
+"""Trials that go on from one checkpoint at the same time, in one storage, some of them killed and started again.
 
 None loses a checkpoint that it needs, all end with the weights of a training that had the storage for itself, and what
 is left of each trial is what retention keeps.
@@ -48,7 +48,7 @@ class Outcome:
 def train(folder: Path, name: str, length: int, latest: str | None, async_write: bool) -> None:
     """Train, and write down the weights at the end."""
     seed_everything(3 if latest is None else 99)
-    writing = {"period": pytorch.Batch(1), "async_write": async_write, "retention": KEEP_ONE}
+    writing = {"period": pytorch.Batch(1), "async_write": async_write, "retention": KEEP_ONE, "trial": name}
     trial = kill_training.fit(SmallTrial, folder, length, latest, **writing)
     (folder / f"end-{name}").write_text(repr(weights_of(trial).tolist()))
 
@@ -73,7 +73,7 @@ def share(folder: Path, runs: int, rng: random.Random, outcome: Outcome) -> None
         os.kill(started[0], signal.SIGKILL)
         if os.waitpid(started[0], 0)[1] != 0:
             outcome.kills += 1
-            # What it went on from may be gone with it, and a newer one of any of the runs does as well.
+            # A newer one of any of the trials does as well.
             started[0] = start(folder, "0", LENGTH, "last")
         else:
             del started[0]
@@ -81,13 +81,13 @@ def share(folder: Path, runs: int, rng: random.Random, outcome: Outcome) -> None
         wait(pid)
     outcome.findings += look_at(folder, storage, [str(number) for number in range(runs)])
     outcome.ends += len([*folder.glob("end-*")]) - 1
-    outcome.trials += len({info.metadata["trial"] for info in storage.survey()})
+    outcome.trials += len({info.metadata["trial"] for info in storage.list_checkpoints()})
 
 
 def look_at(folder: Path, storage: CheckpointStorage, names: list[str]) -> list[str]:
     """Return what is wrong after all runs have ended."""
     findings = [*(path.read_text() for path in folder.glob("failure-*")), *find_unreadable(storage)]
-    steps = {name: storage.read_metadata(name) for name in storage.list_ids()}
+    steps = {name: storage.info(name).metadata for name in storage.list_ids()}
     pruned = plan_pruning(storage, KEEP_ONE)
     if pruned.unknown:
         findings.append(f"no trial has {pruned.unknown}")

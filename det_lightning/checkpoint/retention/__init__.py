@@ -1,1 +1,1 @@
-"""Retention of checkpoints: the rule, the checkpoints of a trial, claims of live runs, pruning."""
+"""Retention of checkpoints: the rule, the checkpoints of a trial, one writer per trial, pruning."""

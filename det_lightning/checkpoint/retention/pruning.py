@@ -9,18 +9,13 @@ from typing import NamedTuple
 
 from det_lightning import errors
 from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
-from det_lightning.checkpoint.retention.run_claims import (
-    delete_unless_used,
-    is_trial_live,
-    list_used,
-    own_trial,
-)
-from det_lightning.checkpoint.retention.trial_checkpoints import make_record, with_metrics
+from det_lightning.checkpoint.retention.trial_checkpoints import make_record
+from det_lightning.checkpoint.retention.trial_lock import is_trial_live, lock_for_pruning
+from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo, CheckpointNotes
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
-from det_lightning.checkpoint.storage.metadata import CheckpointInfo, CheckpointNotes, read_notes
-from det_lightning.checkpoint.storage.staging import find_writers
-from det_lightning.checkpoint.storage.survey import require_current
+from det_lightning.checkpoint.storage.removal import remove_old_bookkeeping
+from det_lightning.checkpoint.storage.staging import is_over, list_marks
 from det_lightning.escaping import escape, get_logger
 
 logger = get_logger(__name__)
@@ -46,8 +41,7 @@ class PrunePlan:
         incomplete: incomplete checkpoints to delete.
         perhaps_being_written: incomplete checkpoints too young to delete.
         unknown: checkpoints whose metadata name no trial.
-        in_use: checkpoints from which a live run resumed, or of a live run's trial.
-        surveyed: the facts from which the rule chose.
+        in_use: checkpoints of the trials of live runs.
     """
 
     by_rule: dict[Trial, list[CheckpointRecord]]
@@ -56,7 +50,6 @@ class PrunePlan:
     perhaps_being_written: list[str]
     unknown: list[str]
     in_use: list[str]
-    surveyed: list[CheckpointInfo] = dataclasses.field(default_factory=list)
 
     @property
     def to_delete(self) -> list[str]:
@@ -71,23 +64,20 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
     nothing for an hour. Raise a ``ValueError`` if the trials of an experiment disagree on whether smaller metrics are
     better.
     """
-    infos = {info.id: info for info in storage.survey()}
+    infos = {info.id: info for info in storage.list_checkpoints()}
     by_rule: dict[Trial, list[CheckpointRecord]] = {}
     kept: set[str] = set()
     in_use: list[str] = []
-    resumed = list_used(storage.root)
-    for experiment, of_trial in _by_experiment(with_metrics(storage.root, infos.values())).items():
+    for experiment, of_trial in _by_experiment(infos.values()).items():
         superfluous = set(_choose(experiment, of_trial, retention))
         for trial, found in of_trial.items():
             kept.update({info.id for info in found} - superfluous)
-            unwanted = [info.id for info in found if info.id in superfluous]
+            unwanted = [make_record(info, trial.trial) for info in found if info.id in superfluous]
             # A live run relies on all checkpoints of its trial.
-            is_live = bool(unwanted) and is_trial_live(storage.root, *trial)
-            used = [name for name in unwanted if is_live or name in resumed]
-            in_use += used
-            if left := [name for name in unwanted if name not in used]:
-                records = [make_record(info, trial.trial) for info in found if info.id in left]
-                by_rule[trial] = sorted(records, key=lambda record: record.order)
+            if unwanted and is_trial_live(storage.root, *trial):
+                in_use += [record.id for record in unwanted]
+            elif unwanted:
+                by_rule[trial] = sorted(unwanted, key=lambda record: record.order)
     known = kept.union(in_use, (record.id for records in by_rule.values() for record in records))
     abandoned, perhaps_being_written = _find_incomplete(storage, {*infos}) if incomplete else ([], [])
     return PrunePlan(
@@ -97,49 +87,44 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
         perhaps_being_written=perhaps_being_written,
         unknown=[checkpoint_id for checkpoint_id in infos if checkpoint_id not in known],
         in_use=in_use,
-        surveyed=[info for info in infos.values() if info.id in known],
     )
 
 
 def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
-    """Delete the planned checkpoints; return the ids.
-
-    Raise a ``StorageError`` and delete nothing if the checkpoints in a bucket have changed.
-    """
-    if plan.by_rule:
-        require_current(storage.root, plan.surveyed)
+    """Delete the planned checkpoints, and what killed runs and earlier releases have left; return the ids."""
     deleted = []
     for trial, records in plan.by_rule.items():
         ids = [record.id for record in records]
-        with own_trial(storage, *trial) as is_ours:
-            if is_ours:
-                deleted += [checkpoint_id for checkpoint_id in ids if _delete(storage, checkpoint_id)]
-            else:
-                logger.warning("Not deleted, as a run has begun to train trial %s: %s", trial.trial, ", ".join(ids))
+        lock = lock_for_pruning(storage.root, *trial)
+        if lock is None:
+            logger.warning("Not deleted, as a run has begun to train trial %s: %s", trial.trial, ", ".join(ids))
+            continue
+        try:
+            deleted += [checkpoint_id for checkpoint_id in ids if _delete(storage, checkpoint_id)]
+        finally:
+            lock.release()
     deleted += [checkpoint_id for checkpoint_id in plan.incomplete if _delete(storage, checkpoint_id)]
-    if plan.incomplete:
-        storage.remove_abandoned()
-    return deleted
+    with explain_errors("cleaning", storage.root):
+        remove_old_bookkeeping(storage.root)
+    return deleted + storage.remove_leftovers()
 
 
 def _by_experiment(infos: Iterable[CheckpointInfo]) -> dict[str, dict[Trial, list[CheckpointInfo]]]:
     """Return the checkpoints of each trial of each experiment, without checkpoints whose metadata name no trial."""
     found: dict[str, dict[Trial, list[CheckpointInfo]]] = {}
     for info in infos:
-        notes = read_notes(info.metadata)
-        if notes.experiment is not None and notes.trial is not None:
-            trial = Trial(notes.experiment, notes.trial)
-            found.setdefault(notes.experiment, {}).setdefault(trial, []).append(info)
+        if info.notes.experiment is not None and info.notes.trial is not None:
+            trial = Trial(info.notes.experiment, info.notes.trial)
+            found.setdefault(trial.experiment, {}).setdefault(trial, []).append(info)
     return found
 
 
 def _choose(experiment: str, of_trial: dict[Trial, list[CheckpointInfo]], retention: Retention) -> list[str]:
     measured: dict[str, CheckpointNotes] = {}  # by trial, what its newest checkpoint with a metric says
     for trial, found in of_trial.items():
-        with_metric = [info for info in found if read_notes(info.metadata).metric is not None]
+        with_metric = [info for info in found if info.notes.metric is not None]
         if with_metric:
-            newest = max(with_metric, key=lambda info: make_record(info, "").order)
-            measured[trial.trial] = read_notes(newest.metadata)
+            measured[trial.trial] = max(with_metric, key=lambda info: info.time or 0.0).notes
     directions = {notes.smaller_is_better for notes in measured.values()}
     names = {notes.metric_name for notes in measured.values() if notes.metric_name is not None}
     if len(directions) > 1 or len(names) > 1:
@@ -157,23 +142,26 @@ def _choose(experiment: str, of_trial: dict[Trial, list[CheckpointInfo]], retent
 
 
 def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:
-    """Return the ids of incomplete checkpoints: first those with a dead writer, then the others."""
+    """Return the ids of incomplete checkpoints: first those that nobody writes any more, then the others."""
     with explain_errors("looking for incomplete checkpoints in", storage.root):
-        writers = find_writers(storage.root)
-    ids = [checkpoint_id for checkpoint_id in storage.list_ids(complete=False) if checkpoint_id not in complete]
-    latest = time.time() - _INCOMPLETE_AFTER_S
-    unmarked = storage.describe([checkpoint_id for checkpoint_id in ids if checkpoint_id not in writers])
-    # Releases before 0.18 wrote no file that marks a checkpoint as complete.
-    whole = {info.id for info in unmarked if info.complete or info.foreign}
-    old = {info.id for info in unmarked if info.written is not None and info.written < latest} - whole
-    over = old | {checkpoint_id for checkpoint_id, lives in writers.items() if not lives}
-    return [one for one in ids if one in over], [one for one in ids if one not in over | whole]
+        being_written = {name: not is_over(mark) for name, mark in list_marks(storage.root).items()}
+        latest = time.time() - _INCOMPLETE_AFTER_S
+        over: list[str] = []
+        perhaps: list[str] = []
+        for info in storage.list_checkpoints(complete=False):
+            # Releases before 0.18 wrote no file that marks a checkpoint as complete.
+            if info.id in complete or info.complete or info.foreign:
+                continue
+            is_old = info.written is not None and info.written < latest
+            (perhaps if being_written.get(info.id, not is_old) else over).append(info.id)
+    return over, perhaps
 
 
 def _delete(storage: CheckpointStorage, checkpoint_id: str) -> bool:
-    """Remove a checkpoint, unless a run has begun to use it; return whether the checkpoint was removed."""
+    """Remove a checkpoint; return whether the checkpoint was removed."""
     try:
-        return delete_unless_used(storage, checkpoint_id)
+        storage.delete(checkpoint_id)
     except errors.CheckpointNotFound as e:  # another process was faster, or it is another program's
         logger.warning("Not deleted: %s", e)
         return False
+    return True

@@ -1,1 +1,1 @@
-"""Where checkpoints are kept: directories and buckets, staging directories, transfer, claims of live runs."""
+"""Where checkpoints are kept: directories and buckets, staging directories, transfer."""

@@ -9,10 +9,9 @@ from typing import Any
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, METADATA_FILE, WRITTEN_KEY
 from det_lightning.checkpoint.format.manifest import with_entries
 from det_lightning.checkpoint.format.master_export import ExportedCheckpoint, MasterExport
+from det_lightning.checkpoint.storage.checkpoint_info import as_time
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
-from det_lightning.checkpoint.storage.metadata import plausible_time, read_notes, read_time, time_written
-from det_lightning.checkpoint.storage.survey import remove_index
 from det_lightning.files.strict_json import to_json
 from det_lightning.masking import short_text
 
@@ -69,8 +68,6 @@ def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
                 continue
         write = functools.partial(file.write, to_json(content).encode("utf-8"))
         storage.retry.call("writing", write, where=file)
-    if plan.changes and storage.root.is_object_store:
-        storage.retry.call("removing", lambda: remove_index(storage.root), where=storage.root)
 
 
 def _plan_one(
@@ -81,20 +78,21 @@ def _plan_one(
     file = directory / METADATA_FILE
     with explain_errors("reading", directory):
         is_link = directory.link_target() is not None or file.link_target() is not None
-        present = {} if is_link else storage.read_metadata(exported.checkpoint_id)
+        info = storage.info(exported.checkpoint_id)
+        present = {} if is_link else info.metadata
         if not present:
             plan.unreadable.append(exported.checkpoint_id)
             return []
-        has_load_data = (directory / LOAD_DATA_FILE).exists()
-        written_s = time_written(present, read_time(file)) or 0.0
+        has_load_data = info.has_file(LOAD_DATA_FILE)
+        written_s = info.file_time or 0.0
     entries = export.make_entries(exported)
     if mistakes := _contradictions(present, entries, exported):
         return mistakes
     if not has_load_data and (config := export.find_config(exported)) is not None:
         entries["experiment_config"] = config  # a release up to 0.17.7 needs only this and the hyperparameters
     entries[MASTER_KEY] = _merge_values(present.get(MASTER_KEY), {**entries[MASTER_KEY], WRITTEN_KEY: written_s})
-    if read_notes(present).time_s is None:
-        reported_s = plausible_time(exported.time_s, written_s)
+    if info.notes.time_s is None:
+        reported_s = as_time(exported.time_s)
         entries["time"] = written_s if reported_s is None else reported_s
     content = with_entries(present, entries)
     if _as_json(content) == _as_json(present):

@@ -16,6 +16,7 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.storage import writing
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.snapshots import Snapshotter, iterate_tensors
@@ -165,12 +166,14 @@ class CheckpointQueue:
         content: CheckpointContent,
         checkpoint_id: str | None = None,
         report_written: ReportWritten | None = None,
-        commit: Callable[[StagingDirectory], str] | None = None,
+        before: ReportWritten | None = None,
+        after: Callable[[], object] | None = None,
     ) -> str:
         """Write a checkpoint once the previous checkpoint is complete, or start writing; return the id.
 
-        With ``report_written``, which may look at the trial, only :meth:`CheckpointStorage.commit` is left to the
-        background. ``commit``, by default this method, gets the staging directory and returns the id.
+        With ``report_written``, which may look at the trial, only the last file and the upload are left to the
+        background. ``before`` is called with the directory before the checkpoint becomes complete, ``after`` once it
+        is, both by the thread that writes.
 
         Raises:
             CheckpointError: this checkpoint or the previous one cannot be written.
@@ -179,19 +182,26 @@ class CheckpointQueue:
         if self._under_way is not None:
             self.wait()
         new = checkpoint_id or new_id()
-        publish = commit or self._storage.commit
+
+        def complete(staging: StagingDirectory) -> str:
+            writing.complete(staging, content, self._code, before)
+            if after is not None:
+                after()
+            return new
+
         with defer_signal(WORKER_DIED):
             if self._snapshotter is not None and report_written is None:
-                copied = self._copy(self._snapshotter, content, new)
-                complete = functools.partial(self._write_copied, self._snapshotter, copied, new, publish)
+                content = self._copy(self._snapshotter, content, new)
+                finish = functools.partial(self._write_copied, self._snapshotter, content, new, complete)
             else:
-                staging = self._storage.begin(new, content, self._code, report_written)
-                complete = functools.partial(publish, staging)
+                staging = self._storage.stage(new)
+                writing.write_files(staging, content, self._code, report_written)
+                finish = functools.partial(complete, staging)
             if self._snapshotter is not None:
                 with defer_all_signals():
-                    self._under_way = BackgroundTask(complete, name="checkpoint")
+                    self._under_way = BackgroundTask(finish, name="checkpoint")
             else:
-                self._complete.append(complete())
+                self._complete.append(finish())
         return new
 
     def is_under_way(self) -> bool:
@@ -252,7 +262,9 @@ class CheckpointQueue:
         snapshotter: Snapshotter,
         copied: CheckpointContent,
         checkpoint_id: str,
-        publish: Callable[[StagingDirectory], str],
+        complete: Callable[[StagingDirectory], str],
     ) -> str:
         snapshotter.wait_for_device()
-        return publish(self._storage.begin(checkpoint_id, copied, self._code))
+        staging = self._storage.stage(checkpoint_id)
+        writing.write_files(staging, copied, self._code)
+        return complete(staging)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.storage import ancestry, metadata, removal, staging, survey
+from det_lightning.checkpoint.storage import checkpoint_info, removal, staging
+from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id, require_checkpoint_path
 from det_lightning.checkpoint.storage.storage_config import resolve_storage
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, require_writable
@@ -77,7 +78,21 @@ class CheckpointStorage:
         code: CodeSource = None,
         report_written: ReportWritten | None = None,
     ) -> str:
-        """Write a checkpoint and return the id; see :meth:`begin` and :meth:`commit`.
+        """Write a checkpoint and return the id; ``metadata.json`` comes last, and earlier checkpoints stay untouched.
+
+        After any failure the written files are removed.
+
+        Args:
+            content: the content.
+            checkpoint_id: the id; by default a new one.
+            code: the directory to copy to ``code/``, without secrets and results; by default the working directory.
+            report_written: called with the directory once all files but the last are written; may add files.
+
+        Raises:
+            CheckpointNotFound: no checkpoint can have this id.
+            CheckpointError: the files cannot be written.
+            StorageError: the storage failed for good; a complete copy stays on this machine, and the message says
+                where.
 
         Example:
             >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
@@ -86,70 +101,31 @@ class CheckpointStorage:
             >>> storage.newest() == storage.find(checkpoint_id)
             True
         """
-        return self.commit(self.begin(checkpoint_id, content, code, report_written))
+        from det_lightning.checkpoint.format.code_copy import CodeCopier
+        from det_lightning.checkpoint.storage import writing  # imports torch
 
-    def begin(
-        self,
-        checkpoint_id: str | None = None,
-        content: CheckpointContent | None = None,
-        code: CodeSource = None,
-        report_written: ReportWritten | None = None,
-    ) -> staging.StagingDirectory:
-        """Return a new staging directory, with all files of a checkpoint but the last.
+        copier = code if isinstance(code, CodeCopier) else CodeCopier(code)
+        staged = self.stage(checkpoint_id)
+        writing.write_files(staged, content, copier, report_written)
+        return writing.complete(staged, content, copier)
 
-        After any failure the written files are removed; earlier checkpoints stay untouched.
+    def stage(self, checkpoint_id: str | None = None) -> staging.StagingDirectory:
+        """Return a new staging directory, for a checkpoint whose files the caller writes into ``directory``.
 
-        Args:
-            checkpoint_id: the id; by default a new one.
-            content: the content; without content the caller writes the files, and gives :meth:`commit` the metadata.
-            code: the directory to copy to ``code/``, without secrets and results; by default the working directory.
-            report_written: called with the directory once all files but the last are written; may add files.
+        Its ``commit`` writes ``metadata.json``, the last file, and completes the checkpoint; ``abandon``, and any error
+        in a ``with`` block, removes what was written.
 
         Raises:
             CheckpointNotFound: no checkpoint can have this id.
-            CheckpointError: the files cannot be written.
+            CheckpointError: the directory cannot be made.
         """
         new = new_id() if checkpoint_id is None else checkpoint_id
-        begun: staging.StagingDirectory
         try:
-            begin_at = staging.LocalStaging if self.is_local else staging.RemoteStaging
-            begun = begin_at(self.root, new, self.retry)
+            return (staging.LocalStaging if self.is_local else staging.RemoteStaging)(self.root, new, self.retry)
         except errors.CheckpointError:
             raise
         except OSError as e:
             raise errors.CheckpointError(f"No checkpoint can be written in {self}: {e}") from e
-        if content is not None:
-            from det_lightning.checkpoint.format.code_copy import CodeCopier
-            from det_lightning.checkpoint.storage import writing  # imports torch
-
-            begun.content = content
-            begun.code = code if isinstance(code, CodeCopier) else CodeCopier(code)
-            writing.write_content(begun, content, begun.code, report_written)
-        return begun
-
-    def commit(self, begun: staging.StagingDirectory, metadata: Mapping[str, Any] | None = None) -> str:
-        """Complete the checkpoint in a staging directory with ``metadata.json``, the last file. Return the id.
-
-        After any failure the written files are removed.
-
-        Args:
-            begun: from :meth:`begin`.
-            metadata: the content of ``metadata.json`` if the caller has written the other files.
-
-        Raises:
-            CheckpointError: the file cannot be written.
-            StorageError: the storage failed for good; a complete copy stays on this machine, and the message says
-                where.
-        """
-        if begun.content is not None and begun.code is not None:
-            from det_lightning.checkpoint.storage import writing  # imports torch
-
-            writing.commit_content(begun, begun.content, begun.code)
-        else:
-            with staging.abandoning(begun, unless=(errors.StorageError,)):
-                written = [path for path in begun.directory.rglob("*") if path.is_file()] if self.is_local else []
-                begun.commit(dict(metadata or {}), [str(path.relative_to(begun.directory)) for path in written])
-        return begun.directory.name
 
     def require_writable(self) -> None:
         """Raise a ``StorageError`` with the reason unless the storage can be written to, before hours of training."""
@@ -179,24 +155,28 @@ class CheckpointStorage:
         with explain_errors(f"replacing {old} by", new):
             removal.replace(self.root, old, new, self.retry)
 
-    def remove_abandoned(self, own_only: bool = False) -> list[str]:
-        """Remove the incomplete checkpoints of killed writers; return the ids.
-
-        With ``own_only``, leave other users' checkpoints on a local disk.
-        """
+    def remove_leftovers(self) -> list[str]:
+        """Remove the incomplete checkpoints of killed writers; return the ids."""
         if not self.is_local:
             removal.remove_dead_stagings()
         with explain_errors("looking for incomplete checkpoints in", self.root):
-            return removal.remove_abandoned(self.root, own_only)
+            return removal.remove_leftovers(self.root)
 
     def list_ids(self, complete: bool = True) -> list[str]:
         """Return the sorted ids of the checkpoints, without links, and if ``complete`` without incomplete ones."""
-        if self.root.is_object_store:
-            return [info.id for info in self.survey(complete)]
-        markers = metadata.list_markers(complete)
         with explain_errors("listing", self.root):
-            names = [name for name in self.root.list_names() if is_name(name)]
-            return [name for name in names if any((self.root / name / marker).exists() for marker in markers)]
+            return [info.id for info in checkpoint_info.scan(self.root, complete)]
+
+    def list_checkpoints(self, complete: bool = True) -> list[CheckpointInfo]:
+        """Return the facts about the checkpoints, sorted by id, without links; see :meth:`list_ids`."""
+        with explain_errors("listing", self.root):
+            found = checkpoint_info.scan(self.root, complete)
+            checkpoint_info.call_in_parallel(self.root, lambda info: info.metadata, found)
+        return found
+
+    def info(self, checkpoint_id: str) -> CheckpointInfo:
+        """Return the facts about a checkpoint, which need not exist."""
+        return CheckpointInfo(self.root.checkpoint(checkpoint_id))
 
     def list_links(self) -> dict[str, str]:
         """Return the links next to the checkpoints, such as ``latest``, and their targets."""
@@ -223,20 +203,12 @@ class CheckpointStorage:
     def newest_first(self, job: str | None = None) -> Iterator[str]:
         """Yield the paths or URLs of the complete checkpoints, of all jobs or of one ``job``, newest first.
 
-        Among runs that resume one another, more batches mean newer; otherwise the run with the last write is newer, by
-        the storage's own file times.
+        Newest is what was written last, by the time in the metadata; a time that lies in the future does not count.
         """
-        of_job = [info for info in self.glance() if job is None or info.metadata.get("job") == job]
-        for checkpoint_id in ancestry.newest_first(map(ancestry.read_ancestry, of_job)):
-            yield (self.root / checkpoint_id).url
-
-    def glance(self) -> list[metadata.CheckpointInfo]:
-        """Return the facts in each complete checkpoint's ``metadata.json``; faster than :meth:`survey` on a disk."""
-        if self.root.is_object_store:
-            return self.survey()
         with explain_errors("reading", self.root):
-            found = [metadata.glance(self.root / name) for name in self.list_ids()]
-        return [info for info in found if info is not None]
+            for info in checkpoint_info.newest_first(checkpoint_info.scan(self.root, complete=True)):
+                if job is None or info.metadata.get("job") == job:
+                    yield info.directory.url
 
     def find(self, id_or_path: str | os.PathLike[str]) -> str:
         """Return the path or URL of a checkpoint, or of a link's target.
@@ -257,7 +229,7 @@ class CheckpointStorage:
                 directory = elsewhere if elsewhere.is_dir() else None
                 has_metadata = (elsewhere / layout.METADATA_FILE).exists()
             if directory is not None and not has_metadata:
-                metadata.require_checkpoint(directory)
+                checkpoint_info.require_checkpoint(directory)
         if directory is None:
             raise self._describe_unknown(name)
         return directory.resolve_link().url
@@ -269,28 +241,6 @@ class CheckpointStorage:
         return errors.CheckpointNotFound(
             f"There is no checkpoint {mask_url(name)!r}, neither as a directory nor as an id in {self.root}. {hint}"
         )
-
-    def read_metadata(self, checkpoint_id: str) -> dict[str, Any]:
-        """Return the content of ``metadata.json``; empty if the file is missing or damaged."""
-        return metadata.read_metadata(self.root.checkpoint(checkpoint_id))
-
-    def survey(self, complete: bool = True) -> list[metadata.CheckpointInfo]:
-        """Return the facts about all checkpoints, sorted by id, without reading the state. Links are left out.
-
-        If ``complete``, incomplete checkpoints are left out. In a bucket, metadata may come from the index, and then
-        have no manifest and no experiment configuration.
-        """
-        if not self.root.is_object_store:
-            return self.describe(self.list_ids(complete))
-        with explain_errors("listing", self.root):
-            found = survey.survey(self.root)
-        return [info for info in found if not info.markers.isdisjoint(metadata.list_markers(complete))]
-
-    def describe(self, checkpoint_ids: list[str]) -> list[metadata.CheckpointInfo]:
-        """Return the facts about checkpoints without the state."""
-        with explain_errors("reading", self.root):
-            directories = [self.root.checkpoint(name) for name in checkpoint_ids]
-            return metadata.call_in_parallel(self.root, metadata.describe, directories)
 
     def _find_directory(self, name: str) -> Location | None:
         if not is_name(name):

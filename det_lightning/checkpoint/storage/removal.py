@@ -1,8 +1,7 @@
 """Removing checkpoints, and the remains of killed writers.
 
-On a local disk a directory is renamed before the removal: an interrupted removal leaves nothing under the checkpoint's
-name, and the next run removes the rest. Only directories that det_lightning itself created, and checkpoints, are ever
-removed.
+On a disk a directory is renamed before the removal: an interrupted removal leaves nothing under the checkpoint's name,
+and the next run removes the rest. Only checkpoints, and directories that det_lightning itself created, are removed.
 """
 
 from __future__ import annotations
@@ -12,22 +11,30 @@ import functools
 import os
 import pathlib
 import shutil
-import stat
 import tempfile
 
 from fsspec import AbstractFileSystem
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.storage.claims import is_abandoned, remove_if_empty
-from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id, new_id
-from det_lightning.checkpoint.storage.staging import MARK_SUFFIX, MARKS_DIR, STAGING_PREFIX, announce, in_upload_order
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_own_id, new_id
+from det_lightning.checkpoint.storage.staging import (
+    MARKS_DIR,
+    STAGING_PREFIX,
+    announce,
+    in_upload_order,
+    is_over,
+    list_marks,
+    remove_if_empty,
+)
 from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import get_logger
 
 logger = get_logger(__name__)
 
 _REMOVED_DIR = "removed"
+# What earlier releases kept beside the checkpoints: claims, marks, and the indexes of trials and of buckets.
+_OLD_BOOKKEEPING = ("runs", "in_use", "partial", "index", "checkpoints.json")
 
 # Other programs also write a metadata.json or a checkpoint.pt; their directories lack these.
 _OWN_MARKERS = {layout.LOAD_DATA_FILE, layout.RESUME_FILE, layout.TRIAL_STATE_FILE}
@@ -97,51 +104,42 @@ def _require_own_files(directory: Location) -> set[str]:
     return files
 
 
-def remove_abandoned(root: Location, own_only: bool = False) -> list[str]:
-    """Remove the incomplete checkpoints of writers that were killed or cut off. Return the ids.
-
-    On a local disk all are renamed before the first is removed. ``own_only`` leaves other users' checkpoints.
-    """
-    marks = root.bookkeeping(MARKS_DIR)
+def remove_leftovers(root: Location) -> list[str]:
+    """Remove the incomplete checkpoints of killed writers, and what killed processes were removing. Return the ids."""
     removed_ids = []
-    for name in marks.list_names():
-        checkpoint_id, _, suffix = name.rpartition(".")
-        if f".{suffix}" not in (MARK_SUFFIX, ".new") or not is_name(checkpoint_id) or not is_abandoned(marks / name):
+    for checkpoint_id, mark in list_marks(root).items():
+        if not is_over(mark):
             continue
-        checkpoint = root.checkpoint(checkpoint_id)
-        # A mark that never got its final name belongs to a writer that had not begun.
-        if f".{suffix}" == MARK_SUFFIX and checkpoint.exists() and not (checkpoint / layout.METADATA_FILE).exists():
-            if not _is_own_partial(checkpoint) or (own_only and _is_of_another_user(checkpoint)):
-                continue
-            logger.warning("Removing the incomplete checkpoint %s, which a killed writer left behind.", checkpoint)
-            if root.is_local:
-                _move_aside(root, checkpoint.local_path)
-            else:
-                checkpoint.remove()
-            removed_ids.append(checkpoint_id)
         with contextlib.suppress(PermissionError):  # another user's
-            (marks / name).remove()
+            if _remove_unfinished(root, root.checkpoint(checkpoint_id)):
+                removed_ids.append(checkpoint_id)
+            mark.remove()
     if root.is_local:
-        remove_if_empty(marks.local_path)
-        _finish_removals(root, own_only)
+        removed = root.bookkeeping(_REMOVED_DIR)
+        for name in removed.list_names():
+            _remove_tree((removed / name).local_path)
+        remove_if_empty(root.bookkeeping(MARKS_DIR).local_path)
     return removed_ids
 
 
-def _is_of_another_user(location: Location) -> bool:
-    try:
-        return location.is_local and not _is_own_directory(location.local_path)
-    except FileNotFoundError:  # another process has just removed it
-        return True
-
-
-def _is_own_partial(checkpoint: Location) -> bool:
-    """Return whether a killed writer of det_lightning left this directory: the code comes first, then the load data."""
+def _remove_unfinished(root: Location, checkpoint: Location) -> bool:
+    """Remove a marked directory without ``metadata.json``, which only its writer can have made; not through a link."""
     if not is_own_id(checkpoint.name) or checkpoint.link_target() is not None or not checkpoint.is_dir():
         return False
-    names = {*checkpoint.list_names(), *checkpoint.list_links()}
-    return layout.METADATA_FILE not in names and (
-        layout.LOAD_DATA_FILE in names or names <= {layout.CODE_DIR, layout.SHARDS_DIR}
-    )
+    if (checkpoint / layout.METADATA_FILE).exists():
+        return False
+    logger.warning("Removing the incomplete checkpoint %s, which a killed writer left behind.", checkpoint)
+    if root.is_local:
+        _move_aside(root, checkpoint.local_path)  # all, before the first is removed
+    else:
+        checkpoint.remove()
+    return True
+
+
+def remove_old_bookkeeping(root: Location) -> None:
+    """Remove the files that only earlier releases read."""
+    for name in _OLD_BOOKKEEPING:
+        root.bookkeeping(name).remove()
 
 
 def _move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
@@ -161,28 +159,21 @@ def _move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
 def _remove_tree(directory: pathlib.Path) -> None:
     """Remove a directory that other processes may be removing too; of links inside, only the links themselves."""
     while directory.exists():
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(directory)
-    remove_if_empty(directory.parent)
-
-
-def _finish_removals(root: Location, own_only: bool) -> None:
-    """Remove directories that killed processes had renamed for removal."""
-    removed = root.bookkeeping(_REMOVED_DIR)
-    for directory in [removed / name for name in removed.list_names() if is_own_id(name)]:
-        if own_only and _is_of_another_user(directory):
-            continue
         try:
-            _remove_tree(directory.local_path)
+            shutil.rmtree(directory)
+        except FileNotFoundError:
+            continue
         except OSError as e:  # it may be another user's; that is no reason not to train
             logger.warning("The rest of a removed checkpoint, %s, cannot be deleted: %s", directory, e)
+            return
+    remove_if_empty(directory.parent)
 
 
 def remove_dead_stagings() -> None:
     """Remove the temporary directories of this user's killed writers to remote storages."""
     for directory in pathlib.Path(tempfile.gettempdir()).glob(f"{STAGING_PREFIX}*"):
         try:
-            if not (_is_own_directory(directory) and is_abandoned(Location.parse(directory / layout.STAGING_MARK))):
+            if not (_is_own_directory(directory) and is_over(Location.parse(directory / layout.STAGING_MARK))):
                 continue
             logger.warning("Removing %s, which a killed writer left behind.", directory)
             # Last of all the mark, which identifies the directory.
@@ -194,5 +185,4 @@ def remove_dead_stagings() -> None:
 
 
 def _is_own_directory(path: pathlib.Path) -> bool:
-    found = path.lstat()
-    return stat.S_ISDIR(found.st_mode) and (not hasattr(os, "getuid") or found.st_uid == os.getuid())
+    return not path.is_symlink() and path.is_dir() and (not hasattr(os, "getuid") or path.stat().st_uid == os.getuid())

@@ -1,7 +1,7 @@
 """Staging directories: the place of a checkpoint before completion.
 
-A mark in the storage's bookkeeping directory names each checkpoint under way; a marked checkpoint without
-``metadata.json`` was never finished.
+A mark in the storage's bookkeeping directory names each checkpoint under way, on a disk an empty file that is locked
+while the writer lives. A marked checkpoint without ``metadata.json``, and without a writer, was never finished.
 """
 
 from __future__ import annotations
@@ -12,66 +12,104 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Collection, Iterable
+from types import TracebackType
+from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
-from det_lightning.checkpoint.storage.claims import is_abandoned, make_claim, remove_if_empty
+from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
 from det_lightning.checkpoint.storage.location import Location, is_name
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, StoredFiles, upload
 from det_lightning.escaping import get_logger
-from det_lightning.files.local_files import lock_new_file, write_whole
-
-if TYPE_CHECKING:
-    from det_lightning.checkpoint.format.code_copy import CodeCopier
-    from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.files.local_files import is_locked, lock_new_file, write_whole
 
 logger = get_logger(__name__)
 
 #: Prefix of the temporary directories of writers to remote storages.
 STAGING_PREFIX = "det_lightning-"
-#: The directory of the marks, and the end of their names.
-MARKS_DIR = "partial"
-MARK_SUFFIX = ".json"
+#: The directory of the marks.
+MARKS_DIR = "staging"
+_MARK_SUFFIX = ".lock"
+# Without locks, a writer counts as alive for this time; no checkpoint takes so long to write.
+_LASTS_S = 24 * 3600.0
 
 
-def find_writers(root: Location) -> dict[str, bool]:
-    """Return the ids of the checkpoints under way, and whether each writer may still be alive."""
+def mark_of(root: Location, checkpoint_id: str) -> Location:
+    """Return the mark of a checkpoint that is being written or removed."""
+    return root.bookkeeping(MARKS_DIR) / f"{checkpoint_id}{_MARK_SUFFIX}"
+
+
+def list_marks(root: Location) -> dict[str, Location]:
+    """Return the marks of a storage by checkpoint id."""
     marks = root.bookkeeping(MARKS_DIR)
-    return {name: not is_abandoned(marks / f"{name}{MARK_SUFFIX}") for name in list_marks(root) if is_name(name)}
+    names = {name: name.removesuffix(_MARK_SUFFIX) for name in marks.list_names()}
+    return {checkpoint_id: marks / name for name, checkpoint_id in names.items() if is_name(checkpoint_id)}
 
 
-def list_marks(root: Location) -> set[str]:
-    """Return the ids of the checkpoints that are being written or removed, or whose writer was killed."""
-    names = root.bookkeeping(MARKS_DIR).list_names()
-    return {name.removesuffix(MARK_SUFFIX) for name in names if name.endswith(MARK_SUFFIX)}
+def is_over(mark: Location) -> bool:
+    """Return whether the writer that made a mark has ended: the lock is free or, without locks, a day has passed."""
+    try:
+        if mark.is_local and (locked := is_locked(mark.local_path)) is not None:
+            return not locked
+        made_s = mark.modified_s()
+    except OSError:  # finished meanwhile, or another user's
+        return False
+    return made_s is not None and time.time() - made_s > _LASTS_S
+
+
+def remove_if_empty(folder: pathlib.Path) -> None:
+    """Remove an empty directory in the bookkeeping, and empty parents up to the bookkeeping directory."""
+    while BOOKKEEPING_DIR in folder.parts:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        if folder.name == BOOKKEEPING_DIR or folder.exists():
+            return
+        folder = folder.parent
 
 
 class _Staging:
-    """The files of a checkpoint before completion; with ``content``, a trial's checkpoint."""
+    """The files of a checkpoint before completion; in a ``with`` block, any error abandons them."""
 
+    root: Location
     directory: pathlib.Path
-    content: CheckpointContent | None = None
-    code: CodeCopier | None = None
+    #: Whether the directory stays after an error, as the only copy of a complete checkpoint.
+    is_kept = False
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        raise NotImplementedError
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and not self.is_kept:
+            self.abandon()
 
 
 class LocalStaging(_Staging):
-    """The final directory, on a local disk. A lock on the mark shows others that the writer is alive."""
+    """The final directory, on a disk."""
 
     def __init__(self, root: Location, checkpoint_id: str, _: RetryPolicy) -> None:
         self.root = root
         self.directory = root.checkpoint(checkpoint_id).local_path
-        mark = root.bookkeeping(MARKS_DIR) / f"{checkpoint_id}{MARK_SUFFIX}"
-        self._mark = lock_new_file(mark.local_path, json.dumps(make_claim()).encode())
+        self._mark = lock_new_file(mark_of(root, checkpoint_id).local_path)
         try:
             self.directory.mkdir(parents=True)
         except BaseException:
             self._remove_mark()
             raise
 
-    def commit(self, metadata: dict[str, Any], names: Iterable[str], unchanged: StoredFiles | None = None) -> None:
-        """Complete the checkpoint: flush the files ``names`` to the disk; write the plain ``metadata`` last."""
+    def commit(
+        self, metadata: dict[str, Any], names: Collection[str] | None = None, unchanged: StoredFiles | None = None
+    ) -> None:
+        """Complete the checkpoint: flush the files ``names``, by default all, to the disk; write ``metadata`` last."""
+        if names is None:
+            paths = [path for path in self.directory.rglob("*") if path.is_file()]
+            names = [path.relative_to(self.directory).as_posix() for path in paths]
         changed: dict[pathlib.Path, None] = {}  # files and their directories
         for path in map(self.directory.joinpath, names):
             while path != self.directory:
@@ -99,8 +137,8 @@ def announce(root: Location, checkpoint_id: str, retry: RetryPolicy) -> Location
 
     Return the mark, to be removed afterwards. After an interruption the mark shows that the rest is incomplete.
     """
-    mark = retry.call("looking at", lambda: root.bookkeeping(MARKS_DIR), where=root) / f"{checkpoint_id}{MARK_SUFFIX}"
-    retry.call("writing", lambda: mark.write(json.dumps(make_claim()).encode()), where=mark)
+    mark = retry.call("looking at", lambda: mark_of(root, checkpoint_id), where=root)
+    retry.call("writing", lambda: mark.write(b""), where=mark)
     return mark
 
 
@@ -116,62 +154,49 @@ class RemoteStaging(_Staging):
     def __init__(self, root: Location, checkpoint_id: str, retry: RetryPolicy) -> None:
         self.root = root
         self._target = root.checkpoint(checkpoint_id)
-        marks = retry.call("looking at", lambda: root.bookkeeping(MARKS_DIR), where=root)
-        self._mark = marks / f"{checkpoint_id}{MARK_SUFFIX}"
         self._retry = retry
-        self._staging = pathlib.Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))
-        self.directory = self._staging / checkpoint_id
+        retry.call("looking at", lambda: mark_of(root, checkpoint_id), where=root)
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix=STAGING_PREFIX))
+        self.directory = self._folder / checkpoint_id
         try:
-            self._own_mark = lock_new_file(self._staging / STAGING_MARK, json.dumps(make_claim()).encode())
+            self._own_mark = lock_new_file(self._folder / STAGING_MARK)
             self.directory.mkdir()
         except BaseException:
-            shutil.rmtree(self._staging, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
-    def commit(self, metadata: dict[str, Any], names: Iterable[str], unchanged: StoredFiles | None = None) -> None:
-        """Upload all files; an object store copies the ``unchanged`` files within the store.
+    def commit(
+        self, metadata: dict[str, Any], names: Collection[str] | None = None, unchanged: StoredFiles | None = None
+    ) -> None:
+        """Upload the files ``names``, by default none; an object store copies the ``unchanged`` files within the store.
 
         If the storage fails for good, keep the local copy, which is complete.
         """
-        in_order = in_upload_order([*names, METADATA_FILE])
         write_whole(self.directory / METADATA_FILE, json.dumps(metadata, allow_nan=False).encode(), sync=True)
         try:
-            announce(self.root, self.directory.name, self._retry)
+            mark = announce(self.root, self.directory.name, self._retry)
+            in_order = in_upload_order([*(names or ()), METADATA_FILE])
             upload(self.directory, in_order, self._target, self._retry, unchanged)
         except errors.StorageError as e:
             # Without its mark, the directory is not mistaken for one that a killed writer left.
             self._own_mark.remove()
+            self.is_kept = True
             raise errors.StorageError(
                 f"{e} The checkpoint is not in the storage; a complete copy is kept in {self.directory}."
             ) from e
         self.abandon()
         try:
-            self._retry.call("removing", self._mark.remove, where=self._mark)
+            self._retry.call("removing", mark.remove, where=mark)
         except errors.StorageError as e:
-            logger.warning(
-                "The checkpoint %s is complete, but the mark of its writer cannot be removed: %s",
-                self._target,
-                e,
-            )
+            logger.warning("The checkpoint %s is complete, but its mark cannot be removed: %s", self._target, e)
 
     def abandon(self) -> None:
-        shutil.rmtree(self._staging, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._own_mark.remove()
 
 
-#: Where one checkpoint is written; ``abandon`` removes what was written.
+#: Where one checkpoint is written; see ``CheckpointStorage.stage``.
 StagingDirectory = LocalStaging | RemoteStaging
-
-
-@contextlib.contextmanager
-def abandoning(staging: StagingDirectory | None, unless: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Abandon the chief's staging directory, None on other ranks, after any error except ``unless``."""
-    try:
-        yield
-    except BaseException as error:
-        if staging is not None and not isinstance(error, unless):
-            staging.abandon()
-        raise
 
 
 def _sync(paths: Iterable[str | os.PathLike[str]]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, METADATA_FILE
+from det_lightning.checkpoint.storage.checkpoint_info import require_checkpoint
 from det_lightning.checkpoint.storage.location import (
     Location,
     explain_errors,
@@ -25,7 +26,6 @@ from det_lightning.checkpoint.storage.location import (
     new_id,
     require_checkpoint_path,
 )
-from det_lightning.checkpoint.storage.metadata import require_checkpoint
 from det_lightning.escaping import get_logger
 from det_lightning.masking import mask_text
 
@@ -271,7 +271,8 @@ def open_checkpoint(
         if not (location.local_path / METADATA_FILE).exists():
             require_checkpoint(location)
         # Resuming from a link means resuming from its target.
-        yield location.resolve_link().local_path
+        with _explain_vanishing(location):
+            yield location.resolve_link().local_path
         return
     if not is_name(location.name):
         raise errors.CheckpointNotFound(f"{location.name!r} in {location} cannot be the name of a checkpoint.")
@@ -284,5 +285,20 @@ def open_checkpoint(
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         directory = pathlib.Path(folder) / location.name
         directory.mkdir()
-        download(location, names, directory, retry, progress)
+        with _explain_vanishing(location):
+            download(location, names, directory, retry, progress)
         yield directory
+
+
+@contextlib.contextmanager
+def _explain_vanishing(checkpoint: Location) -> Iterator[None]:
+    """Say of an error in reading a checkpoint that it was deleted meanwhile, if it was."""
+    try:
+        yield
+    except (errors.CheckpointError, OSError) as e:
+        if checkpoint.is_dir():
+            raise
+        raise errors.CheckpointNotFound(
+            f"Checkpoint {checkpoint} was deleted while it was read, by the retention of a run or by hand. Use another "
+            "checkpoint."
+        ) from e

@@ -8,7 +8,7 @@ import pathlib
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,59 +34,70 @@ _LITTLE_ROOM_BYTES = 16 * 1024 * 1024
 # Including what torch and pickle raise if a state cannot be written.
 _WRITE_ERRORS = (OSError, RuntimeError, pickle.PicklingError, AttributeError, TypeError)
 
-#: Called with a staging directory once all files but the last are written; it may add files.
+#: Called with a staging directory once all files but the last are written.
 ReportWritten = Callable[[pathlib.Path], None]
 
 
-def write_content(
-    staging: StagingDirectory, content: CheckpointContent, code: CodeCopier, report_written: ReportWritten | None
+def write_files(
+    staging: StagingDirectory, content: CheckpointContent, code: CodeCopier, report_written: ReportWritten | None = None
 ) -> None:
     """Write all files but ``metadata.json``; abandon the staging directory after a failure."""
-    try:
-        try:
-            code.copy(staging.directory / layout.CODE_DIR, storage=staging.directory.parent)
-            _write_files(content, staging.directory)
-        except _WRITE_ERRORS as e:
-            raise _explain(e, staging.directory) from e
-        if report_written is not None:
+    with _writing(staging):
+        code.copy(staging.directory / layout.CODE_DIR, storage=staging.directory.parent)
+        _write_files(content, staging.directory)
+    if report_written is not None:
+        with staging:
             report_written(staging.directory)
-    except BaseException:
-        staging.abandon()
-        raise
 
 
-def commit_content(staging: StagingDirectory, content: CheckpointContent, code: CodeCopier) -> None:
-    """Write ``metadata.json`` with the manifest, and publish the checkpoint."""
+def complete(
+    staging: StagingDirectory, content: CheckpointContent, code: CodeCopier, announce: ReportWritten | None = None
+) -> str:
+    """Write ``metadata.json`` with the manifest, and publish the checkpoint; return the id.
+
+    Call ``announce`` with the directory before. Abandon the staging directory after a failure, except if the storage
+    fails for good: then a complete copy stays.
+    """
+    directory = staging.directory
+    with _writing(staging):
+        if announce is not None:
+            announce(directory)
+        files = describe_files(directory, {**content.described, **code.descriptions})
+        entries = {
+            "determined_version": REFERENCE_VERSION,
+            "steps_completed": content.trial_state.batches_trained,
+            "framework": f"torch-{torch.__version__}",
+            "format": "pickle",
+            "time": time.time(),
+            **content.notes,
+            MANIFEST_KEY: files,
+        }
+        names: Collection[str] = files
+        unchanged = None
+        if staging.root.is_local:
+            # Flushing thousands of small files would take minutes; their checksums show a loss.
+            names = files.keys() - code.descriptions.keys()
+        elif code.previous is not None and code.previous[0] == staging.root:
+            unchanged = StoredFiles(staging.root.checkpoint(code.previous[1]), code.find_unchanged())
+        if content.described:  # other ranks have uploaded what they wrote
+            names = [name for name in names if (directory / name).exists()]
+        staging.commit(with_checksum(entries), names, unchanged)
+    code.latest = (staging.root, directory.name)
+    return directory.name
+
+
+@contextlib.contextmanager
+def _writing(staging: StagingDirectory) -> Iterator[None]:
+    """Turn an error in writing a checkpoint into a ``CheckpointError``, and abandon the checkpoint after any error."""
     try:
-        try:
-            files = describe_files(staging.directory, {**content.described, **code.descriptions})
-            entries = {
-                "determined_version": REFERENCE_VERSION,
-                "steps_completed": content.trial_state.batches_trained,
-                "framework": f"torch-{torch.__version__}",
-                "format": "pickle",
-                "time": time.time(),
-                **content.notes,
-                MANIFEST_KEY: files,
-            }
-            names: Iterable[str] = files
-            unchanged = None
-            if staging.root.is_local:
-                # Flushing thousands of small files would take minutes; their checksums show a loss.
-                names = files.keys() - code.descriptions.keys()
-            elif code.previous is not None and code.previous[0] == staging.root:
-                unchanged = StoredFiles(staging.root.checkpoint(code.previous[1]), code.find_unchanged())
-            if content.described:  # other ranks have uploaded what they wrote
-                names = [name for name in names if (staging.directory / name).exists()]
-            staging.commit(with_checksum(entries), names, unchanged)
-        except _WRITE_ERRORS as e:
-            raise _explain(e, staging.directory) from e
-    except errors.StorageError:
-        raise  # a copy stays on this machine, and the message names it
-    except BaseException:
-        staging.abandon()
-        raise
-    code.latest = (staging.root, staging.directory.name)
+        yield
+    except BaseException as e:
+        explained = _explain(e, staging.directory) if isinstance(e, _WRITE_ERRORS) else None
+        if not staging.is_kept:
+            staging.abandon()
+        if explained is None:
+            raise
+        raise explained from e
 
 
 def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointError:

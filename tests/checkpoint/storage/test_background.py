@@ -194,18 +194,18 @@ class Gate:
         self.storage = storage
         self.open = threading.Event()
         self.entered: list[str] = []
-        self._begin = storage.begin
+        self._stage = storage.stage
 
-    def begin(self, checkpoint_id: str, *arguments: Any) -> Any:
+    def stage(self, checkpoint_id: str) -> Any:
         self.entered.append(checkpoint_id)
         assert self.open.wait(30)
-        return self._begin(checkpoint_id, *arguments)
+        return self._stage(checkpoint_id)
 
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate(CheckpointStorage(tmp_path))
-    monkeypatch.setattr(gate.storage, "begin", gate.begin)
+    monkeypatch.setattr(gate.storage, "stage", gate.stage)
     yield gate
     gate.open.set()
 

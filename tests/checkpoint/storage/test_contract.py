@@ -76,11 +76,11 @@ def test_torn_checkpoint_is_told_apart(backend: Backend) -> None:
     assert storage.list_ids() == [complete]
     assert storage.list_ids(complete=False) == sorted([complete, torn])
     assert storage.newest() == str(storage.root / complete)
-    assert storage.remove_abandoned() == []  # Determined's own writers leave no mark
+    assert storage.remove_leftovers() == []  # Determined's own writers leave no mark
     assert storage.list_ids(complete=False) == sorted([complete, torn])
     with pytest.raises(errors.IncompleteCheckpointError, match=r"metadata\.json is missing"):
         load_checkpoint(storage.find(torn), backend.options)
-    of_complete, of_torn, of_none = storage.describe([complete, torn, "unknown"])
+    of_complete, of_torn, of_none = map(storage.info, (complete, torn, "unknown"))
     assert (of_complete.id, of_complete.complete, of_complete.metadata["steps_completed"]) == (complete, True, 3)
     location = storage.root / complete
     assert of_complete.size_bytes == sum(location.fs.size((location / name).path) for name in location.find_files())
@@ -99,7 +99,7 @@ def test_impossible_metadata_are_ignored(backend: Backend, padding: int | None, 
     changed.write_bytes(b"" if padding is None else file.read() + b" " * padding)
     file.fs.put_file(str(changed), file.path)
     # Asked for without a listing, whose size anyone could have made up.
-    assert storage.read_metadata(checkpoint_id) == {}
+    assert storage.info(checkpoint_id).metadata == {}
 
 
 def test_delete_removes_only_one(backend: Backend) -> None:
@@ -173,16 +173,18 @@ def test_prefix_is_no_pattern(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("age_h", [1, 30])
-def test_remote_leftovers_go_after_a_day(remote: Backend, age_h: int) -> None:
+def test_remote_leftovers_go_after_a_day(remote: Backend, age_h: int, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = remote.storage()
     complete, torn = write(storage), write(storage)
     (storage.root / torn / "metadata.json").remove()
     for name in (complete, torn):
-        mark = storage.root / ".det_lightning/partial" / f"{name}.json"
-        mark.write(json.dumps({"started": time.time() - 3600 * age_h}).encode())
-    assert storage.remove_abandoned() == ([torn] if age_h > 24 else [])
+        (storage.root / ".det_lightning/staging" / f"{name}.lock").write(b"")
+    later = time.time() + 3600 * age_h
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert storage.remove_leftovers() == ([torn] if age_h > 24 else [])
     assert storage.list_ids(complete=False) == sorted([complete, torn] if age_h < 24 else [complete])
     assert storage.list_ids() == [complete]
+    assert (".det_lightning" in {path.partition("/")[0] for path in all_paths(storage)}) == (age_h < 24)
 
 
 # What others wrote

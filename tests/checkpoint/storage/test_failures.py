@@ -118,7 +118,7 @@ def test_mark_that_cannot_be_removed(flaky: Backend, staging: Path, caplog: pyte
     storage = flaky.storage()
     FlakyFileSystem.undeletable = ".det_lightning"
     checkpoint_id = write(storage)
-    assert "is complete, but the mark of its writer cannot be removed: Permission denied" in caplog.text
+    assert "is complete, but its mark cannot be removed: Permission denied" in caplog.text
     FlakyFileSystem.undeletable = ""
     assert storage.list_ids() == [checkpoint_id]
     assert [*staging.iterdir()] == []
@@ -314,7 +314,7 @@ def test_existing_checkpoint_stays(tmp_path: Path) -> None:
     with pytest.raises(errors.CheckpointError, match="No checkpoint can be written"):
         storage.write(files_of(), taken)
     assert all_paths(storage) == before
-    assert storage.remove_abandoned() == []
+    assert storage.remove_leftovers() == []
     load_checkpoint(tmp_path / taken)
 
 
@@ -325,7 +325,7 @@ from det_lightning.checkpoint import CheckpointStorage
 storage = CheckpointStorage(sys.argv[1])
 if os.getuid() == 0:  # who may do anything
     os.setuid(65534)
-print(storage.remove_abandoned())
+print(storage.remove_leftovers())
 """
     with tempfile.TemporaryDirectory() as folder:
         marks = Path(folder, ".det_lightning/partial")

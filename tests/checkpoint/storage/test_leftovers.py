@@ -22,7 +22,7 @@ from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, a
 from tests.launching import environment
 from tests.warm_python import start_warm_python
 
-LONG_AGO = json.dumps({"host": "gone", "pid": 1, "started": time.time() - 1e6}).encode()
+IN_TWO_DAYS = time.time() + 2 * 86400
 
 
 # Ids
@@ -32,15 +32,15 @@ LONG_AGO = json.dumps({"host": "gone", "pid": 1, "started": time.time() - 1e6}).
 def test_name_that_leads_out_is_no_id(backend: Backend, name: str) -> None:
     storage = backend.storage()
     kept = write(storage)
-    takers: list[Callable[[str], object]] = [storage.root.checkpoint, storage.begin, storage.delete]
-    takers += [storage.read_metadata, lambda name: storage.describe([name])]
+    takers: list[Callable[[str], object]] = [storage.root.checkpoint, storage.stage, storage.delete]
+    takers += [storage.info]
     takers += [lambda name: storage.replace(name, kept), lambda name: storage.replace(kept, name)]
     for take in takers:
         with pytest.raises(errors.CheckpointNotFound, match="There is no checkpoint"):
             take(name)
     assert not storage.is_complete(name)
     with pytest.raises(errors.StorageError, match="cannot be the name of a file"):
-        storage.root.bookkeeping("partial", name)
+        storage.root.bookkeeping("staging", name)
     assert storage.list_ids() == [kept]
 
 
@@ -65,44 +65,35 @@ def test_bucket_keys_that_lead_out(s3_options: dict[str, Any], tmp_path: Path) -
 # Marks
 
 
-def test_marks_for_foreign_directories(backend: Backend) -> None:
+def test_marks_for_foreign_directories(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The marks look like those of a writer that was killed: no process holds a lock on them."""
-    above, storage, own = backend.storage(), backend.storage("/storage"), new_id()
+    above, storage = backend.storage(), backend.storage("/storage")
     kept = write(storage)
-    for path in ("precious", "storage/precious", "storage/datasets/precious", f"storage/{own}/precious"):
+    for path in ("precious", "storage/precious", "storage/datasets/precious"):
         (above.root / path).write(b"precious")
-    for mark in ("...json", "..json", ".json", "datasets.json", "datasets.new", f"{own}.json", "..new"):
-        (storage.root / ".det_lightning/partial" / mark).write(LONG_AGO)
-    before = {path: (above.root / path).read() for path in all_paths(above) if "partial" not in path}
-    assert storage.remove_abandoned() == []
-    carry_out(plan_pruning(storage, Retention(), incomplete=True), storage)
-    assert {path: (above.root / path).read() for path in all_paths(above) if "partial" not in path} == before
+    for mark in ("...lock", "..lock", ".lock", "datasets.lock", "datasets.new", f"{kept}.lock", "..new"):
+        (storage.root / ".det_lightning/staging" / mark).write(b"")
+    before = {path: (above.root / path).read() for path in all_paths(above) if "staging" not in path}
+    with monkeypatch.context() as later:
+        later.setattr(time, "time", lambda: IN_TWO_DAYS)
+        assert storage.remove_leftovers() == []
+        carry_out(plan_pruning(storage, Retention(), incomplete=True), storage)
+    assert {path: (above.root / path).read() for path in all_paths(above) if "staging" not in path} == before
     assert storage.list_ids() == [kept]
 
 
-@pytest.mark.parametrize("held", [[], ["code/model_def.py"], ["code/model_def.py", "load_data.json", "state_dict.pth"]])
+@pytest.mark.parametrize("held", [[], ["code/model_def.py"], ["load_data.json", "state_dict.pth"], ["a script's.txt"]])
 def test_leftovers_are_recognized(tmp_path: Path, held: list[str]) -> None:
     partial = tmp_path / new_id()
     for name in held:
         (partial / name).parent.mkdir(parents=True, exist_ok=True)
         (partial / name).write_text("partial")
     partial.mkdir(exist_ok=True)
-    mark = tmp_path / ".det_lightning/partial" / f"{partial.name}.json"
+    mark = tmp_path / ".det_lightning/staging" / f"{partial.name}.lock"
     mark.parent.mkdir(parents=True)
-    mark.write_bytes(LONG_AGO)
-    assert CheckpointStorage(tmp_path).remove_abandoned() == [partial.name]
+    mark.touch()
+    assert CheckpointStorage(tmp_path).remove_leftovers() == [partial.name]
     assert [*tmp_path.iterdir()] == []
-
-
-def test_damaged_mark_removes_nothing(remote: Backend) -> None:
-    storage = remote.storage()
-    torn = write(storage)
-    (storage.root / torn / "metadata.json").remove()
-    times = [b"1e999", b"-1e999", b"NaN", b"1" + b"0" * 400, b"[" * 100_000, b'"x"', b"null"]
-    for content in [b"", b"[]", b"{", b"null", *(b'{"started": ' + started + b"}" for started in times)]:
-        (storage.root / ".det_lightning/partial" / f"{torn}.json").write(content)
-        assert storage.remove_abandoned() == []
-        assert storage.list_ids(complete=False) == [torn]
 
 
 # Removing
@@ -136,17 +127,16 @@ CheckpointStorage(sys.argv[1]).delete(sys.argv[2])
     assert storage.list_ids(complete=False) == [kept]
     assert not (tmp_path / deleted).exists()
     assert (tmp_path / ".det_lightning/removed").exists()
-    assert storage.remove_abandoned() == []
+    assert storage.remove_leftovers() == []
     assert [path.name for path in tmp_path.iterdir()] == [kept]
 
 
-def test_other_files_among_the_removed_stay(tmp_path: Path) -> None:
-    (tmp_path / ".det_lightning/removed/datasets").mkdir(parents=True)
+def test_nothing_is_removed_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / ".det_lightning/removed").mkdir(parents=True)
     (tmp_path / ".det_lightning/removed" / new_id()).symlink_to(tmp_path)
     (tmp_path / "precious").write_text("precious")
-    CheckpointStorage(tmp_path).remove_abandoned()
+    CheckpointStorage(tmp_path).remove_leftovers()
     assert (tmp_path / "precious").exists()
-    assert len([*(tmp_path / ".det_lightning/removed").iterdir()]) == 2
 
 
 # Writers that were killed
@@ -183,12 +173,12 @@ def test_only_dead_leftovers_are_removed(tmp_path: Path) -> None:
         assert dead.wait() == -9
         assert storage.list_ids() == [complete]
         assert storage.list_ids(complete=False) == sorted([complete, kept.name, left.name])
-        assert storage.remove_abandoned() == [left.name]
-        assert storage.remove_abandoned() == []
+        assert storage.remove_leftovers() == [left.name]
+        assert storage.remove_leftovers() == []
         assert storage.list_ids(complete=False) == sorted([complete, kept.name])
         live.communicate("go on\n")
     assert storage.list_ids() == sorted([complete, kept.name])
-    assert storage.remove_abandoned() == []
+    assert storage.remove_leftovers() == []
     assert not (tmp_path / "storage/.det_lightning").exists()
 
 
@@ -199,7 +189,7 @@ def test_only_dead_stagings_are_removed(flaky: Backend, staging: Path) -> None:
     with live, dead:
         assert dead.wait() == -9
         assert left.is_dir()
-        flaky.storage().remove_abandoned()
+        flaky.storage().remove_leftovers()
         assert [*staging.iterdir()] == [kept.parent]
         assert (kept / "state_dict.pth").is_file()
         live.communicate("go on\n")
@@ -211,7 +201,7 @@ def test_kept_copy_is_no_leftover(flaky: Backend, staging: Path) -> None:
     FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict.pth")
     with pytest.raises(errors.StorageError, match="a complete copy is kept in") as raised:
         write(flaky.storage())
-    flaky.storage().remove_abandoned()
+    flaky.storage().remove_leftovers()
     load_checkpoint(str(raised.value).partition("a complete copy is kept in ")[2].removesuffix("."))
 
 
@@ -220,12 +210,12 @@ def test_other_temporary_directories_stay(flaky: Backend, staging: Path, tmp_pat
     (staging / "det_lightning-notes/file").write_text("precious")
     for folder in (tmp_path / "elsewhere", staging / "other"):
         folder.mkdir()
-        (folder / STAGING_MARK).write_bytes(LONG_AGO)
+        (folder / STAGING_MARK).touch()
     (staging / "det_lightning-link").symlink_to(tmp_path / "elsewhere")
     (staging / "det_lightning-linked mark").mkdir()
     (staging / "det_lightning-linked mark" / STAGING_MARK).symlink_to(tmp_path / "elsewhere" / STAGING_MARK)
     before = sorted(os.fspath(path) for path in tmp_path.rglob("*"))
-    flaky.storage().remove_abandoned()
+    flaky.storage().remove_leftovers()
     assert sorted(os.fspath(path) for path in tmp_path.rglob("*")) == before
 
 

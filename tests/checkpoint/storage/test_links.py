@@ -100,9 +100,9 @@ def test_storage_behind_a_link(tmp_path: Path) -> None:
 def test_retention_follows_no_link(tmp_path: Path) -> None:
     storage, ids = written_with_a_link(tmp_path, to_outside=True)
     elsewhere = content(tmp_path / "elsewhere")
-    trial = TrialCheckpoints(storage, CheckpointPolicy("none", retention=Retention(0, 0, 1)), "t", "run")
-    trial.learn("e")
-    trial.finish()
+    trial = TrialCheckpoints(storage, CheckpointPolicy("none", retention=Retention(0, 0, 1)), "e", "t")
+    trial.learn()
+    trial.add(ids[2], 3, 3.0, None)
     assert storage.list_ids() == [ids[2]]
     assert content(tmp_path / "elsewhere") == elsewhere
     assert (tmp_path / "storage/latest").is_symlink()
@@ -125,37 +125,25 @@ def test_delete_keeps_targets_of_links(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "refused"), [("", "write"), ("", "delete"), ("partial", "write"), ("removed", "delete")]
+    ("name", "refused"), [("", "write"), ("", "delete"), ("staging", "write"), ("removed", "delete")]
 )
 def test_bookkeeping_behind_a_link(tmp_path: Path, name: str, refused: str) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     kept = write(storage)
-    precious = tmp_path / "elsewhere/partial" / f"{kept}.json"
+    precious = tmp_path / "elsewhere/staging" / f"{kept}.lock"
     precious.parent.mkdir(parents=True)
-    precious.write_text('{"started": 1}')
+    precious.write_text("precious")
     link = tmp_path / "storage/.det_lightning" / name
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(precious.parents[2])
     before = content(tmp_path)
-    for action in (storage.remove_abandoned, lambda: write(storage) if refused == "write" else storage.delete(kept)):
+    for action in (storage.remove_leftovers, lambda: write(storage) if refused == "write" else storage.delete(kept)):
         with pytest.raises(errors.StorageError, match=r"is a link to .*, and nothing is written or deleted through a"):
             action()
     assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["index", "index/e", "index/e/t.json"])
-def test_old_index_behind_a_link(tmp_path: Path, name: str) -> None:
-    storage = CheckpointStorage(tmp_path / "storage")
-    (tmp_path / "elsewhere").mkdir()
-    link = tmp_path / "storage/.det_lightning" / name
-    link.parent.mkdir(parents=True)
-    link.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(errors.StorageError, match="nothing is written or deleted through a link"):
-        TrialCheckpoints(storage, CheckpointPolicy("none", retention=Retention()), "t", "run").learn("e")
-    assert [*(tmp_path / "elsewhere").iterdir()] == []
-
-
-@pytest.mark.parametrize("where", ["{id}", ".det_lightning/partial/{id}.new", "{id}/.metadata.json.{pid}.tmp"])
+@pytest.mark.parametrize("where", ["{id}", ".det_lightning/staging/{id}.new", "{id}/.metadata.json.{pid}.tmp"])
 def test_no_write_through_a_link(tmp_path: Path, where: str) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     checkpoint_id = "epoch=1"

@@ -101,7 +101,7 @@ def test_background_changes_nothing_else(
     assert_same_checkpoints(storage, straight.storage)
     assert sorted(recorder.uploaded) == storage.list_ids()
     assert recorder.written == (recorder.uploaded if kind is WriteRecorder else [])
-    assert [storage.read_metadata(name)["steps_completed"] for name in recorder.uploaded] == [3, 6, 9, 12]
+    assert [storage.info(name).metadata["steps_completed"] for name in recorder.uploaded] == [3, 6, 9, 12]
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_retries_do_not_change_training(flaky: Backend, in_background: bool, str
 
 
 def test_retention_retries_every_request(flaky: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those for the index, the locks on it, and the claims of runs, which are no transfers of files."""
+    """Also those for the marks of writers, which are no transfers of files."""
     storage = CheckpointStorage(flaky.url, retry=RetryPolicy(attempts=50, first_wait_s=0.001, longest_wait_s=0.001))
     failed: set[tuple[str, str]] = set()
 
@@ -165,7 +165,7 @@ def test_retention_retries_every_request(flaky: Backend, monkeypatch: pytest.Mon
 
         return fail_once
 
-    operations = ["cat_file", "exists", "find", "ls", "pipe_file", "rm"]
+    operations = ["exists", "find", "ls", "pipe_file", "rm"]
     for operation in operations:
         monkeypatch.setattr(FlakyFileSystem, operation, failing_once(operation))
     train(storage, max_length=4, retention=Retention(0, 1, 1))

@@ -1,0 +1,136 @@
+"""One writer per trial: a run, or a pruning, holds a lock on the trial's name, where the storage has locks.
+
+The lock is an empty file beside the checkpoints of a local disk, and ends with the process; a file next to it says who
+holds the lock. Object stores, SFTP and disks without locks have no such protection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+import time
+import uuid
+from pathlib import Path
+
+from det_lightning import errors
+from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.staging import remove_if_empty
+from det_lightning.escaping import get_logger
+from det_lightning.files.local_files import LockedFile, is_locked, lock_file, write_whole
+
+logger = get_logger(__name__)
+
+_DIRECTORY = "trials"
+_TRIAL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# What a pruning is called as a holder. It ends soon: how often a run looks whether it has, and for how long.
+_PRUNING = "a pruning"
+_PAUSE_S = 0.5
+_MOST_PAUSES = 120
+
+
+def is_trial_name(name: str) -> bool:
+    """Return whether a trial may have this name: letters, digits, ``._-``, at most 128, and no leading dot."""
+    return _TRIAL_NAME.fullmatch(name) is not None and not name.startswith(".")
+
+
+class TrialLock:
+    """The right to write and delete the checkpoints of a trial in a storage, until :meth:`release`.
+
+    ``lock`` and ``holder`` are the locked file and the file with the name of the holder; None without locks.
+    """
+
+    def __init__(self, lock: LockedFile | None = None, holder: Path | None = None) -> None:
+        self._lock = lock
+        self._holder = holder
+
+    @classmethod
+    def take(cls, root: Location, experiment: str, trial: str, purpose: str = "a run") -> TrialLock | None:
+        """Return the lock, or None if another process holds it; ``purpose`` is what others are told."""
+        if not root.is_local:
+            return cls()
+        path = _path(root, experiment, trial)
+        lock = lock_file(path, unprotected="two runs that train one trial at the same time are not told apart")
+        if lock is None:
+            return None
+        holder = path.with_suffix(".json")
+        write_whole(holder, json.dumps([purpose, os.getpid(), socket.gethostname()]).encode())
+        return cls(lock, holder)
+
+    def release(self) -> None:
+        """Give the right up. A second release has no effect."""
+        lock, self._lock = self._lock, None
+        if lock is not None and self._holder is not None:
+            self._holder.unlink(missing_ok=True)
+            lock.remove()
+            remove_if_empty(lock.path.parent)
+
+
+def lock_for_pruning(root: Location, experiment: str, trial: str) -> TrialLock | None:
+    """Return the lock of a trial whose checkpoints are deleted, None if a live run has it; a starting run waits."""
+    return TrialLock.take(root, experiment, trial, _PRUNING)
+
+
+def is_trial_live(root: Location, experiment: str, trial: str) -> bool:
+    """Return whether a live run is known to write the checkpoints of a trial."""
+    try:
+        return root.is_local and is_locked(_path(root, experiment, trial)) is True
+    except FileNotFoundError:
+        return False
+
+
+def lock_trial(root: Location, experiment: str | None, given: str | None, inherited: object) -> tuple[str, TrialLock]:
+    """Return the name of a run's trial and its lock: ``given`` if not None, or ``inherited``, or a new name.
+
+    Without ``experiment``, the name of the experiment is the trial's. Raise a ``StorageError`` if a live run has the
+    name ``given``; if a live run has ``inherited``, use a new name.
+    """
+    if given is not None:
+        lock = _take_after_pruning(root, experiment or given, given)
+        if isinstance(lock, str):
+            raise errors.StorageError(
+                f"Trial {given!r} in {root} belongs to another run, {lock}. Wait for the end of that run, or pass "
+                "another name: trial=..."
+            )
+        return given, lock
+    if isinstance(inherited, str) and is_trial_name(inherited):
+        lock = _take_after_pruning(root, experiment or inherited, inherited)
+        if isinstance(lock, TrialLock):
+            return inherited, lock
+        logger.warning(
+            "The trial %s that this run resumes belongs to another run, %s. This run becomes a new trial.",
+            inherited,
+            lock,
+        )
+    name = str(uuid.uuid4())
+    return name, TrialLock.take(root, experiment or name, name) or TrialLock()
+
+
+def _take_after_pruning(root: Location, experiment: str, trial: str) -> TrialLock | str:
+    """Return the lock, or a description of the process that holds it; wait for a pruning."""
+    for _ in range(_MOST_PAUSES):
+        lock = TrialLock.take(root, experiment, trial)
+        if lock is not None:
+            return lock
+        purpose, described = _read_holder(_path(root, experiment, trial).with_suffix(".json"))
+        if purpose != _PRUNING:
+            break
+        time.sleep(_PAUSE_S)
+    return described
+
+
+def _read_holder(file: Path) -> tuple[str, str]:
+    """Return the purpose of the process that holds a lock, and a description of the process."""
+    try:
+        purpose, pid, host = json.loads(file.read_bytes())
+        return str(purpose), f"process {int(pid)} on {str(host)!r:.100}"
+    except (OSError, ValueError, TypeError):
+        return "", "an unknown process"
+
+
+def _path(root: Location, experiment: str, trial: str) -> Path:
+    # The names themselves need not be valid file names.
+    digest = hashlib.sha256(json.dumps([experiment, trial]).encode()).hexdigest()[:32]
+    return root.bookkeeping(_DIRECTORY, f"{digest}.lock").local_path
