@@ -37,7 +37,7 @@ class GivenEvaluation:
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, loaders: Any) -> None:
         self._trial = trial
         self._context = context
-        self._evaluation = Evaluation(trial, context, single_batch=False)
+        self._evaluation = Evaluation(trial, context)
         if not self._evaluation.by_batch and context.distributed.size > 1:
             raise errors.UnsupportedTrainerFlags(
                 f"test() of {type(original_trial(trial)).__name__}, which has evaluate_full_dataset(), works in one "

@@ -49,7 +49,8 @@ class TrialModule(InferenceModule):
             ``pl.Trainer``.
         reporting_period: defaults to ``log_every_n_steps`` of ``pl.Trainer``.
         step_zero_validation: validate before the first batch.
-        test_mode: train on this number of batches (True is 1), and validate on a single batch.
+        test_mode: True trains on a single batch and validates on a single batch. A larger number is the most batches
+            to train on; a validation is then complete, or without metrics if it has more than 100 batches.
         context: the context of a built trial.
         reading: how to read the checkpoint in ``ckpt_path=``. By default, objects in the checkpoint are refused.
 

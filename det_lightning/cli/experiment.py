@@ -31,16 +31,6 @@ EXIT_CODES = (
     "failed, and 130 a signal paused the experiment."
 )
 
-# The changes by --try: one trial, and no kept checkpoint. A script may read the length in the unit of the file.
-_SHORT = {"epochs": 1, "batches": 4, None: 4}
-_OF_A_TRY = (
-    "searcher.name=single",
-    "max_restarts=0",
-    "min_validation_period=null",
-    "min_checkpoint_period=null",
-    "checkpoint_policy=none",
-    "checkpoint_storage={save_trial_latest: 0, save_trial_best: 0, save_experiment_best: 0}",
-)
 # How many lines of a start-up hook are shown, and how many failed trials are named.
 _MOST_SHOWN_LINES = 40
 _MOST_SHOWN_TRIALS = 3
@@ -110,18 +100,13 @@ def run(
 ) -> None:
     """Train the trials of a Determined experiment configuration."""
     config = _read_or_report(config_file, override)
-    if try_out and config is not None:
-        config = _read_or_report(config_file, [*(override or ()), *_OF_A_TRY, *_short_length(config)])
     if config is None:
         raise typer.Exit(2)
     from det_lightning.config import field_effects
-    from det_lightning.core._task import TRY_VARIABLE
     from det_lightning.experiments import lifecycle
     from det_lightning.experiments.directory import Options
     from det_lightning.experiments.search.search import count_most_trials, plan_trials
 
-    if try_out:
-        os.environ[TRY_VARIABLE] = "1"  # inherited by the processes of the trial
     if dry_run:
         space = config.hyperparameters
         trials = [
@@ -141,7 +126,7 @@ def run(
         if field.effect in ("ignored", "warned"):
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
     with_hook = _decide_on_hook(code, hook, try_out)
-    options = Options(loggers=logger or [], trusted=trusted, slots=slots, cpu=cpu, ray=ray)
+    options = Options(loggers=logger or [], trusted=trusted, slots=slots, cpu=cpu, ray=ray, tries=try_out)
     with lifecycle.find_machines(ray) as machines:
         machines.check(lifecycle.make_demand(config, options), experiments)
         directory = lifecycle.create(config, config_file, code, experiments, options, with_hook=with_hook)
@@ -230,15 +215,6 @@ def stop(directory: Experiment) -> None:
     warn(f"Process {runner.process} was asked to pause the experiment.")
 
 
-def _short_length(config: ExperimentConfig) -> list[str]:
-    """Return an override for the length of a try: a few of the units in the configuration."""
-    length = config.searcher.training_length
-    if length is None:
-        return []
-    units = min(length.units, _SHORT.get(length.unit, length.units))
-    return [f"searcher.max_length={units if length.unit is None else f'{{{length.unit}: {units}}}'}"]
-
-
 def _decide_on_hook(code: Path, choice: Hook | None, is_try: bool) -> bool:
     """Return whether to run the start-up hook; show it and raise an error if neither the user nor a comment decided."""
     hook = code / STARTUP_HOOK
@@ -299,6 +275,8 @@ def _run(directory: ExperimentDirectory, machines: Machines, options: Options, *
     if outcome is not outcome.COMPLETED:
         failed = [trial_id for trial_id, trial in state.trials.items() if trial.status is trial.status.ERROR]
         for trial_id in failed[:_MOST_SHOWN_TRIALS]:
+            if sys.stderr.isatty():  # a table shows no reasons
+                warn(f"Trial {trial_id}: {state.trials[trial_id].reason}")
             warn(f"Log of trial {trial_id}: {_command('logs', directory.path, trial_id)}")
         warn(f"After a fix in {directory.code}, resume with: {_command('resume', directory.path, '--retry-failed')}")
         raise typer.Exit(1)

@@ -18,6 +18,9 @@ from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag, Optio
 from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
 from det_lightning.files.file_kinds import require_output
 
+# How many failed trials are explained.
+_MOST_REASONS = 3
+
 Page = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page (.html) with charts instead.")]
 
 
@@ -184,6 +187,8 @@ def _print_details(details: dict[str, Any], sorted_by: str | None = None, more_c
         headings = [f"{'>' if column.is_number else ''}{column.heading}" for column in columns]
         cells = [[format_cell(cell) for cell in column.cells] for column in columns]
         print_table(headings, map(list, zip(*cells, strict=True)))
+    failed = [trial for trial in trials if trial["state"] == "ERROR" and trial.get("reason")]
+    print_lines(f"trial {trial['id']}: {trial['reason']}" for trial in failed[:_MOST_REASONS])
 
 
 def _print_best(found: list[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from det_lightning.core._cluster import ClusterInfo, get_cluster_info
 from det_lightning.core._preempt import PreemptContext, PreemptMode
 from det_lightning.core._profiler import ProfilerContext
 from det_lightning.core._searcher import SearcherContext
-from det_lightning.core._task import current_task
+from det_lightning.core._task import current_task, is_try, make_try_storage
 from det_lightning.core._train import EarlyExitReason, TensorboardMode, TrainContext
 from det_lightning.errors import InvalidHP
 from det_lightning.escaping import get_logger
@@ -173,8 +173,10 @@ def init(
             f"The trial has {len(task.slots)} slots: core.init() needs distributed=, such as "
             "core.DistributedContext.from_torch_distributed()."
         )
-    if checkpoint_storage is None and task is not None:
+    if task is not None and (checkpoint_storage is None or is_try()):
         checkpoint_storage = task.checkpoint_storage
+    elif is_try():
+        checkpoint_storage = make_try_storage()
     storage = CheckpointStorage(checkpoint_storage)
     distributed = distributed or DistributedContext()
     _print_stacks_on_signal()

@@ -62,6 +62,7 @@ class PreemptContext:
         self._started = False
         self._acknowledged = False
         self._requested = False
+        self._try_is_over = False
         self._was_asked = False
         self._signals = EndSignals(lambda _: self.request())
 
@@ -106,7 +107,7 @@ class PreemptContext:
             )
         self._handle_signal()
         self._was_asked = True
-        asked = self._requested
+        asked = self._requested or self._try_is_over
         if self._mode is PreemptMode.WorkersAskChief:
             asked = any(self._distributed.allgather(asked))
         if asked and auto_ack and (self._distributed.rank == 0 or self._mode is PreemptMode.WorkersAskMaster):
@@ -119,8 +120,12 @@ class PreemptContext:
             self._signals.install()
 
     def end_unless_asked(self) -> None:
-        """In an experiment, end a process that was asked to end and goes on without :meth:`should_preempt`."""
-        if self._task is not None and self._requested and not self._was_asked:
+        """End a process that goes on without :meth:`should_preempt`: an experiment's, asked to end, or a lone try.
+
+        The runner of an experiment ends a try.
+        """
+        is_over = self._try_is_over if self._task is None else self._requested
+        if is_over and not self._was_asked:
             end_by_signal(signal.SIGTERM)
 
     def acknowledge_preemption_signal(self) -> None:
@@ -128,6 +133,10 @@ class PreemptContext:
         if self._task is not None and not self._acknowledged:
             self._task.report("preempted", None, {})
         self._acknowledged = True
+
+    def end_try(self) -> None:
+        """Ask this process to end, since a try has been through a validation."""
+        self._try_is_over = True
 
     def request(self) -> None:
         """Ask this process to end, for notices other than signals."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import datetime
 import functools
 import json
 import os
+import shutil
 import socket
+import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 #: The environment variable that names the file of the task.
 TASK_VARIABLE = "DET_LIGHTNING_TASK"
-#: The environment variable of ``det-lightning run --try``, and how many batches its trial trains.
+#: The environment variable of a try of ``det-lightning run`` or ``port``, and how many batches a trial then trains.
 TRY_VARIABLE = "DET_LIGHTNING_TRY"
 TRY_BATCHES = 4
 
@@ -188,6 +191,19 @@ def read_record(line: bytes) -> dict[str, Any]:
 
 def _is_number_below(value: Any, end: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < end
+
+
+def is_try() -> bool:
+    """Return whether this process only shows that its code runs: it ends early, and keeps no checkpoint."""
+    return bool(os.environ.get(TRY_VARIABLE))
+
+
+@functools.cache
+def make_try_storage() -> str:
+    """Return the directory for the checkpoints of a try outside of experiments; it goes when the process ends."""
+    directory = tempfile.mkdtemp(prefix="det-lightning-try-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 def current_task() -> TrialTask | None:

@@ -13,7 +13,7 @@ from det_lightning.arguments import find_member
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._preempt import PreemptContext
 from det_lightning.core._reports import Reports, read_report
-from det_lightning.core._task import TrialTask, default_directory, remember_run
+from det_lightning.core._task import TrialTask, default_directory, is_try, remember_run
 from det_lightning.escaping import get_logger
 from det_lightning.files.local_files import write_whole
 from det_lightning.files.plain_values import as_plain
@@ -127,6 +127,8 @@ class TrainContext:
         self._report("validation", steps, {"batches": steps, **reported})
         if (output := self._find_output()) is not None:
             output.add_validation(int(steps), metrics)
+        if self._preempt is not None and is_try():
+            self._preempt.end_try()
 
     def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
         """Report metrics of any group.

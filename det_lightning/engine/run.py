@@ -66,7 +66,7 @@ class TrialRun:
         self.options = options
         resumed = options.resumed
         self.state = TrialState() if resumed is None else resumed.trial_state
-        self.evaluation = Evaluation(trial, context, bool(schedule.test_mode), options.keeps_validation_metrics)
+        self.evaluation = Evaluation(trial, context, schedule.test_mode, options.keeps_validation_metrics)
         self._at_end = contextlib.ExitStack()
         self._log = RunLog(trial, context)
         self.training = Training(trial, context, options.keeps_training_metrics)
@@ -287,7 +287,12 @@ class TrialRun:
             self.events.emit("on_validation_epoch_start")
 
     def end_validation(self) -> dict[str, Any]:
-        """Reduce, report and return the metrics of the validation."""
+        """Reduce, report and return the metrics of the validation; a try does nothing with part of a validation."""
+        if self.schedule.test_mode > 1 and any(self.context.distributed.allgather(self.evaluation.is_cut)):
+            self.context.backend.placement.end_validation()
+            self.state.last_val = self.state.batches_trained
+            self._warnings.report_cut_validation(self.state.batches_trained, self.evaluation.batches_evaluated)
+            return {}
         evaluated = self.evaluation.batches_evaluated
         if self.evaluation.by_batch:
             metrics = self._reduce_validation()

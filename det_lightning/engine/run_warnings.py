@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
+from det_lightning.core._task import current_task
 from det_lightning.distributed.backend import list_parameters
 from det_lightning.engine.schedule import Schedule
 from det_lightning.escaping import get_logger
@@ -113,6 +114,13 @@ class RunWarnings:
                 f"{found}. Updates with NaN make weights NaN too. Try a smaller learning rate or clip_grads=, and look "
                 "for NaN in the data. There is no further warning in this run."
             )
+
+    def report_cut_validation(self, steps_completed: int, batches: int) -> None:
+        """Say that a try left out the rest of a validation, in an experiment also to its runner."""
+        message = f"This try left out the validation after its first {batches} batches: there are no metrics."
+        self._warn(message)
+        if self._is_chief and (task := current_task()) is not None:
+            task.report("message", steps_completed, {"text": message})
 
     def _warn(self, message: str) -> None:
         if self._is_chief:

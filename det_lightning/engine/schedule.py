@@ -29,7 +29,7 @@ class Schedule:
     """The length and the periods of a run. None means never, and each of several validation periods counts.
 
     Without ``max_length`` something else ends the run, with no final validation or checkpoint. ``test_mode`` trains on
-    as many batches; True is one.
+    at most as many batches; True is one.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Schedule:
 
     def is_complete(self, state: TrialState) -> bool:
         """Return whether training has reached the length."""
-        if self.test_mode:
-            return state.batches_trained >= self.test_mode
+        if self.test_mode and state.batches_trained >= self.test_mode:
+            return True
         trained = state.batches_trained if isinstance(self.max_length, Batch) else state.epochs_trained
         return self._length is not None and trained >= self._length
 

@@ -107,6 +107,10 @@ def _call_with_parameters(method: Callable[[Any], Any], optimizer: torch.optim.O
     method(list_parameters(optimizer))
 
 
+# Of a validation; a try leaves out the rest.
+_MOST_TRIED = 100
+
+
 class Training:
     """Trains a trial batch by batch; collects the metrics in ``window``."""
 
@@ -176,17 +180,23 @@ def _counts_records(trial: PyTorchTrial) -> bool:
 
 
 class Evaluation:
-    """Evaluates a trial, one validation after another: ``by_batch``, or the full dataset into ``full_metrics``."""
+    """Evaluates a trial, one validation after another: ``by_batch``, or the full dataset into ``full_metrics``.
+
+    ``test_mode`` is that of a schedule: True evaluates a single batch, and a larger number cuts long validations off.
+    """
 
     def __init__(
-        self, trial: PyTorchTrial, context: PyTorchTrialContext, single_batch: bool, keeps_latest: bool = False
+        self, trial: PyTorchTrial, context: PyTorchTrialContext, test_mode: int = False, keeps_latest: bool = False
     ) -> None:
         original = original_trial(trial)
         self.by_batch = overrides(original, PyTorchTrial, "evaluate_batch")
         self._trial_name = type(original).__name__
         self._trial = trial
         self._context = context
-        self._single_batch = single_batch
+        self._single_batch = test_mode == 1
+        self._most_batches = _MOST_TRIED if test_mode > 1 else None
+        #: Whether the current validation has more batches than a try evaluates.
+        self.is_cut = False
         self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
         self.window = MetricWindow(keeps_latest)
         self._counts_records = _counts_records(original)
@@ -196,6 +206,7 @@ class Evaluation:
     def begin(self) -> None:
         """Forget the previous validation."""
         self.window.clear()
+        self.is_cut = False
         self._names = None
 
     @property
@@ -214,6 +225,9 @@ class Evaluation:
     def _evaluate(self, batches: Iterator[Any], yields: Callable[[], bool] | None) -> bool:
         trial: Any = self._trial  # takes batch_idx, or does not
         for index, batch in enumerate(batches, start=len(self.window)):
+            if index == self._most_batches:
+                self.is_cut = True
+                return True
             if index == 0 or self._counts_records:
                 # Determined counts the records of every batch, and so refuses batches of unknown types.
                 trial.get_batch_length(batch)

@@ -38,7 +38,7 @@ class EstimatorModule(TrialModule):
                 f"EstimatorModule takes a subclass of det_lightning.estimator.EstimatorTrial; got {trial!r}."
             )
         super().__init__(adapt_class(trial), hparams, **options)
-        self._validates_one_batch = bool(options.get("test_mode"))
+        self._validates_one_batch = options.get("test_mode") == 1
         self._final_files: dict[str, torch.Tensor] = {}
         self._unpacked: tempfile.TemporaryDirectory[str] | None = None
 

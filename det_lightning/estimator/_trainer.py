@@ -48,7 +48,7 @@ class Trainer(_trainer.Trainer):
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Train, validate and checkpoint, with the arguments of ``det_lightning.pytorch.Trainer.fit``."""
         given = inspect.signature(_trainer.Trainer.fit).bind(self, *args, **kwargs).arguments
-        self.adapter.single_batch = bool(given.get("test_mode"))
+        self.adapter.single_batch = given.get("test_mode") == 1
         super().fit(*args, **kwargs)
 
 

@@ -35,6 +35,8 @@ class Options(BaseModel):
     cpu: bool = False
     #: The address of a Ray cluster, or None for this machine.
     ray: str | None = None
+    #: Whether one trial only shows that the code runs.
+    tries: bool = False
 
 
 class ExperimentDirectory:
@@ -112,9 +114,9 @@ class ExperimentDirectory:
     def checkpoint_storage(self) -> str | dict[str, Any]:
         """Return the storage of the trials: a section of the configuration, or a path in the experiment's directory.
 
-        A relative path in the section is relative to the experiment's directory.
+        A relative path in the section is relative to the experiment's directory. A try uses no given storage.
         """
-        named = read_storage(self.config())
+        named = None if self.options().tries else read_storage(self.config())
         if named is None:
             return str(self.checkpoints)
         if named["type"] == "directory":  # a trial's working directory is deleted when the trial is started again

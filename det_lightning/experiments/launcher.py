@@ -14,13 +14,14 @@ from typing import Any, Protocol
 
 from det_lightning import errors
 from det_lightning.compat import ALIAS_DIRECTORY
-from det_lightning.core._task import TASK_VARIABLE, TrialTask
+from det_lightning.core._task import TASK_VARIABLE, TRY_VARIABLE, TrialTask
 from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.directory import ExperimentDirectory, Options
 from det_lightning.experiments.hook_run import add_hook
 from det_lightning.experiments.log_policies import find_retry_policy
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import OrphanedRun, RecordReader, TrialProcess
+from det_lightning.files.logs import find_error, read_end
 from det_lightning.files.strict_json import to_json
 
 _GRACE_S = 600.0
@@ -123,7 +124,8 @@ class Launcher(abc.ABC):
         self._directory = directory
         self._config = config
         self._options = options
-        self._variables = _read_variables(config, are_gpus)
+        self._variables = {**_read_variables(config, are_gpus), **({TRY_VARIABLE: "1"} if options.tries else {})}
+        self._log_starts: dict[int, int] = {}  # by trial, the size of the log before the newest run
         self.checkpoints = CheckpointLookup(directory.checkpoint_storage(), variables=self._variables)
 
     @abc.abstractmethod
@@ -164,6 +166,8 @@ class Launcher(abc.ABC):
             recorded=[] if start is None else list(start.sha256),
             trusted=self._options.trusted,
         )
+        log = self._find_log(trial.trial_id)
+        self._log_starts[trial.trial_id] = log.stat().st_size if log.exists() else 0
         workdir = find_workdir(task)
         if workdir.exists():
             shutil.rmtree(workdir)
@@ -181,7 +185,15 @@ class Launcher(abc.ABC):
 
     def find_retry_policy(self, trial_id: int) -> str | None:
         """Return the log policy that forbids restarting the trial after a failure, or None."""
-        return find_retry_policy(self._config, self._directory.trial(trial_id) / "log.txt")
+        return find_retry_policy(self._config, self._find_log(trial_id))
+
+    def find_error(self, trial_id: int) -> str:
+        """Return the error in the log of a run that this launcher started; empty without an error."""
+        start = self._log_starts.get(trial_id)
+        return "" if start is None else find_error(read_end(self._find_log(trial_id), start))
+
+    def _find_log(self, trial_id: int) -> Path:
+        return self._directory.trial(trial_id) / "log.txt"
 
 
 class Machines(Protocol):

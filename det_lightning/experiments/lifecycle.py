@@ -104,7 +104,7 @@ def run(
     log = EventLog(directory.events)
     try:
         directory.write_options(options)
-        searcher = config.searcher
+        searcher = config.searcher.model_copy(update={"name": "single"}) if options.tries else config.searcher
         state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
         search = Search(searcher, config.hyperparameters, config.reproducibility.experiment_seed)
         launcher = machines.make_launcher(directory, config.as_dict(), options, make_demand(config, options))
@@ -114,17 +114,28 @@ def run(
             best.publish(state)
             show(state)
 
-        runner = ExperimentRunner(log, search, state, launcher, config.max_restarts, on_change)
+        max_restarts = None if options.tries else config.max_restarts
+        runner = ExperimentRunner(log, search, state, launcher, max_restarts, on_change)
         with _handle_signals(runner):
             outcome = runner.run(retry_failed=retry_failed)
             if outcome is None:
                 runner.state.pause_queued()
+            elif options.tries:
+                _delete_all(directory, runner)
             else:
                 _clean_up(directory, runner, launcher.checkpoints)
         show(runner.state)
         return outcome
     finally:
         log.close()
+
+
+def _delete_all(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
+    """Delete the checkpoints of a try, which are in the experiment's own directory."""
+    for trial in runner.state.trials.values():
+        for checkpoint_id in list(trial.checkpoints):
+            runner.record("checkpoint_deleted", trial=trial.trial_id, checkpoint_id=checkpoint_id)
+    shutil.rmtree(directory.checkpoints, ignore_errors=True)
 
 
 def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner, lookup: CheckpointLookup) -> None:

@@ -23,7 +23,11 @@ from det_lightning.files.strict_json import as_number
 _POLL_S = 0.1
 # As in Determined, a trial with invalid hyperparameters has this long to end by itself.
 _GIVING_UP_S = 10.0
+# A script may go on after a try has validated; it has this long to save and to end by itself.
+_END_OF_TRY_S = 10.0
 _NOT_FOUND = 127
+# The exit statuses of a run ended by a signal, of which its log says nothing.
+_KILLED = (137, 143)
 # The exit statuses of a preempted run: 0 comes from a script that has reported the preemption.
 _PREEMPTED = (0, PREEMPTED_EXIT_CODE)
 
@@ -32,6 +36,7 @@ _PREEMPTED = (0, PREEMPTED_EXIT_CODE)
 class _Running:
     run: StartedRun
     records: RecordReader
+    stop_at_s: float = math.inf
     kill_at_s: float = math.inf
 
 
@@ -40,7 +45,8 @@ class ExperimentRunner:
 
     The log has every event before the event has consequences; the state and the search follow from the log. So another
     runner with the same arguments can take over after a kill at any moment. ``search`` must not have answered an event
-    yet. The runner calls ``on_change`` again and again, after possible changes of the state.
+    yet. The runner calls ``on_change`` again and again, after possible changes of the state. ``max_restarts`` None is a
+    try: a trial ends after its first validation, and is not restarted.
     """
 
     def __init__(
@@ -49,14 +55,15 @@ class ExperimentRunner:
         search: Search,
         state: ExperimentState,
         launcher: Launcher,
-        max_restarts: int,
+        max_restarts: int | None,
         on_change: Callable[[ExperimentState], None],
     ) -> None:
         self.state = state
         self._log = log
         self._search = search
         self._launcher = launcher
-        self._max_restarts = max_restarts
+        self._is_try = max_restarts is None
+        self._max_restarts = max_restarts or 0
         self._on_change = on_change
         self._running: dict[int, _Running] = {}
 
@@ -213,6 +220,9 @@ class ExperimentRunner:
         ended = run.has_ended()
         for record, event in read_reports(running.records, self.state.trials[trial_id]):
             self._take(trial_id, record, event)
+        if not ended and time.monotonic() > running.stop_at_s:
+            running.stop_at_s = math.inf
+            self._carry_out([StopTrial(trial_id)])
         if not ended and time.monotonic() > running.kill_at_s:
             run.kill()
         if ended:
@@ -232,6 +242,9 @@ class ExperimentRunner:
         event = self._append({**reported, "time": time.time()})
         if event["type"] == "validation":
             self._carry_out(self._answer_to_validation(event))
+            if self._is_try:
+                running = self._running[trial_id]
+                running.stop_at_s = min(running.stop_at_s, time.monotonic() + _END_OF_TRY_S)
         elif event["type"] == "early_exit" and trial.invalid_hp:
             running = self._running[trial_id]
             running.kill_at_s = min(running.kill_at_s, time.monotonic() + _GIVING_UP_S)
@@ -241,10 +254,12 @@ class ExperimentRunner:
         with contextlib.suppress(errors.StorageError):  # asked again before the next run, and in the end
             self.report_complete(trial)
         # Otherwise, a command that always claims preemption would be started again for ever.
-        is_preempted = trial.stop_requested or trial.orphaned or trial.has_saved_progress()
+        is_preempted = self._is_try or trial.stop_requested or trial.orphaned or trial.has_saved_progress()
         is_done = status == 0 and not trial.preempted and problem is None
         ended_well = is_done or self.state.pausing or (status in _PREEMPTED and is_preempted)
         closed, reason = self._choose_status(trial, status, problem, ended_well)
+        if not ended_well and problem is None and status not in (None, *_KILLED):
+            reason = ": ".join(filter(None, [reason, self._launcher.find_error(trial.trial_id)]))
         event = self.record(
             "run_ended",
             trial=trial.trial_id,
@@ -271,7 +286,8 @@ class ExperimentRunner:
                 return TrialStatus.ERROR, trial.stop_error
             # A script that ends on request exits with 0, too, but is not done.
             is_done = status == 0 and not trial.preempted and problem is None
-            return (TrialStatus.COMPLETED if is_done or trial.stop_requested else None), None
+            is_over = is_done or trial.stop_requested or (self._is_try and not self.state.pausing)
+            return (TrialStatus.COMPLETED if is_over else None), None
         what = problem or ("its processes were killed" if status is None else f"it ended with status {status}")
         if problem is None and status == _NOT_FOUND:
             what += ", that of a shell without the command"

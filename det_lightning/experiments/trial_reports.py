@@ -18,6 +18,7 @@ _ENTRIES = {
     "checkpoint": _CHECKPOINT,
     "checkpoint_deleted": ("checkpoint_id",),
     "early_exit": ("reason",),
+    "message": ("text",),
     "preempted": (),
 }
 

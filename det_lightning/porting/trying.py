@@ -6,12 +6,13 @@ import dataclasses
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
 
-from det_lightning.escaping import escape
+from det_lightning.files.logs import find_error, read_end
 from det_lightning.porting.entry_points import EntryPoint, Outcome
 from det_lightning.porting.facts import Kind
 from det_lightning.porting.project import ProjectPort, walk_files
@@ -21,6 +22,8 @@ _VARIABLE = "DET_LIGHTNING_TRY"
 # Without the directory of the project: modules there may shadow others.
 _CLI = "import sys; del sys.path[0]; from det_lightning.cli import main; main()"
 _TIMEOUT_S = 300.0
+# A script of the Core API that asks for no preemption ends a try by a signal.
+_ENDED_WELL = (0, -signal.SIGTERM)
 # The time for a process to end after SIGTERM.
 _GRACE_S = 30.0
 _MOST_BYTES = 2 * 1024**3
@@ -75,7 +78,7 @@ def _try(entry: EntryPoint, copy: _Copy) -> EntryPoint:
     error = _run(command, copy.find_directory(entry))
     if error is not None and entry.port.is_configuration:
         logs = sorted(copy.experiments.glob("*/trials/*/log.txt"))
-        error = _last_line(logs[-1].read_text(encoding="utf-8", errors="replace") if logs else "") or error
+        error = find_error(read_end(logs[-1]) if logs else "") or error
     shutil.rmtree(copy.experiments, ignore_errors=True)
     outcome = entry.outcome if error is None else Outcome.waits
     return dataclasses.replace(entry, outcome=outcome, tried=True, error=error or "")
@@ -93,7 +96,7 @@ def _command(entry: EntryPoint, copy: _Copy) -> list[str] | None:
 
 
 def _run(command: list[str], directory: pathlib.Path) -> str | None:
-    """Return the last line of a failing program, or None for a program that succeeds or still runs after minutes."""
+    """Return the error of a failing program, or None for a program that succeeds or still runs after minutes."""
     environment = {**os.environ, _VARIABLE: "1"}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
@@ -106,7 +109,7 @@ def _run(command: list[str], directory: pathlib.Path) -> str | None:
         finally:
             _end(process)
         output.seek(0)
-        return None if status == 0 else _last_line(output.read()) or f"it ended with status {status}"
+        return None if status in _ENDED_WELL else find_error(output.read()) or f"it ended with status {status}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -116,9 +119,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _last_line(text: str) -> str:
-    """Return the last line without indentation; in a traceback, this line is the error."""
-    lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
-    return escape(lines[-1].strip())[:300] if lines else ""

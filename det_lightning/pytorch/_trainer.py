@@ -24,7 +24,7 @@ from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.format.content import CheckpointReading
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.core._task import TRY_BATCHES, TRY_VARIABLE, current_task
+from det_lightning.core._task import current_task, is_try, make_try_storage
 from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.masking import mask_url
@@ -225,7 +225,6 @@ class Trainer:
             Preempted: the process was asked to end, and the run is saved.
             KeyboardInterrupt: on Ctrl-C, with one line about the saved checkpoint and without a traceback.
         """
-        tried_batches = TRY_BATCHES if os.environ.get(TRY_VARIABLE) else 0
         refuse_texts("fit()", test_mode=test_mode, trusted=trusted, step_zero_validation=step_zero_validation)
         configuration = self._context.settings.configuration
         schedule = configuration.complete(
@@ -234,6 +233,11 @@ class Trainer:
             reporting_period=reporting_period,
             step_zero_validation=step_zero_validation,
         )
+        if is_try():
+            schedule = {"max_length": schedule.get("max_length")}
+            place = None if self._experiment else make_try_storage()
+            checkpoints = DeterminedCheckpoint(place, policy="none", period=Batch(sys.maxsize))
+            checkpoint_policy = checkpoint_period = checkpoint_storage = None
         max_length = schedule.get("max_length")
         if max_length is None:
             raise ValueError(
@@ -264,7 +268,7 @@ class Trainer:
                 self.checkpoints,
                 reading if self._experiment is None else self._experiment.complete(reading),
                 choose_preemption(list_callbacks(self._lightning)),
-                test_mode=test_mode or tried_batches,
+                test_mode=test_mode or (TRY_BATCHES if is_try() else False),
                 **{**_DEFAULT_SCHEDULE, **schedule},
             )
         finally:
