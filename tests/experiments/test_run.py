@@ -13,6 +13,7 @@ import pytest
 
 from det_lightning.errors import ExperimentError
 from det_lightning.experiments.warm_start import find_source
+from det_lightning.files.logs import find_error
 from tests.experiments.running import events_of, pids_of, run, run_project, run_until, start, wait_for, write_project
 
 pytestmark = pytest.mark.slow
@@ -84,6 +85,8 @@ NOT_SAVED = "like a preempted run, but had saved nothing"
         (["missing-program"], 0, 1, "", "it ended with status 127, that of a shell without the command"),
         ("mkdir ../exit.json.tmp", 0, 1, "", "its supervisor failed: IsADirectoryError: "),
         ("kill -9 $PPID; sleep 60", 0, 1, "", "its supervisor was killed by signal 9 (see trials/1/log.txt)"),
+        ("python3 -c '{}[5]'", 0, 1, "", "it ended with status 1, after 0 restarts: KeyError: 5\n"),
+        ("echo not this; echo bad flag; exit 2", 1, 2, "", "it ended with status 2, after 1 restarts: bad flag\n"),
         ('test "$BY" = hook && exit 7', 0, 1, "export BY=hook\n", "it ended with status 7, after 0 restarts"),
     ],
 )
@@ -95,6 +98,35 @@ def test_failure_has_reason(entrypoint: Any, restarts: int, runs: int, hook: str
     assert reason in error
     assert len(events_of(tmp_path / "small-1", "run_started")) == runs
     assert not [*tmp_path.rglob("hooked"), *tmp_path.rglob("trained")]
+    assert reason in run("experiment", "show", tmp_path / "small-1").stdout
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\n'
+TORCHRUN = """{0}torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+=======
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  traceback : {1}
+=======
+"""
+IN_SUMMARY = 'Traceback (most recent call last):\n    File "a.py", line 3, in f\n      g()\n  ValueError: of a rank\n'
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (f"a\n{TRACEBACK}ValueError: two\nlines\nafterwards\n", "ValueError: two"),
+        (f"{TRACEBACK}KeyError: 1\n\nDuring handling:\n\n{TRACEBACK}a.b.Error: 2\n", "a.b.Error: 2"),
+        ("".join(f"[rank=1] {line}\n" for line in f"{TRACEBACK}KeyError: 1".splitlines()), "KeyError: 1"),
+        (TORCHRUN.format(TRACEBACK, IN_SUMMARY), "ValueError: of a rank"),
+        (TRACEBACK + "OSError: 1\n" + TORCHRUN.format(TRACEBACK, "To enable traceback see: http"), "OSError: 1"),
+        ("usage: a\na.py: error: bad\n  \n", "a.py: error: bad"),
+        ("", ""),
+    ],
+)
+def test_logs_end_with_an_error(log: str, expected: str) -> None:
+    assert find_error(log) == expected
 
 
 def test_saved_preemption_is_no_failure(tmp_path: Path) -> None:
@@ -166,7 +198,6 @@ def test_hook_runs_unless_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     hook.write_text("touch hooked  # det-lightning: ok\n")
     assert "startup-hook.sh runs before each trial, here without a container" in run(*arguments).stderr
     hook.write_text("touch hooked\n")
-    monkeypatch.setenv("DET_LIGHTNING_TRY", "")  # which the command sets
     assert "startup-hook.sh is left out of this try" in run(*arguments, "--try", ends_with=1).stderr
     kept = {path.parents[1].name for path in tmp_path.glob("small-*/code/startup-hook.sh")}
     assert kept == {"small-1", "small-3"}

@@ -37,7 +37,7 @@ CONFIG: dict[str, Any] = {
 def run_experiment(folder: Path, *options: object, is_warm: bool = True, **sections: Any) -> Path:
     """Run the trial with some sections of the configuration changed; return the directory of the experiment."""
     project = folder / "project"
-    project.mkdir(parents=True)
+    project.mkdir(parents=True, exist_ok=True)
     (project / "linear_trial.py").write_bytes(Path(__file__).with_name("linear_trial.py").read_bytes())
     (project / "config.yaml").write_text(json.dumps({**CONFIG, **sections}))
     run("run", project / "config.yaml", project, "--experiments", folder, *options, is_warm=is_warm)
@@ -74,15 +74,87 @@ with det.pytorch.init() as context:
 """
 
 
-@pytest.mark.parametrize("entrypoint", ["linear_trial:LinearTrial", ["python3", "-c", ENDLESS]])
-def test_try_trains_a_few_batches(entrypoint: Any, tmp_path: Path) -> None:
-    search = {"name": "adaptive_asha", "metric": "validation_loss", "max_trials": 8, "max_length": {"batches": 5000}}
-    experiment = run_experiment(tmp_path, "--try", entrypoint=entrypoint, searcher=search)
+READS_LENGTH = """
+import det_lightning as det
+from linear_trial import LinearTrial
+class Reads(LinearTrial):
+    def __init__(self, context):
+        super().__init__(context)
+        assert context.get_experiment_config()["searcher"]["max_length"] == {"batches": 5000}
+"""
+CORE = """
+import det_lightning as det
+with det.core.init() as core_context:
+    for step in range(4, 10**6, 4):
+        core_context.train.report_training_metrics(step, {"loss": 1.0})
+        core_context.train.report_validation_metrics(step, {"validation_loss": 1.0})
+        with core_context.checkpoint.store_path({"steps_completed": step}):
+            pass
+"""
+ASKS = f"{CORE}        if core_context.preempt.should_preempt():\n            break\n"
+ASHA = {"name": "adaptive_asha", "metric": "validation_loss", "max_trials": 8, "max_length": {"batches": 5000}}
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "searcher"),
+    [
+        ("linear_trial:LinearTrial", ASHA),
+        (["python3", "-c", ENDLESS], ASHA),
+        ("reads_length:Reads", ASHA),
+        ("linear_trial:LinearTrial", {"name": "single", "metric": "validation_loss", "max_steps": 4}),
+        ("linear_trial:LinearTrial", {"name": "single", "metric": "validation_loss", "target_trial_steps": 4}),
+        (["python3", "-c", ASKS], ASHA),
+    ],
+)
+def test_try_trains_a_few_batches(entrypoint: Any, searcher: dict[str, Any], tmp_path: Path) -> None:
+    sections = {"entrypoint": entrypoint, "searcher": searcher, "max_restarts": 5}
+    storage = {"type": "shared_fs", "host_path": "/proc/none", "save_trial_latest": 3}
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "reads_length.py").write_text(READS_LENGTH)
+    experiment = run_experiment(tmp_path, "--try", checkpoint_storage=storage, **sections)
     details = json.loads(run("experiment", "show", experiment, "--json").stdout)
     (trial,) = details["trials"]
     assert (details["state"], trial["batches"], trial["checkpoint"]) == ("COMPLETED", 4, None)
     assert len(events_of(experiment, "validation")) == 1
-    assert CheckpointStorage(experiment / "checkpoints").newest() is None
+    assert len(events_of(experiment, "checkpoint")) == 1
+    assert not (experiment / "checkpoints").exists()
+
+
+def test_try_ends_scripts_that_never_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("det_lightning.experiments.runner._END_OF_TRY_S", 0)
+    experiment = run_experiment(tmp_path, "--try", is_warm=False, entrypoint=["python3", "-c", CORE])
+    assert [event["closed"] for event in events_of(experiment, "run_ended")] == ["COMPLETED"]
+
+
+WHOLE = """
+import det_lightning as det
+from det_lightning.engine import train_and_evaluate
+from linear_trial import LinearTrial
+def require_all(records):
+    assert sum(records) == 32, records
+    return 32
+class Whole(LinearTrial):
+    def __init__(self, context):
+        super().__init__(context)
+        self.records = context.wrap_reducer(require_all, name="records", for_training=False)
+    def build_validation_data_loader(self):
+        return det.pytorch.DataLoader(super().build_validation_data_loader().dataset, batch_size=2)
+    def evaluate_batch(self, batch):
+        self.records.update(len(batch[0]))
+        return super().evaluate_batch(batch)
+train_and_evaluate._MOST_TRIED = MOST
+"""
+
+
+@pytest.mark.parametrize(("most", "is_cut"), [(100, False), (10, True)])
+def test_try_validates_all_or_says_so(most: int, is_cut: bool, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "whole.py").write_text(WHOLE.replace("= MOST", f"= {most}"))
+    experiment = run_experiment(tmp_path, "--try", entrypoint="whole:Whole")
+    assert len(events_of(experiment, "validation")) == (not is_cut)
+    said = "This try left out the validation after its first 10 batches: there are no metrics."
+    assert [event["text"] for event in events_of(experiment, "message")] == [said] * is_cut
+    assert len(events_of(experiment, "checkpoint")) == 1
 
 
 EXPLICIT = {"hparams": CONFIG["hyperparameters"], "exp_conf": {"searcher": {"metric": "validation_loss"}}}
