@@ -9,7 +9,7 @@ import io
 import pathlib
 import re
 import tokenize
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from det_lightning.files.local_files import write_whole
 from det_lightning.porting.facts import (
@@ -47,8 +47,7 @@ _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
         read_command_facts,
     ),
 }
-_Port = Callable[..., tuple[str, list[Finding]]]
-_CODE = ("python_files", "notebooks")  # take the names for other files as an argument
+_Port = Callable[[str], tuple[str, list[Finding]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +86,8 @@ def is_portable(path: pathlib.Path) -> bool:
     return _find_kind(path) is not None
 
 
-def port_file(path: pathlib.Path, taken: Collection[str] = ("*",)) -> FilePort:
-    """Port a file, without writing. An unreadable file stays; if the file uses Determined, a finding says so.
-
-    ``taken`` are the names that other files take from modules of the project; ``*`` stands for any name.
-    """
+def port_file(path: pathlib.Path) -> FilePort:
+    """Port a file, without writing. An unreadable file stays; if the file uses Determined, a finding says so."""
     size = path.stat().st_size
     if size > _MOST_BYTES:
         finding = Finding(0, Severity.problem, f"not ported: it has {size:,} bytes", "port it by hand, if it is code")
@@ -111,14 +107,13 @@ def port_file(path: pathlib.Path, taken: Collection[str] = ("*",)) -> FilePort:
     kind = import_port(path)
     if kind is None:
         return FilePort(path, text, text, [], encoding)
-    port, facts_of, has_code = kind
-    arguments = (taken,) if has_code else ()
+    port, facts_of = kind
     body = text.removeprefix(_BOM)
     mark = text.removesuffix(body)
     try:
-        ported, findings = port(body, *arguments)
+        ported, findings = port(body)
         if ported != body:
-            port(ported, *arguments)  # the new text must be readable
+            port(ported)  # the new text must be readable
     except Exception as e:
         reason = _explain_error(e, body)
         if reason is None:
@@ -134,15 +129,15 @@ def port_file(path: pathlib.Path, taken: Collection[str] = ("*",)) -> FilePort:
     return FilePort(path, text, mark + ported, sorted(left), encoding, facts=facts)
 
 
-def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None, bool] | None:
-    """Return the functions that port a file of this name and read its facts, and whether it is code; or None."""
+def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
+    """Return the functions that port a file of this name and read its facts, or None."""
     kind = _find_kind(path)
     if kind is None:
         return None
     name, facts_of = kind
     module, _, function = name.partition(".")
     port = getattr(importlib.import_module(f"det_lightning.porting.{module}"), function)
-    return port, facts_of, module in _CODE
+    return port, facts_of
 
 
 def _lists_requirements(path: pathlib.Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -17,19 +17,12 @@ _VERSION = "det_lightning.__version__"
 _READ_VERSIONS = {"LooseVersion", "StrictVersion", "Version", "parse", "parse_version"}
 _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 
-#: Names of a file that other files may take: any.
-ANY_NAME = ("*",)
-
 
 class ImportRewriter:
-    """Rewrites imports and all uses. A name without any rewritable use stays, and so does a file of such names.
+    """Rewrites imports and all uses. A name without any rewritable use stays, and so does a file of such names."""
 
-    ``taken`` are the names imported from this file by other files of the project; ``*`` stands for any name.
-    """
-
-    def __init__(self, file: PythonFile, taken: Collection[str] = ANY_NAME) -> None:
+    def __init__(self, file: PythonFile) -> None:
         self.file = file
-        self._taken = taken
         self.bindings = Bindings(file)
         self._left = self._names_to_leave()
 
@@ -134,16 +127,23 @@ class ImportRewriter:
         )
 
     def _may_lose(self, binding: Binding) -> bool:
-        """Return whether a file can lose a name: a file with a trial, or a file without other missing names."""
+        """Return whether a file can lose a name: a file with a trial, or a script without other missing names."""
         if self.bindings.uses_trial_api():
             return True
         # Nobody imports unused names from a script.
-        is_script = any(self._script_around(node) for node in self.file.find(cst.Comparison))
-        is_taken = not is_script and not {binding.name, "*"}.isdisjoint(self._taken)
+        is_script = self._does_something() or any(map(self._script_around, self.file.find(cst.Comparison)))
         needed = [use.path for use in self.bindings.references]
         imported = [found for found in self.bindings.found if isinstance(found.statement, cst.Import)]
         needed += [found.imported for found in imported if found is not binding]
-        return not is_taken and not self._uses(binding) and not any(counterpart(path) is None for path in needed)
+        return is_script and not self._uses(binding) and not any(counterpart(path) is None for path in needed)
+
+    def _does_something(self) -> bool:
+        """Return whether a loop, a ``with`` statement or a call is at the top of the file."""
+        top = self.file.module.body
+        calls = [line.body[0] for line in top if isinstance(line, cst.SimpleStatementLine)]
+        return any(isinstance(one, cst.For | cst.While | cst.With) for one in top) or any(
+            isinstance(one, cst.Expr) and isinstance(one.value, cst.Call) for one in calls
+        )
 
     def _move(self, binding: Binding) -> bool:
         """Move the import of a name below ``if __name__ == "__main__"``, or drop an unused import."""

@@ -7,11 +7,10 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from det_lightning.porting.findings import Finding, Severity, drop_resolved, line_at
-from det_lightning.porting.imports import ANY_NAME
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.shell_files import port_shell
 
@@ -49,13 +48,13 @@ _LAYOUTS: list[_Dump] = [
 ]
 
 
-def port_notebook(text: str, taken: Collection[str] = ANY_NAME) -> tuple[str, list[Finding]]:
+def port_notebook(text: str) -> tuple[str, list[Finding]]:
     """Return a notebook with the code cells ported, and findings, without lines declared resolved by a comment."""
     notebook, dump = _read(text)
     cells = _select_cells(notebook)
     hidden = [_hide(source) for _, source in cells]
     program, numbers = read_program(text)
-    ported, findings = port_python(program, taken)
+    ported, findings = port_python(program)
     line = 1
     for (cell, before), source, old in zip(cells, ported.split(_END_OF_CELL), hidden, strict=False):
         shown, found = _show_magic(source.removesuffix("\n"), old, line)

@@ -18,7 +18,6 @@ from det_lightning.porting.file_port import OF_CI, FilePort, is_portable
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
 from det_lightning.porting.library_names import check_libraries
 from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
-from det_lightning.porting.taken_names import read_taken_names
 
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
 # Every kind of virtual environment has one of these files.
@@ -106,8 +105,7 @@ def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) 
     given = list(paths)
     files = find_files(given)
     with contextlib.nullcontext(pool) if pool else ReaderPool() as reader:
-        taken = _read_taken_names(reader, files) if all(path.is_dir() for path in given) else {"*"}
-        ported = [_port(reader, file, taken) for file in files]
+        ported = [_port(reader, file) for file in files]
         if not any(_is_of_determined(port) for port in ported):
             return ProjectPort([], [])
         checked, unchecked = check_libraries(_note_unchanged_imports(FileGraph(ported)), reader)
@@ -116,19 +114,9 @@ def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) 
     return ProjectPort(shown, find_entry_points(FileGraph(kept)), unchecked)
 
 
-def _read_taken_names(reader: ReaderPool, files: list[pathlib.Path]) -> set[str]:
-    """Return the names that the files of a project take from one another."""
-    modules = frozenset({file.stem for file in files} | {file.parent.name for file in files})
-    taken: set[str] = set()
-    for file in files:
-        with contextlib.suppress(PortingFailed):  # the port of the file says so
-            taken |= reader.call(read_taken_names, file, modules)
-    return taken
-
-
-def _port(pool: ReaderPool, path: pathlib.Path, taken: set[str]) -> FilePort:
+def _port(pool: ReaderPool, path: pathlib.Path) -> FilePort:
     try:
-        port = pool.port(path, taken)
+        port = pool.port(path)
     except PortingFailed as e:
         advice = "port it by hand, or make it readable first"
         return FilePort(path, "", "", [Finding(0, Severity.problem, f"not ported: {e}", advice)])

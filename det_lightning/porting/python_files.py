@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 from det_lightning.porting.bindings import Bindings
 from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses, note_devices
 from det_lightning.porting.counterparts import CORE_CONTEXT, counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Finding, Premise
-from det_lightning.porting.imports import ANY_NAME, ImportRewriter
+from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.older_releases import rewrite_core_api, rewrite_older_releases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.ruff_rules import may_have_old_names, port_old_names
@@ -22,15 +21,15 @@ _WORTH_PARSING = re.compile(
 )
 
 
-def port_python(text: str, taken: Collection[str] = ANY_NAME) -> tuple[str, list[Finding]]:
-    """Return Python source ported to det_lightning, and findings for the rest; ``taken`` as for ImportRewriter."""
+def port_python(text: str) -> tuple[str, list[Finding]]:
+    """Return Python source ported to det_lightning, and findings for the rest."""
     has_old_names = may_have_old_names(text)
     if not has_old_names and not _WORTH_PARSING.search(text):
         return text, []
     file = PythonFile(text)
     if has_old_names:
         port_old_names(file)
-    imports = ImportRewriter(file, taken)
+    imports = ImportRewriter(file)
     imports.rewrite()
     ported = Bindings(file, "det_lightning")
     for use in ported.references:

@@ -10,7 +10,7 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
@@ -40,9 +40,9 @@ class ReaderPool(contextlib.AbstractContextManager["ReaderPool"]):
         self._pool: ProcessPoolExecutor | None = None
         self._used_s = 0.0  # processor time up to the last file
 
-    def port(self, path: pathlib.Path, taken: Collection[str] = ("*",)) -> FilePort:
+    def port(self, path: pathlib.Path) -> FilePort:
         """Port one file. Raises PortingFailed like :meth:`call`."""
-        return dataclasses.replace(self.call(port_file, path, taken), path=path)
+        return dataclasses.replace(self.call(port_file, path), path=path)
 
     def call(self, function: Callable[..., _Result], path: pathlib.Path, *arguments: object) -> _Result:
         """Return ``function(path, *arguments)``, called in the process.
