@@ -1,4 +1,4 @@
-"""Rules for code that bypasses a trial's context: devices and processes, for ``port`` and ``pytest --trial``."""
+"""Rules for code that bypasses a trial's context, or needs a GPU, for ``port`` and ``pytest --trial``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator
 
 DEVICE = "device"
 PROCESSES = "processes"
+GPU = "gpu"
 
 _DEVICE = re.compile(r"(cuda|mps|xpu)(:\d+)?")
 _TO_CONTEXT = "wrapped models and batches are placed already; move other tensors with context.to_device(...)"
@@ -49,11 +50,12 @@ class Bypass:
 
     line: int
     code: str
-    kind: str  # DEVICE or PROCESSES
+    kind: str  # DEVICE, PROCESSES, or GPU for code that is no bypass and only needs a GPU
     reason: str
     advice: str
     #: Whether the code means the current GPU, if there is a GPU: such code works in each process of a run.
     follows_availability: bool = False
+    needs_gpu: bool = False  # whenever the function around runs
 
 
 def parse(text: str) -> ast.Module:
@@ -71,27 +73,33 @@ def find_bypasses(tree: ast.Module, left_out: Container[ast.AST] = ()) -> Iterat
     names = find_torch_names(tree)
     variables = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     flags = _find_device_flags(tree)
-    for node, is_conditional in _walk_conditions(tree, left_out, flags):
+    for node, is_conditional, is_certain in _walk_conditions(tree, left_out, flags):
         line = getattr(node, "lineno", 0)
         if (device := _find_choice(node, flags)) is not None:
             reason, advice, name, follows = device
             code = ast.unparse(node.args if isinstance(node, ast.FunctionDef | ast.Lambda) else node)
             shown = f"{reason} ({code[:60]})" if reason.endswith("code") else reason
             is_current = (follows or is_conditional) and ":" not in name
-            yield Bypass(line, code, DEVICE, shown, advice, is_current)
+            needs_gpu = is_certain and isinstance(node, ast.Call | ast.Assign) and not _has_choice(node)
+            yield Bypass(line, code, DEVICE, shown, advice, is_current, needs_gpu)
         elif isinstance(node, ast.Call) and (found := _explain_process_call(node, names, variables)) is not None:
-            yield Bypass(line, ast.unparse(node), PROCESSES, *found)
+            yield Bypass(line, ast.unparse(node), PROCESSES, *found, needs_gpu=is_certain and _takes(node, "nccl"))
+        elif is_certain and isinstance(node, ast.Call) and (option := _find_gpu_option(node)):
+            yield Bypass(line, ast.unparse(node), GPU, option, "", needs_gpu=True)
 
 
 def _walk_conditions(
-    tree: ast.AST, left_out: Container[ast.AST], flags: set[str], is_conditional: bool = False
-) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield all nodes, and whether the presence of a GPU decides about their evaluation."""
+    tree: ast.AST, left_out: Container[ast.AST], flags: set[str], is_conditional: bool = False, is_certain: bool = True
+) -> Iterator[tuple[ast.AST, bool, bool]]:
+    """Yield all nodes, whether the presence of a GPU decides about their evaluation, and whether nothing decides."""
     for child in ast.iter_child_nodes(tree):
         if child not in left_out:
-            yield child, is_conditional
-            decides = isinstance(child, ast.If | ast.IfExp) and depends_on_device(child.test, flags)
-            yield from _walk_conditions(child, left_out, flags, is_conditional or decides)
+            yield child, is_conditional, is_certain
+            is_choice = isinstance(child, ast.If | ast.IfExp)
+            decides = is_choice and depends_on_device(child.test, flags)
+            is_start = isinstance(child, ast.If) and get_name(getattr(child.test, "left", None)) == "__name__"
+            goes_on = is_certain and (is_start or not isinstance(child, ast.If | ast.IfExp | ast.Try | ast.Match))
+            yield from _walk_conditions(child, left_out, flags, is_conditional or decides, goes_on)
 
 
 def depends_on_device(test: ast.AST, flags: Container[str] = ()) -> bool:
@@ -183,6 +191,26 @@ def _find_device(value: ast.expr, flags: set[str]) -> tuple[str, bool] | None:
         return ("cuda:", False) if text[2:].startswith("cuda") else None
     is_name = isinstance(value, ast.Constant) and isinstance(value.value, str) and _DEVICE.fullmatch(value.value)
     return (is_name.group(), False) if is_name else None
+
+
+def _has_choice(node: ast.AST) -> bool:
+    return any(isinstance(inner, ast.IfExp | ast.BoolOp | ast.Lambda) for inner in ast.walk(node))
+
+
+def _takes(call: ast.Call, value: str) -> bool:
+    """Return whether a call passes a text."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return any(isinstance(one, ast.Constant) and one.value == value for one in given)
+
+
+def _find_gpu_option(call: ast.Call) -> str:
+    """Return the argument of a call that asks for a GPU, as of Lightning's and transformers' trainers, or nothing."""
+    for keyword in call.keywords:
+        value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+        is_half = keyword.arg == "fp16" and value is True and get_name(call.func).endswith("TrainingArguments")
+        if is_half or (keyword.arg == "accelerator" and value in ("gpu", "cuda")):
+            return f"{get_name(call.func)}({keyword.arg}={value!r})"
+    return ""
 
 
 def _explain_process_call(call: ast.Call, names: dict[str, str], variables: set[str]) -> tuple[str, str] | None:

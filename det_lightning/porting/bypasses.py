@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import libcst as cst
 
-from det_lightning.porting.bypass_rules import find_bypasses, find_torch_names, parse
+from det_lightning.porting.bypass_rules import GPU, find_bypasses, find_torch_names, parse
 from det_lightning.porting.counterparts import package_finding, read_methods
-from det_lightning.porting.findings import Finding, Premise, Severity
+from det_lightning.porting.findings import Finding, Need, Premise, Severity
 from det_lightning.porting.older_releases import find_wrapped
 from det_lightning.porting.python_syntax import (
     PythonFile,
@@ -36,6 +36,7 @@ _DEEPSPEED = (
     "from_deepspeed() needs Determined's launcher of DeepSpeed",
     "write from_torch_distributed(), and start the script with python -m det_lightning.launch.torch_distributed",
 )
+_CHOOSE = "start it where there is a GPU; or choose the device, as by torch.cuda.is_available()"
 _TRAINER = "determined.pytorch.Trainer"
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
 
@@ -53,12 +54,22 @@ def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
             _check_loaders(file, trial)
 
 
-def note_devices(file: PythonFile, premise: Premise) -> None:
-    """Note devices and processes set up by the code, although a trial's context sets them up."""
+def note_devices(file: PythonFile, has_trials: bool, has_context: bool) -> None:
+    """Note devices and processes set up by the code, although a trial's context does so, and code that needs a GPU.
+
+    A script with a context of the Core API sets up devices and processes itself, here as on Determined.
+    """
     makes_own_group = "from_torch_distributed" in file.edits.text
+    in_trial = Premise.nothing if has_trials else Premise.in_trial
+    elsewhere = Premise.nothing if has_trials or has_context else Premise.outside_trial
     for found in find_bypasses(parse(file.edits.text)):
-        if not (makes_own_group and "init_process_group" in found.code):
-            file.findings.append(Finding(found.line, Severity.check, found.reason, found.advice, premise=premise))
+        is_own_group = makes_own_group and "init_process_group" in found.code
+        if found.kind != GPU and (has_trials or not has_context) and not is_own_group:
+            by_context = (found.reason, found.advice, Need.nothing, in_trial, found.needs_gpu)
+            file.findings.append(Finding(found.line, Severity.check, *by_context))
+        if found.needs_gpu and (found.kind == GPU or not has_trials or is_own_group):
+            reason = f"needs a GPU: {found.code.splitlines()[0][:60]}"
+            file.findings.append(Finding(found.line, Severity.check, reason, _CHOOSE, Need.nothing, elsewhere, True))
 
 
 def _list_imports(statement: cst.Import | cst.ImportFrom) -> list[str]:

@@ -14,6 +14,7 @@ from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import FilePort
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
+from det_lightning.porting.installed import has_gpu
 from det_lightning.startup_hook import STARTUP_HOOK, is_accepted
 
 _MOST_REASONS = 3
@@ -74,6 +75,8 @@ class EntryPoint:
             listed += f", and {rest} more line{'s' if rest > 1 else ''}"
         if self.outcome is Outcome.stays:
             return f"still needs Determined because of {listed}"
+        if all(reason.finding.needs_gpu for reason in self.reasons):
+            return f"needs a GPU, which this machine lacks, and should run {how} where there is one: {listed}"
         return f"should run {how} once this is changed: {listed}"
 
 
@@ -118,6 +121,8 @@ def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
     directory = graph.find_code_directory(port) if port.is_configuration else None
     if port.is_configuration:
         others += [Reason(path, Finding(0, Severity.problem, why, "")) for path, why in _find_obstacles(graph, port)]
+    if not needs and not others and not has_gpu():
+        others = [Reason(file.path, finding) for file in files for finding in file.findings if finding.needs_gpu]
     outcome = Outcome.stays if needs else Outcome.waits if others else Outcome.moves
     reasons: dict[tuple[pathlib.Path, int], Reason] = {}  # one per line
     for reason in needs or others:

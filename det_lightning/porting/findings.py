@@ -32,6 +32,7 @@ class Premise(str, enum.Enum):
     changed = "changed"  #: the ported file is written
     by_hand = "by hand"  #: no configuration starts the file
     in_trial = "in trial"  #: the file is used beside the context of a trial
+    outside_trial = "outside trial"  #: the file is used, but beside no context of a trial
     unneeded = "unneeded"  #: nothing in the project needs Determined
     variable_unset = "variable unset"  #: no configuration sets the variable at the beginning of the reason
 
@@ -46,6 +47,7 @@ class Finding:
     advice: str
     needs_determined: Need = Need.nothing
     premise: Premise = Premise.nothing
+    needs_gpu: bool = False  # fails on a machine without a GPU
 
 
 def line_at(text: str, offset: int, first_line: int = 1) -> int:

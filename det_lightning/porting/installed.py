@@ -1,4 +1,4 @@
-"""What the installed libraries have, by their files; no library is imported."""
+"""What the installed libraries have, by their files, and whether there is a GPU; no library is imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import ast
 import functools
 import importlib.metadata
 import re
+import shutil
 import site
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +35,14 @@ def find_release(package: str) -> str:
         return "Python {}.{}".format(*sys.version_info)
     names = importlib.metadata.packages_distributions().get(package, [])
     return f"{names[0]} {importlib.metadata.version(names[0])}" if names else f"the installed {package}"
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Return whether this machine has a GPU for CUDA."""
+    if shutil.which("nvidia-smi") is None:
+        return False
+    return b"GPU " in subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout
 
 
 def lacks_module(name: str) -> bool:

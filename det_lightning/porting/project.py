@@ -178,6 +178,8 @@ def _is_relevant(finding: Finding, configurations: list[Facts], users: list[Fact
     if finding.premise is Premise.variable_unset:
         name = finding.reason.partition(":")[0]
         return not configurations or any(name not in config.sets for config in configurations)
-    if finding.premise is Premise.in_trial:
-        return not users or any("pytorch" in user.apis and not user.imports_determined for user in users)
+    if finding.premise in (Premise.in_trial, Premise.outside_trial):
+        moving = [user.apis for user in users if not user.imports_determined]
+        is_in_trial = any("pytorch" in apis for apis in moving)
+        return is_in_trial or not users if finding.premise is Premise.in_trial else bool(moving) and not is_in_trial
     return True

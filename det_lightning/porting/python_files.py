@@ -7,7 +7,7 @@ import re
 from det_lightning.porting.bindings import Bindings
 from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses, note_devices
 from det_lightning.porting.counterparts import CORE_CONTEXT, counterpart, missing, missing_prefix
-from det_lightning.porting.findings import Finding, Premise
+from det_lightning.porting.findings import Finding
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.older_releases import rewrite_core_api, rewrite_older_releases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
@@ -51,7 +51,5 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
     if found or uses_trials or CORE_CONTEXT.search(text):
         rewrite_core_api(file)
     note_bypasses(file, classes["trial"])
-    # A script for the Core API has no context: the script sets up devices and processes, here as on Determined.
-    if uses_trials or not (imports.bindings.uses_core_api() or ported.uses_core_api()):
-        note_devices(file, Premise.nothing if uses_trials else Premise.in_trial)
+    note_devices(file, uses_trials, imports.bindings.uses_core_api() or ported.uses_core_api())
     return file.edits.result(), file.findings

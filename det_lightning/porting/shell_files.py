@@ -57,7 +57,7 @@ def _port_code(code: str) -> tuple[str, list[Finding]]:
     if any(EXPANDED in finding.reason for finding in findings):
         return code, _not_read(code)
     # A command is no part of a trial.
-    return ported, [finding for finding in findings if finding.premise is not Premise.in_trial]
+    return ported, [found for found in findings if found.premise not in (Premise.in_trial, Premise.outside_trial)]
 
 
 def _not_read(code: str) -> list[Finding]:

@@ -360,10 +360,54 @@ def test_started_scripts_have_cluster_info() -> None:
     assert sentences(plain) == {"train.py": "should run with `python train.py`"}
 
 
-@pytest.mark.parametrize(("script", "expected"), [(SCRIPT, 0), (f"import helper\n{TRIAL}", 1)])
-def test_context_advice_is_for_trials(script: str, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [(SCRIPT, "needs a GPU: model.cuda()"), (TRIAL, "a tensor or model is moved to a GPU by hand (.cuda())")],
+)
+def test_context_advice_is_for_trials(script: str, expected: str) -> None:
     project = made(train_py=f"import helper\n{script}", helper_py="def f(model): return model.cuda()\n")
-    assert len(reasons(project, "helper.py")) == expected
+    assert reasons(project, "helper.py") == [expected]
+
+
+@pytest.mark.parametrize(
+    ("code", "needs"),
+    [
+        ("x = torch.zeros(1).cuda()", True),
+        ("x = torch.zeros(1, device='cuda')", True),
+        ("torch.cuda.set_device(0)", True),
+        ("device = torch.device('cuda')", True),
+        ("dist.init_process_group('nccl', rank=0, world_size=1)", True),
+        ("dist.init_process_group(backend='nccl')", True),
+        ("dist.init_process_group('gloo')", False),
+        ("transformers.TrainingArguments('out', fp16=True)", True),
+        ("transformers.TrainingArguments('out', fp16=False)", False),
+        ("pl.Trainer(accelerator='gpu')", True),
+        ("helper.move(x)", False),
+        ("helper.force(x)", True),
+        ("if torch.cuda.is_available(): torch.cuda.set_device(0)", False),
+        ("if args.gpu is not None: torch.cuda.set_device(args.gpu)", False),
+        ("device = torch.device('cuda' if args.cuda else 'cpu')", False),
+        ("isinstance(x, torch.cuda.FloatTensor)", False),
+        ("try: x.cuda()\n    except AssertionError: pass", False),
+    ],
+)
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_code_for_gpus_is_named(code: str, needs: bool, has_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("det_lightning.porting.entry_points.has_gpu", lambda: has_gpu)
+    move = "def move(x): return x.cuda() if torch.cuda.is_available() else x\n"
+    helpers = {"helper_py": move, "forced_py": "def force(x):\n    return x.cuda()\n"}
+    imports = "import forced\n" if "force" in code else "import helper\n"
+    script = f"{imports}from determined import core\nwith core.init() as context:\n    {code}\n"
+    project = made(const_yaml=CONFIG.format("python3 train.py"), train_py=script, **helpers)
+    file, line = ("forced.py", 2) if "force" in code else ("train.py", 4)
+    found = [one for one in findings_of(project, file) if one.reason.startswith("needs a GPU: ")]
+    assert [(one.line, one.severity) for one in found] == [(line, Severity.check)] * needs
+    (entry,) = project.entry_points
+    is_lacking = needs and not has_gpu
+    assert entry.outcome is (Outcome.waits if is_lacking else Outcome.moves)
+    assert entry.sentence.startswith("needs a GPU, which this machine lacks" if is_lacking else "should run with")
+    trial = made(const_yaml=OF_MODEL, model_py=TRIAL + "x.cuda()\n").entry_points[0]
+    assert trial.outcome is (Outcome.moves if has_gpu else Outcome.waits)
 
 
 REPORTS = "import determined as det\nwith det.core.init() as core_context: print(core_context)\n"

@@ -577,7 +577,9 @@ def test_core_scripts_choose_devices() -> None:
             sampler = torch.utils.data.DistributedSampler(data)
             x = torch.zeros(1, device='cuda')
         """
-    assert findings_of(text, Severity.check) == findings_of(ported(text), Severity.check) == []
+    found = findings_of(text, Severity.check)
+    assert found == findings_of(ported(text), Severity.check)
+    assert [one.partition(": ")[2].partition(": ")[0] for one in found] == ["needs a GPU"] * 4
     with_trainer = findings_of(text.replace("core.init", "pytorch.init"), Severity.check)
     assert {found.partition(":")[0] for found in with_trainer} == {"4", "5", "6", "7", "8"}
 
