@@ -14,7 +14,7 @@ from det_lightning.porting.facts import Kind
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import FilePort
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
-from det_lightning.porting.installed import has_gpu
+from det_lightning.porting.installed import count_gpus
 from det_lightning.startup_hook import STARTUP_HOOK, is_accepted
 
 _MOST_REASONS = 3
@@ -121,7 +121,7 @@ def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
     directory = graph.find_code_directory(port) if port.is_configuration else None
     if port.is_configuration:
         others += [Reason(path, Finding(0, Severity.problem, why, "")) for path, why in _find_obstacles(graph, port)]
-    if not needs and not others and not has_gpu():
+    if not needs and not others and not count_gpus():
         others = [Reason(file.path, finding) for file in files for finding in file.findings if finding.needs_gpu]
     outcome = Outcome.stays if needs else Outcome.waits if others else Outcome.moves
     reasons: dict[tuple[pathlib.Path, int], Reason] = {}  # one per line
@@ -160,7 +160,9 @@ def _command(port: FilePort, files: Iterable[FilePort], project: pathlib.Path) -
     if port.is_configuration:
         directory = "" if project == pathlib.Path() else f" {shlex.quote(escape(project))}"
         hooks = [file for file in files if file.path.name == STARTUP_HOOK and not is_accepted(file.before)]
-        return f"det-lightning run {path}{directory}{' --hook skip' if hooks else ''}"
+        gpus = max(count_gpus(), 1)
+        slots = f" --slots {gpus}" if port.facts.slots > gpus else ""
+        return f"det-lightning run {path}{directory}{slots}{' --hook skip' if hooks else ''}"
     if port.facts.kind is Kind.script:
         if any(finding.premise is Premise.by_hand for file in files for finding in file.findings):
             return "det-lightning run CONFIG"

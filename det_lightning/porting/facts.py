@@ -60,6 +60,7 @@ class Facts:
     classes: tuple[str, ...] = ()  # module:Class as named in commands
     names: tuple[str, ...] = ()  # names bound by a module of Python; * for unknown names
     sets: tuple[str, ...] = ()  # variables set by a configuration for trials
+    slots: int = 1  # of a configuration's trials
 
 
 def read_python_facts(text: str, kind: Kind = Kind.script) -> Facts:
@@ -173,12 +174,15 @@ def read_yaml_facts(text: str) -> Facts:
             modules=tuple(f"{package}.{name}" for name in started.modules),
         )
     words = _WORD.findall(command)
+    resources = content.get("resources")
+    slots = resources.get("slots_per_trial") if isinstance(resources, dict) else 1
     return dataclasses.replace(
         started,
         uses_determined=True,
         has_entrypoint=bool(command),
         executes=words[0] if words and "/" in words[0] and _FILE.fullmatch(words[0]) else "",
         sets=_find_variables(content),
+        slots=slots if isinstance(slots, int) else 1,
     )
 
 

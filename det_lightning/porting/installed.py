@@ -1,4 +1,4 @@
-"""What the installed libraries have, by their files, and whether there is a GPU; no library is imported."""
+"""What the installed libraries have, by their files, and the number of GPUs; no library is imported."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ def find_release(package: str) -> str:
 
 
 @functools.cache
-def has_gpu() -> bool:
-    """Return whether this machine has a GPU for CUDA."""
+def count_gpus() -> int:
+    """Return the number of GPUs for CUDA in this machine."""
     if shutil.which("nvidia-smi") is None:
-        return False
-    return b"GPU " in subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout
+    return sum(line.startswith(b"GPU ") for line in listed.splitlines())
 
 
 def lacks_module(name: str) -> bool:

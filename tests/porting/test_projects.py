@@ -393,7 +393,7 @@ def test_context_advice_is_for_trials(script: str, expected: str) -> None:
 )
 @pytest.mark.parametrize("has_gpu", [True, False])
 def test_code_for_gpus_is_named(code: str, needs: bool, has_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("det_lightning.porting.entry_points.has_gpu", lambda: has_gpu)
+    monkeypatch.setattr("det_lightning.porting.entry_points.count_gpus", lambda: int(has_gpu))
     move = "def move(x): return x.cuda() if torch.cuda.is_available() else x\n"
     helpers = {"helper_py": move, "forced_py": "def force(x):\n    return x.cuda()\n"}
     imports = "import forced\n" if "force" in code else "import helper\n"
@@ -408,6 +408,17 @@ def test_code_for_gpus_is_named(code: str, needs: bool, has_gpu: bool, monkeypat
     assert entry.sentence.startswith("needs a GPU, which this machine lacks" if is_lacking else "should run with")
     trial = made(const_yaml=OF_MODEL, model_py=TRIAL + "x.cuda()\n").entry_points[0]
     assert trial.outcome is (Outcome.moves if has_gpu else Outcome.waits)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "slots", "options"), [(0, 8, " --slots 1"), (2, 8, " --slots 2"), (8, 8, ""), (0, 1, "")]
+)
+def test_slots_are_there(gpus: int, slots: int, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("det_lightning.porting.entry_points.count_gpus", lambda: gpus)
+    config = f"{OF_MODEL}resources: {{slots_per_trial: {slots}}}\n"
+    assert sentences(made(const_yaml=config, model_py=TRIAL)) == {
+        "const.yaml": f"should run with `det-lightning run const.yaml{options}`"
+    }
 
 
 REPORTS = "import determined as det\nwith det.core.init() as core_context: print(core_context)\n"
