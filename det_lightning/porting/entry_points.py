@@ -128,7 +128,7 @@ def _entry_point(graph: FileGraph, port: FilePort) -> EntryPoint:
     for reason in needs or others:
         reasons.setdefault((reason.path, reason.finding.line), reason)
     checks = sum(finding.severity is Severity.check for file in files for finding in file.findings)
-    project = port.path.parent if directory is None else _shorten(directory)
+    project = port.path.parent if directory is None else shorten(directory)
     command = _command(port, files, project)
     return EntryPoint(port, project, outcome, command, list(reasons.values()), checks, files)
 
@@ -143,20 +143,20 @@ def _find_obstacles(graph: FileGraph, port: FilePort) -> Iterator[tuple[pathlib.
             yield port.path, "it has no entrypoint"
         return
     for name, module in graph.find_missing_classes(port):
-        yield port.path, f"there is no class {name} in {_shorten(module.path)}"
+        yield port.path, f"there is no class {name} in {shorten(module.path)}"
     script = graph.find_executed(port)
     if script is not None and not os.access(script.path, os.X_OK):
         yield script.path, "it is not executable"
 
 
-def _shorten(directory: pathlib.Path) -> pathlib.Path:
+def shorten(directory: pathlib.Path) -> pathlib.Path:
     """Return a directory below the working directory as a relative path, and any other directory unchanged."""
     here = pathlib.Path.cwd()
     return directory.relative_to(here) if directory.is_relative_to(here) else directory
 
 
 def _command(port: FilePort, files: Iterable[FilePort], project: pathlib.Path) -> str:
-    path = shlex.quote(escape(_shorten(port.path)))
+    path = shlex.quote(escape(shorten(port.path)))
     if port.is_configuration:
         directory = "" if project == pathlib.Path() else f" {shlex.quote(escape(project))}"
         hooks = [file for file in files if file.path.name == STARTUP_HOOK and not is_accepted(file.before)]

@@ -10,10 +10,14 @@ import posixpath
 import re
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from det_lightning.porting.counterparts import CORE_CONTEXT
 from det_lightning.porting.embedded_python import find_programs
+from det_lightning.porting.read_values import DATA, HPARAMS, Read
+
+if TYPE_CHECKING:
+    from det_lightning.config.document import Document
 
 #: The packages of Determined, also of older releases, and det_lightning.
 OF_DETERMINED = (
@@ -44,6 +48,14 @@ class Kind(str, enum.Enum):
     other = "other"
 
 
+class Given(NamedTuple):
+    """The names that a section of a configuration gives values to."""
+
+    section: str
+    names: tuple[str, ...]
+    line: int | None
+
+
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """The links from a file to other files of a project."""
@@ -61,6 +73,9 @@ class Facts:
     names: tuple[str, ...] = ()  # names bound by a module of Python; * for unknown names
     sets: tuple[str, ...] = ()  # variables set by a configuration for trials
     slots: int = 1  # of a configuration's trials
+    given: tuple[Given, ...] = ()  # values given by a configuration
+    reads: tuple[Read, ...] = ()  # values read from a configuration, by lines before porting
+    bases: tuple[tuple[str, str], ...] = ()  # each class with each of its bases
 
 
 def read_python_facts(text: str, kind: Kind = Kind.script) -> Facts:
@@ -158,7 +173,8 @@ def read_yaml_facts(text: str) -> Facts:
     """Return the facts in YAML: in an experiment configuration, or in any other file with commands."""
     from det_lightning.config.yaml_reader import YamlDocument
 
-    content = YamlDocument(text).data
+    document = YamlDocument(text)
+    content = document.data
     if not isinstance(content, dict) or "searcher" not in content or not content.keys() & _WITH_SEARCHER:
         named = read_command_facts(text, Kind.other) if _LAUNCHED.search(text) or _DET.search(text) else Facts()
         return dataclasses.replace(named, uses_determined=False)
@@ -183,7 +199,13 @@ def read_yaml_facts(text: str) -> Facts:
         executes=words[0] if words and "/" in words[0] and _FILE.fullmatch(words[0]) else "",
         sets=_find_variables(content),
         slots=slots if isinstance(slots, int) else 1,
+        given=(_find_given(document, HPARAMS), _find_given(document, DATA)),
     )
+
+
+def _find_given(document: Document, section: str) -> Given:
+    values = document.data.get(section)
+    return Given(section, tuple(map(str, values)) if isinstance(values, dict) else (), document.lines.find((section,)))
 
 
 def _find_variables(config: dict[Any, Any]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from det_lightning.porting.facts import (
     read_yaml_facts,
 )
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, drop_resolved
+from det_lightning.porting.read_values import find_reads, list_bases
 
 #: Directories for continuous integration.
 OF_CI = (".github", ".circleci")
@@ -126,6 +127,8 @@ def port_file(path: pathlib.Path) -> FilePort:
         left += [] if ported == body else [_note_unchanged(needs[0])]
         ported = body
     facts = Facts() if facts_of is None else facts_of(ported)
+    if facts.uses_determined and path.suffix == ".py":
+        facts = dataclasses.replace(facts, reads=find_reads(body), bases=list_bases(body))
     return FilePort(path, text, mark + ported, sorted(left), encoding, facts=facts)
 
 

@@ -11,13 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from det_lightning.files.file_kinds import require_file
-from det_lightning.porting.entry_points import EntryPoint, find_entry_points, find_needs
+from det_lightning.porting.entry_points import EntryPoint, find_entry_points, find_needs, shorten
 from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph
 from det_lightning.porting.file_port import OF_CI, FilePort, is_portable
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
 from det_lightning.porting.library_names import check_libraries
+from det_lightning.porting.read_values import Read
 from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
+from det_lightning.startup_hook import is_accepted
 
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
 # Every kind of virtual environment has one of these files.
@@ -32,6 +34,7 @@ _RECORDS = (
     ("pedl/state_dict.pth",),
     ("events.jsonl", "config.json"),
 )
+_GIVE = "add it, or let the code read it with a default"
 # Advice for a file that imports an unchanged file.
 _OF_A_MIXTURE = (
     "change that file; or leave both on Determined, and name the paths to port, as in det-lightning port DIR FILE"
@@ -108,7 +111,8 @@ def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) 
         ported = [_port(reader, file) for file in files]
         if not any(_is_of_determined(port) for port in ported):
             return ProjectPort([], [])
-        checked, unchecked = check_libraries(_note_unchanged_imports(FileGraph(ported)), reader)
+        noted = _note_missing_values(FileGraph(_note_unchanged_imports(FileGraph(ported))))
+        checked, unchecked = check_libraries(noted, reader)
     kept = _without_pointless_findings(FileGraph(checked))
     shown = [port for port in kept if port.changed or port.findings]
     return ProjectPort(shown, find_entry_points(FileGraph(kept)), unchecked)
@@ -145,6 +149,38 @@ def _note_unchanged_imports(graph: FileGraph) -> list[FilePort]:
         found = [Finding(0, Severity.problem, f"it imports {need}", _OF_A_MIXTURE) for need in needs]
         noted.append(dataclasses.replace(port, findings=sorted([*port.findings, *found])))
     return noted
+
+
+def _note_missing_values(graph: FileGraph) -> list[FilePort]:
+    """Return the files with a problem for each value that the code of a configuration reads and it does not give."""
+    noted = []
+    for port in graph.ports.values():
+        found = [
+            Finding(given.line or 0, Severity.problem, f"no {read.name} in {given.section}: {where} reads it", _GIVE)
+            for given in port.facts.given
+            for where, read in _find_reads(graph, port)
+            if read.section == given.section and read.name not in given.names
+        ]
+        noted.append(dataclasses.replace(port, findings=sorted({*port.findings, *found})))
+    return noted
+
+
+def _find_reads(graph: FileGraph, configuration: FilePort) -> Iterator[tuple[str, Read]]:
+    """Yield the values that the trial class or the script of a configuration reads in any case, and the places."""
+    files = graph.find_reached(configuration)[1:]
+    started = graph.find_started(configuration)
+    own = {name.partition(":")[2] for name in configuration.facts.classes}
+    lineage = [*own]
+    for name in lineage:  # grows
+        lineage += [base for file in files for derived, base in file.facts.bases if derived == name]
+    for file in files:
+        # A script may give hyperparameters itself.
+        is_script = file in started and "hparams=" not in file.before
+        for read in file.facts.reads:
+            is_inherited = read.owner in lineage and read.function == "__init__"
+            is_read = read.owner in own or is_inherited or (is_script and not read.owner)
+            if is_read and not is_accepted(file.before.splitlines()[read.line - 1]):
+                yield f"{shorten(file.path)}:{read.line}", read
 
 
 def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:

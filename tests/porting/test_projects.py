@@ -421,6 +421,66 @@ def test_slots_are_there(gpus: int, slots: int, options: str, monkeypatch: pytes
     }
 
 
+READS = """from determined.pytorch import PyTorchTrial
+class Base(PyTorchTrial):
+    def __init__(self, context):
+        self.base = context.get_hparam("of_base")
+        self.model = context.wrap_model(None)
+    def other(self): return self.context.get_hparam("unread")
+class T(Base):
+    def __init__(self, context):
+        super().__init__(context)
+        {}
+class Other(PyTorchTrial):
+    def __init__(self, context): context.get_hparam("of_other")
+"""
+NO_FLAG = "no flag in hyperparameters: model.py:10 reads it"
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("context.get_hparam('flag')", NO_FLAG),
+        ("context.get_hparams()['flag']", NO_FLAG),
+        ("self.hparams = context.get_hparams(); self.hparams['flag']", NO_FLAG),
+        ("self.data = context.get_data_config(); self.data['url']", "no url in data: model.py:10 reads it"),
+        ("context.get_data_config()['url']", "no url in data: model.py:10 reads it"),
+        ("context.get_per_slot_batch_size()", "no global_batch_size in hyperparameters: model.py:10 reads it"),
+        ("context.get_hparam('lr')", ""),
+        ("context.get_hparam(name)", ""),
+        ("context.get_hparams().get('flag')", ""),
+        ("x = context.get_hparam('flag') if lr else 0", ""),
+        ("context.get_hparam('flag')  # det-lightning: ok", ""),
+        ("h = context.get_hparams(); h['flag'] = 1; h['flag']", ""),
+        ("h = context.get_hparams(); h.update(x); h['flag']", ""),
+        ("h = context.get_hparams(); assert 'flag' in h; h['flag']", ""),
+        ("if context.get_hparam('lr'): context.get_hparam('flag')", ""),
+        ("try: context.get_hparam('flag')\n        except KeyError: pass", ""),
+    ],
+)
+@pytest.mark.parametrize("given", ["lr: 1", "lr: {type: double, minval: 0, maxval: 1}"])
+def test_missing_hyperparameters_are_named(line: str, missing: str, given: str) -> None:
+    search = "searcher: {name: single, metric: x, max_length: {batches: 2}}"
+    config = f"entrypoint: model:T\nhyperparameters:\n  {given}\n{search}\n"
+    project = made(const_yaml=config, model_py=READS.format(line))
+    expected = [*([missing] if missing else []), "no of_base in hyperparameters: model.py:4 reads it"]
+    found = findings_of(project, "const.yaml")
+    assert sorted(one.reason for one in found) == sorted(expected)
+    assert {(one.line, one.severity) for one in found if "hyperparameters" in one.reason} == {(2, Severity.problem)}
+    assert project.entry_points[0].outcome is Outcome.waits
+
+
+@pytest.mark.parametrize(("arguments", "missing"), [("", True), ("hparams={'flag': 1}", False)])
+def test_scripts_may_give_hyperparameters(arguments: str, missing: bool) -> None:
+    script = (
+        "import determined as det\ninfo = det.get_cluster_info()\ninfo.trial.hparams['lr']\n"
+        f"with det.pytorch.init({arguments}) as context:\n    context.get_hparam('flag')\n"
+    )
+    config = CONFIG.format("python3 train.py").replace("searcher", "hyperparameters: {lr: 1}\nsearcher", 1)
+    found = findings_of(made(const_yaml=config, train_py=script), "const.yaml")
+    assert [one.reason for one in found] == ["no flag in hyperparameters: train.py:5 reads it"] * missing
+
+
 REPORTS = "import determined as det\nwith det.core.init() as core_context: print(core_context)\n"
 SUBMITS = f"""{REPORTS}
 if __name__ == "__main__":

@@ -1,0 +1,107 @@
+"""The hyperparameters and data settings that code reads by constant names, and those that a configuration lacks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from det_lightning.porting.bypass_rules import get_name, parse
+
+HPARAMS = "hyperparameters"
+DATA = "data"
+# By method of a context: the section that it returns, or the value that it reads.
+_SECTIONS = {"get_hparams": HPARAMS, "get_data_config": DATA}
+_VALUES = ("get_per_slot_batch_size", "get_global_batch_size")
+_CHANGE = {"pop", "setdefault", "update"}
+# A value in these is read under a condition only.
+_CONDITIONAL = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.While, ast.Match, ast.Lambda, ast.comprehension)
+
+
+class Read(NamedTuple):
+    """A value that code reads whenever the function around runs."""
+
+    section: str  # of a configuration
+    name: str
+    line: int
+    owner: str  # the class around; empty outside of classes
+    function: str  # the function around, or empty
+
+
+def find_reads(text: str) -> tuple[Read, ...]:
+    """Return the values read in a Python file, except those that the file also sets or asks for."""
+    tree = parse(text)
+    sections = _find_variables(tree)
+    reads = [*_walk(tree, sections, "", "")]
+    known = {*_find_known(tree)}
+    return tuple(dict.fromkeys(read for read in reads if read.name not in known))
+
+
+def list_bases(text: str) -> tuple[tuple[str, str], ...]:
+    """Return each class of a file with each base of it."""
+    classes = [node for node in ast.walk(parse(text)) if isinstance(node, ast.ClassDef)]
+    return tuple((node.name, get_name(base)) for node in classes for base in node.bases)
+
+
+def _find_variables(tree: ast.Module) -> dict[str, str]:
+    """Return the variables that only ever stand for a section of the configuration, unchanged, with the section."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                found.setdefault(ast.unparse(target), set()).add(_find_section(node.value, {}))
+        elif isinstance(node, ast.arg):
+            found.setdefault(node.arg, set()).add("")
+        elif isinstance(node, ast.Call) and get_name(node.func) in _CHANGE and isinstance(node.func, ast.Attribute):
+            found.setdefault(ast.unparse(node.func.value), set()).add("")
+    return {name: section for name, (section, *others) in found.items() if section and not others}
+
+
+def _find_section(node: ast.expr | None, variables: dict[str, str]) -> str:
+    """Return the section that an expression stands for, or an empty text."""
+    if isinstance(node, ast.Call):
+        return _SECTIONS.get(get_name(node.func), "") if not node.args else ""
+    if isinstance(node, ast.Attribute) and node.attr == "hparams" and get_name(node.value) == "trial":
+        return HPARAMS
+    return variables.get(ast.unparse(node), "") if isinstance(node, ast.Name | ast.Attribute) else ""
+
+
+def _find_known(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that a file sets or asks for in some section."""
+    for node in ast.walk(tree):
+        is_set = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+        name = node.slice if is_set else node.left if isinstance(node, ast.Compare) else None
+        if isinstance(name, ast.Constant):
+            yield str(name.value)
+
+
+def _walk(node: ast.AST, sections: dict[str, str], owner: str, function: str) -> Iterator[Read]:
+    """Yield the reads below a node, without those under a condition."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _walk(child, sections, child.name, "")
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _walk(child, sections, owner, function or child.name)
+        elif not isinstance(child, _CONDITIONAL) or _is_start(child):
+            if (found := _find_read(child, sections)) is not None:
+                yield Read(*found, getattr(child, "lineno", 0), owner, function)
+            yield from _walk(child, sections, owner, function)
+
+
+def _is_start(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and get_name(getattr(node.test, "left", None)) == "__name__"
+
+
+def _find_read(node: ast.AST, sections: dict[str, str]) -> tuple[str, str] | None:
+    """Return the section and the name that an expression reads, or None."""
+    if isinstance(node, ast.Call) and get_name(node.func) in _VALUES:
+        return HPARAMS, "global_batch_size"
+    if isinstance(node, ast.Call) and get_name(node.func) == "get_hparam" and len(node.args) == 1:
+        section, name = HPARAMS, node.args[0]
+    elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        section, name = _find_section(node.value, sections), node.slice
+    else:
+        return None
+    is_name = isinstance(name, ast.Constant) and isinstance(name.value, str)
+    return (section, name.value) if section and is_name else None
