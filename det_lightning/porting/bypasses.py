@@ -18,6 +18,7 @@ from det_lightning.porting.python_syntax import (
     is_keyword,
     last_name,
     list_methods,
+    read_string,
 )
 
 _LOADER = (
@@ -37,6 +38,13 @@ _DEEPSPEED = (
     "write from_torch_distributed(), and start the script with python -m det_lightning.launch.torch_distributed",
 )
 _CHOOSE = "start it where there is a GPU; or choose the device, as by torch.cuda.is_available()"
+# Of torch.multiprocessing and multiprocessing.
+_STARTS = ("Process", "spawn", "start_processes")
+_LOCAL_RANK = ("--local_rank", "--local-rank")
+_LAUNCHED = (
+    "let python -m det_lightning.launch.torch_distributed start the script in several processes, and call "
+    "init(distributed=DistributedContext.from_torch_distributed())"
+)
 _TRAINER = "determined.pytorch.Trainer"
 _STEP = "call context.step_optimizer(optimizer) instead: it aggregates, clips, scales and zeroes"
 
@@ -162,6 +170,7 @@ def note_cluster_uses(file: PythonFile, paths: Mapping[str, str]) -> None:
         elif called.endswith(".get_cluster_info"):
             for name in names:
                 _check_info(file, assign, name)
+    _check_processes(file)
     for use in file.find(cst.Attribute):
         if _find_called(use.value, paths).endswith(".get_cluster_info"):
             name = use.attr.value
@@ -180,6 +189,20 @@ def note_cluster_uses(file: PythonFile, paths: Mapping[str, str]) -> None:
             owner = call.func.value
             if dotted_name(owner) in trainers or _find_called(owner, paths) == _TRAINER:
                 _check_trainer(file, call, call.func.attr.value)
+
+
+def _check_processes(file: PythonFile) -> None:
+    """Note processes that a script starts itself, and the argument of a launcher that starts them."""
+    imports = [one for one in file.find(cst.Import, cst.ImportFrom) if "multiprocessing" in file.source(one)]
+    aliases = [alias for one in imports if not isinstance(one.names, cst.ImportStar) for alias in one.names]
+    names = {alias.evaluated_alias or alias.evaluated_name.split(".")[0] for alias in aliases} - {"torch"}
+    for call in file.find(cst.Call):
+        name = dotted_name(call.func)
+        if last_name(call.func) in _STARTS and ("multiprocessing." in name or name.split(".")[0] in names):
+            file.note(call, Severity.check, f"{name}() starts processes of its own", _LAUNCHED)
+        elif last_name(call.func) == "add_argument" and call.args and read_string(call.args[0].value) in _LOCAL_RANK:
+            reason = f"{file.source(call.args[0])} is passed by torch.distributed.launch only"
+            file.note(call, Severity.check, reason, "read LOCAL_RANK from the environment")
 
 
 def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:

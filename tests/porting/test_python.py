@@ -566,6 +566,25 @@ def test_cluster_info_needs_run(line: str, reported: list[str]) -> None:
     assert findings_of(SCRIPT.format(line), Severity.check) == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("import torch.multiprocessing as mp; mp.spawn(f, nprocs=2)", "mp.spawn() starts processes of its own"),
+        ("import torch; torch.multiprocessing.spawn(f)", "torch.multiprocessing.spawn() starts processes of its own"),
+        ("from torch.multiprocessing import spawn; spawn(f)", "spawn() starts processes of its own"),
+        ("import multiprocessing as mp; mp.Process(target=f)", "mp.Process() starts processes of its own"),
+        ("from torch import multiprocessing; multiprocessing.start_processes(f)",
+         "multiprocessing.start_processes() starts processes of its own"),
+        ("p.add_argument('--local_rank', type=int)", "'--local_rank' is passed by torch.distributed.launch only"),
+        ("import multiprocessing as mp; mp.Pool(2)", None),
+        ("import pexpect; pexpect.spawn('ls')", None),
+    ],
+)  # fmt: skip
+def test_own_processes_are_named(line: str, reason: str | None) -> None:
+    text = f"import determined as det\nwith det.core.init() as core_context:\n    {line}\n"
+    assert findings_of(text, Severity.check) == ([] if reason is None else [f"3: {reason}"])
+
+
 def test_core_scripts_choose_devices() -> None:
     text = """\
         import torch
