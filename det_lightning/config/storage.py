@@ -44,6 +44,7 @@ def _make_model(name: str, kind: StorageType) -> type[StorageConfig]:
 
 
 STORAGES = {name: _make_model(name, kind) for name, kind in STORAGE_TYPES.items()}
+_OF_ANY = StorageConfig.model_fields
 _REFUSED = {"hdfs": "it was removed from Determined; copy the checkpoints to a storage of another type"}
 
 
@@ -51,6 +52,9 @@ def _read(value: Any) -> StorageConfig:
     if isinstance(value, StorageConfig):
         return value
     if isinstance(value, dict) and value.get("type") is None:
+        for key in value:
+            if kinds := [name for name, model in STORAGES.items() if key in {*model.model_fields} - {*_OF_ANY}]:
+                refuse((), f"type is missing; your master supplied it; {key} belongs to {' and '.join(kinds)}")
         return StorageConfig.model_validate(value)
     return read_variant(value, "type", STORAGES, _REFUSED)
 

@@ -158,7 +158,8 @@ def _findings_of_run(text: str, *, partial: bool) -> list[Finding]:
     # A trial needs only torch of Determined's environments.
     is_of_determined = all("determinedai/" in name for name in (images.cpu, images.cuda, images.rocm) if name)
     for field in field_effects(config):
-        severity = _SEVERITIES.get(field.effect)
+        is_mount = field.path.startswith("bind_mounts")  # nothing in the file can be changed
+        severity = Severity.note if is_mount else _SEVERITIES.get(field.effect)
         advice = field.note.rstrip(".")
         if field.path == "environment.image" and not is_of_determined:
             severity = Severity.check

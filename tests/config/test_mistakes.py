@@ -62,6 +62,13 @@ AZURE_TWICE = "checkpoint_storage: {type: azure, container: c, connection_string
         ("checkpoint_storage: {type: s4}", 1, "checkpoint_storage.type", "unknown type 's4'; known are azure"),
         ("checkpoint_storage: {type: hdfs}", 1, "checkpoint_storage.type", "it was removed from Determined"),
         ("checkpoint_storage: {type: s3}", 1, "checkpoint_storage.bucket", "is missing"),
+        (
+            "checkpoint_storage: {host_path: /x}", 1, "checkpoint_storage",
+            "type is missing; your master supplied it; host_path belongs to shared_fs",
+        ),
+        ("checkpoint_storage: {bucket: b}", 1, "checkpoint_storage", "supplied it; bucket belongs to s3 and gcs"),
+        ("checkpoint_storage: {prefix: b}", 1, "checkpoint_storage", "supplied it; prefix belongs to s3 and gcs"),
+        ("checkpoint_storage: {hostpath: b}", 1, "checkpoint_storage.hostpath", "unknown key"),
         ("checkpoint_storage: {type: s3, bucket: a, host_path: b}", 1, "checkpoint_storage.host_path", "unknown key"),
         ("checkpoint_storage: {type: gcs, bucket: a, prefix: ../b}", 1, "checkpoint_storage", "must not contain '..'"),
         ("checkpoint_storage: {type: shared_fs, host_path: a}", 1, "checkpoint_storage", "host_path must be absolute"),

@@ -550,3 +550,9 @@ def test_commands_in_cells_are_translated(tmp_path: Path) -> None:
 def test_other_yaml_stays(text: str, tmp_path: Path) -> None:
     port = port_text(tmp_path, "other.yaml", text)
     assert (port.after, port.findings) == (text, [])
+
+
+def test_mounts_leave_nothing_to_do(tmp_path: Path) -> None:
+    config = f"name: x\nentrypoint: m:T\n{SEARCHER}bind_mounts:\n- {{host_path: /a, container_path: /not-here}}\n"
+    (found,) = port_text(tmp_path, "const.yaml", config).findings
+    assert (found.line, found.severity) == (5, Severity.note)
