@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import libcst as cst
+
 from det_lightning.porting.findings import Finding, Severity, drop_resolved, line_at
 from det_lightning.porting.python_files import port_python
 from det_lightning.porting.shell_files import port_shell
@@ -129,10 +131,21 @@ def _code_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
 
 
 def _select_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
-    """Return code cells and their source, without those that another program than Python and the shell gets."""
+    """Return code cells and their source, without those that are no code for Python or the shell."""
     return [
-        (cell, source) for cell, source in _code_cells(notebook) if _find_magic(source) in (None, *_PYTHON, *_SHELL)
+        (cell, source)
+        for cell, source in _code_cells(notebook)
+        if _find_magic(source) in (None, *_PYTHON, *_SHELL) and _find_error(source) is None
     ]
+
+
+def _find_error(source: str) -> cst.ParserSyntaxError | None:
+    """Return why a cell, for example with a placeholder, is not Python."""
+    try:
+        cst.parse_module(_hide(source) + "\n")
+    except cst.ParserSyntaxError as e:
+        return e
+    return None
 
 
 def _find_magic(source: str) -> str | None:
@@ -143,10 +156,17 @@ def _find_magic(source: str) -> str | None:
 def _findings_of_others(notebook: dict[str, Any]) -> list[Finding]:
     magics = {_find_magic(source) for _, source in _code_cells(notebook) if re.search(r"\bdetermined\b", source)}
     advice = "port the cell by hand, or keep the code in a separate file"
-    return [
+    found = [
         Finding(0, Severity.check, f"a cell that begins with %%{magic} stays as it is, and names determined", advice)
         for magic in magics - {None, *_PYTHON, *_SHELL}
     ]
+    for number, cell in enumerate(notebook["cells"], 1):
+        source = "".join(cell["source"]) if cell.get("cell_type") == "code" else ""
+        if _find_magic(source) in (None, *_PYTHON) and (error := _find_error(source)) is not None:
+            reason = f"cell {number}, line {error.raw_line}: not ported, because it is not Python 3"
+            found.append(Finding(0, Severity.problem, reason, "complete the cell"))
+    is_ours = any(re.search(r"\bdetermined\b|\bdet_lightning\b", source) for _, source in _code_cells(notebook))
+    return found if is_ours else []
 
 
 def _ending(text: str) -> str:

@@ -63,7 +63,9 @@ AZURE_TWICE = "checkpoint_storage: {type: azure, container: c, connection_string
         ("checkpoint_storage: {type: hdfs}", 1, "checkpoint_storage.type", "it was removed from Determined"),
         ("checkpoint_storage: {type: s3}", 1, "checkpoint_storage.bucket", "is missing"),
         (
-            "checkpoint_storage: {host_path: /x}", 1, "checkpoint_storage",
+            "checkpoint_storage: {host_path: /x}",
+            1,
+            "checkpoint_storage",
             "type is missing; your master supplied it; host_path belongs to shared_fs",
         ),
         ("checkpoint_storage: {bucket: b}", 1, "checkpoint_storage", "supplied it; bucket belongs to s3 and gcs"),

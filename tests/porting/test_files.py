@@ -552,6 +552,18 @@ def test_other_yaml_stays(text: str, tmp_path: Path) -> None:
     assert (port.after, port.findings) == (text, [])
 
 
+@pytest.mark.parametrize("cell", ["x = <your id>", "y = 1\nimport determined.<x>"])
+def test_placeholders_in_notebooks_stay(cell: str, tmp_path: Path) -> None:
+    port = port_text(tmp_path, "a.ipynb", notebook("import determined", cell, "%%time\nfrom determined import core"))
+    assert port.after == notebook("import det_lightning", cell, "%%time\nfrom det_lightning import core")
+    (found,) = port.findings
+    where = f"cell 3, line {cell.count(chr(10)) + 1}"
+    assert (found.reason, found.severity) == (f"{where}: not ported, because it is not Python 3", Severity.problem)
+    again = port_text(tmp_path, "a.ipynb", port.after)
+    assert (again.changed, again.findings) == (False, port.findings)
+    assert port_text(tmp_path, "a.ipynb", notebook(cell.replace("determined", "x"), "import torch")).findings == []
+
+
 def test_mounts_leave_nothing_to_do(tmp_path: Path) -> None:
     config = f"name: x\nentrypoint: m:T\n{SEARCHER}bind_mounts:\n- {{host_path: /a, container_path: /not-here}}\n"
     (found,) = port_text(tmp_path, "const.yaml", config).findings
