@@ -118,7 +118,10 @@ def _rewrite_reducer(trial: Trial, call: cst.Call, functions: set[str]) -> _Redu
 
 def append_hooks(trial: Trial, reducing: list[list[str]]) -> None:
     """Append properties and hooks to the class; ``reducing`` are the hooks for reducers."""
-    methods = [["@property", f"def {name}(self):", f"    return {text}"] for name, text in trial.properties.items()]
+    methods = [
+        ["@property", f"def {name}(self):", *(f"    {line}" for line in lines)]
+        for name, lines in trial.properties.items()
+    ]
     if full_dataset := trial.methods.get("evaluate_full_dataset"):
         if "self.device" not in trial.file.render(full_dataset):
             trial.file.todo(full_dataset, "move the batches of the loader to self.device here")

@@ -28,9 +28,11 @@ class LateValue:
     text: str
     advice: str = "not known in __init__, when there is no trainer yet; move this to setup(), or later"
     without_trainer: str = ""  # the replacement before training; empty for the same text
+    needs: str = ""  # a setting of the trainer without which the expression fails
 
 
 _RANK = "0 in every process here, before there is a trainer; move all that depends on the rank to setup(), or later"
+_LOGGER = "pl.Trainer needs a TensorBoardLogger for this: without a logger, self.logger is None"
 LATE_VALUES = {
     "rank": LateValue("self.global_rank", _RANK),
     "local_rank": LateValue("self.local_rank", _RANK),
@@ -51,8 +53,8 @@ LATE_VALUES = {
         "self.device",
         "the CPU here, before there is a trainer; keep tensors with register_buffer(), to be moved",
     ),
-    "get_tensorboard_writer": LateValue("self.logger.experiment"),
-    "get_tensorboard_path": LateValue("pathlib.Path(self.logger.log_dir)"),
+    "get_tensorboard_writer": LateValue("self.logger.experiment", needs=_LOGGER),
+    "get_tensorboard_path": LateValue("pathlib.Path(self.logger.log_dir)", needs=_LOGGER),
     "current_train_epoch": LateValue("self.current_epoch"),
     "current_train_batch": LateValue("self.trainer.fit_loop.total_batch_idx"),
     "is_epoch_start": LateValue("self.trainer.fit_loop.batch_idx == 0"),
@@ -69,6 +71,8 @@ def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
     value = LATE_VALUES[name]
     if not trial.runs_before_training(use):
         replace_expression(trial, use, value.text)
+        if value.needs:
+            file.todo(use, value.needs)
         return
     holder = _sole_holder(trial, use)
     if not holder:
@@ -78,7 +82,7 @@ def write_late_value(trial: Trial, use: cst.BaseExpression, name: str) -> None:
     new_name = file.render(trial.find_uses(holder)[0].attr)
     file.replace_statement(file.statement(use), [])
     if value.text != f"self.{new_name}":
-        trial.properties[new_name] = value.text
+        trial.properties[new_name] = [*([file.todo_line(value.needs)] if value.needs else []), f"return {value.text}"]
     for other in trial.find_uses(holder):
         if trial.runs_before_training(other) and not _is_changed(trial, other):
             if value.without_trainer:

@@ -6,13 +6,20 @@ from typing import TypeVar
 
 import libcst as cst
 
-from det_lightning.porting.python_syntax import dotted_name, last_name, list_parameters, parameter_names, read_string
+from det_lightning.porting.python_syntax import (
+    called_method,
+    dotted_name,
+    last_name,
+    list_parameters,
+    parameter_names,
+    read_string,
+)
 from det_lightning.porting.to_lightning.context_calls import TRAINED_BATCHES
 from det_lightning.porting.to_lightning.module_file import ModuleFile, argument, attribute_of_self, list_statements
 from det_lightning.porting.to_lightning.trial import Trial, is_by_name
 
-_NO_NUMBERS = (cst.List, cst.ListComp, cst.Tuple, cst.SimpleString, cst.FormattedString)
-_RETURN_SEVERAL = ("get_last_lr", "get_lr", "numpy", "tolist")
+_NO_NUMBERS = (cst.BaseString, cst.BaseDict, cst.BaseList, cst.BaseComp, cst.Tuple)
+_RETURN_NO_NUMBER = ("dict", "format", "get_last_lr", "get_lr", "join", "list", "numpy", "str", "tolist", "tuple")
 _REDUCTIONS = {"AVG": "mean", "SUM": "sum", "MAX": "max", "MIN": "min"}
 _ALL_ALIKE = "batch_size=1, sync_dist=True)  # every batch has the same weight"
 # Longer values get a line.
@@ -181,10 +188,10 @@ def _rewrite_return(file: ModuleFile, method: cst.FunctionDef, returned: cst.Ret
     is_last = returned is list_statements(method.body)[-1]
     for literal in _find_values(file, method, returned.value):
         for element in literal.elements if isinstance(literal, cst.Dict) else []:
-            value = element.value
-            is_list = isinstance(value, cst.Call) and last_name(value.func) in _RETURN_SEVERAL
-            if is_list or isinstance(value, _NO_NUMBERS):
-                file.todo(value, "Lightning logs numbers only: choose one number, or leave the metric out")
+            for value in _find_values(file, method, element.value):
+                name = called_method(value) or (last_name(value.func) if isinstance(value, cst.Call) else "")
+                if name in _RETURN_NO_NUMBER or isinstance(value, _NO_NUMBERS):
+                    file.todo(element.value, "Lightning logs numbers only: choose one number, or leave the metric out")
     file.replace_statement(returned, lines if is_last else [*lines, "return"])
 
 

@@ -49,7 +49,7 @@ class Trial:
         self._context_variables: set[cst.CSTNode] = {*parameters[1:2]}
         self._find_contexts()
         self._called_by_init = self.find_reached("__init__")
-        self.properties: dict[str, str] = {}  # expressions by the names of properties
+        self.properties: dict[str, list[str]] = {}  # the lines of properties by name
         self.finds_optimizers = False  # a step looks up Lightning's optimizer for the trial's
         # The holders; see _find_holders().
         self.models: list[str] = []
@@ -83,6 +83,8 @@ class Trial:
                     self._context_variables.add(target)
                 elif name := attribute_of_self(target):
                     self.context_attributes.add(name)
+        if not self.context_attributes and self.find_uses("context"):  # set by a base class of another file
+            self.context_attributes.add("context")
 
     def is_context(self, node: cst.CSTNode) -> bool:
         """Return whether an expression is the context, and cannot be anything else."""
@@ -155,7 +157,9 @@ class Trial:
             frequency = argument(call, 2, "frequency")
             if holders and frequency is not None and self._is_local(frequency):
                 self.file.todo(call, "on_train_batch_end() needs the frequency: keep it in an attribute")
-            mode = last_name(argument(call, 1, "step_mode"))
+            given = argument(call, 1, "step_mode")
+            modes = [] if given is None else self.file.find_values(given)
+            mode = last_name(modes[0]) if len(modes) == 1 else ""
             every = "1" if frequency is None else self.file.source(frequency)
             for holder in holders:
                 self._add_scheduler(Scheduler(holder, mode, frequency, every))
