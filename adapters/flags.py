@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -203,8 +204,22 @@ def _describe(part: Any) -> str | None:
             public = kind.__module__.removeprefix(start).split(".")[1:2]
             line = f"from {'.'.join([counterpart, *public])} import {kind.__name__}"
             derived = "" if kind is type(part) else f"a {kind.__name__} "
+            if library := _find_library(type(part), kind):
+                return (
+                    f"{type(part).__name__} of {library}, {derived}of {OTHER}: the trainer is from {PACKAGE}, and must "
+                    f"be from {OTHER} too. Train with {OTHER}: import {start} before det_lightning, or set "
+                    f"{VARIABLE}={OTHER}"
+                )
             return f"{type(part).__name__}, {derived}of {OTHER}: the trainer is from {PACKAGE}, so write `{line}`"
     return None
+
+
+def _find_library(derived: type, kind: type) -> str:
+    """Return the installed library that derives a class from one of Lightning; empty for a class of the user."""
+    name = derived.__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    is_own = name == "__main__" or (file is not None and not {"site-packages", "dist-packages"} & {*Path(file).parts})
+    return "" if is_own or derived is kind else name.partition(".")[0]
 
 
 def refuse_changed_hparams(module: pl.LightningModule) -> None:

@@ -18,6 +18,8 @@ from det_lightning.porting.entry_points import EntryPoint, Outcome
 from det_lightning.porting.file_port import FilePort
 from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.project import ProjectPort
+from det_lightning.porting.requirements import list_installed
+from det_lightning.startup_hook import STARTUP_HOOK
 
 FORMATS = (".html", ".md")
 _LEFT = (Severity.problem, Severity.check)
@@ -47,6 +49,13 @@ class MovedProject:
     def changed(self) -> list[tuple[FilePort, int]]:
         """The files to change, each with the number of changed lines."""
         return [(port, _count_changed(port)) for port in self.files if port.changed and port.may_be_written]
+
+    @property
+    def installed(self) -> list[str]:
+        """The packages that start-up hooks install, as lines of a requirements file."""
+        files = {file.path: file for entry in self.entry_points for file in entry.files}
+        hooks = [file.after for path, file in files.items() if path.name == STARTUP_HOOK]
+        return list(dict.fromkeys(line for hook in hooks for line in list_installed(hook)))
 
     @property
     def left(self) -> list[tuple[FilePort, Finding]]:

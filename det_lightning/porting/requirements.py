@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
+import shlex
 
 import det_lightning
 from det_lightning.porting.findings import Finding, Premise, Severity, line_at
@@ -37,6 +39,11 @@ _URL_IN_LINE = re.compile(rf"(?<=[\s\"']){_URL}(?=$|[\s\"';&|)])", re.MULTILINE)
 _INSTALL_BY_URL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|(?!&&)[^\n;|])*")
 
 _COMMENT = re.compile(r"(?<!\s)\s+#")
+_WHOLE_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+# Options of pip install with a value; the first are lines of a requirements file too.
+_LISTED = ("-r", "--requirement", "-c", "--constraint", "-e", "--editable", "-i", "--index-url", "--extra-index-url",
+           "-f", "--find-links")  # fmt: skip
+_WITH_VALUE = ("-t", "--target", "--prefix", "--root", "--trusted-host", "--timeout", "--progress-bar")
 _KEYS = {"dependencies", "dev-dependencies", "requires", "install_requires", "tests_require", "setup_requires", "deps"}
 _SECTIONS = ("optional-dependencies", "dependency-groups", "dev-dependencies", "extras_require")
 _NAMED_SECTIONS = ("dependencies", "packages", "dev-packages")
@@ -82,6 +89,24 @@ def port_installs(text: str) -> str:
 
     without_urls = _INSTALL_BY_URL.sub(lambda command: _URL_IN_LINE.sub(_NAME, command.group()), text)
     return _INSTALL.sub(install, without_urls)
+
+
+def list_installed(text: str) -> list[str]:
+    """Return what shell commands install with pip, as lines of a requirements file."""
+    found: list[str] = []
+    for command in _INSTALL_BY_URL.finditer(_WHOLE_COMMENT.sub("", text)):
+        try:
+            words = iter(shlex.split(re.split(r"\s(?:#|\d?&?>)", command.group().replace("\\\n", " "))[0]))
+        except ValueError:  # quotes around several commands
+            continue
+        for word in itertools.dropwhile(lambda word: word not in ("install", "add"), words):
+            if word in _LISTED:
+                found.append(f"{word} {next(words, '')}")
+            elif word in _WITH_VALUE:
+                next(words, None)
+            elif not word.startswith("-") and word not in ("install", "add") and word[:1] != "$":
+                found.append(word)
+    return list(dict.fromkeys(found))
 
 
 def is_install(text: str) -> bool:

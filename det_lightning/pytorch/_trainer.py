@@ -24,7 +24,7 @@ from det_lightning.callbacks.progress import TrialProgressBar
 from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.format.content import CheckpointReading
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.core._task import current_task, is_try, make_try_storage
+from det_lightning.core._task import TRY_BATCHES, current_task, is_try, make_try_storage
 from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.masking import mask_url

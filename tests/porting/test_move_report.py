@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from det_lightning.cli.app import app
 from det_lightning.porting.file_port import FilePort
 from det_lightning.porting.move_report import MovedProject
+from det_lightning.porting.requirements import list_installed
 
 PROJECTS = Path(__file__).parent / "projects"
 CHECKS = """<?xml version="1.0"?><testsuites><testsuite>
@@ -49,6 +50,21 @@ def projects() -> None:
     Path("checks.xml").write_text(CHECKS)
 
 
+@pytest.mark.parametrize(
+    ("hook", "lines"),
+    [
+        ("pip install -q -U 'timm>=0.9' torch==2.0 && apt-get install -y git", ["timm>=0.9", "torch==2.0"]),
+        ("pip install \\\n  timm \\\n  -r more.txt  # why\n", ["timm", "-r more.txt"]),
+        ("# pip install nothing\npython -m pip install --target x timm\npip3 install timm", ["timm"]),
+        ("pip install git+https://a/b.git#egg=b -i https://x/s", ["git+https://a/b.git#egg=b", "-i https://x/s"]),
+        ("pip install $NAME timm > log.txt; pip uninstall x", ["timm"]),
+        ("apt-get install -y git", []),
+    ],
+)
+def test_packages_of_hooks_are_requirements(hook: str, lines: list[str]) -> None:
+    assert list_installed(hook) == lines
+
+
 @pytest.mark.slow
 def test_page_lists_done_and_left() -> None:
     assert "Wrote move.html." in port(".", "--write", "--report", "move.html", "--checks", "checks.xml").stderr
@@ -68,6 +84,8 @@ def test_page_lists_done_and_left() -> None:
 
 @pytest.mark.slow
 def test_markdown_says_the_same() -> None:
+    with Path("classic/startup-hook.sh").open("a") as hook:
+        hook.write("pip install timm\n")
     port(".", "--report", "move.md", "--checks", "checks.xml")
     lines = Path("move.md").read_text().splitlines()
     assert lines[0] == "# Move to det_lightning: 6 of 8 entry points should run on it"
@@ -75,6 +93,7 @@ def test_markdown_says_the_same() -> None:
     assert f"| classic/const.yaml | should run | {sentence} |" in lines
     assert "To be done by `port --write`:" in lines
     assert "- classic/data.py: 1 line" in lines
+    assert lines.count("    timm") == 1  # in a project of several configurations
     assert r"| failed | resumes exactly: batch 3 differs \| \<b\> | model_def:PriceTrial |" in lines
     # A page without checks says how to make them.
     port("classic", "--report", "move.md")
