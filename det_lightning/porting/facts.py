@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from det_lightning.porting.counterparts import CORE_CONTEXT
-from det_lightning.porting.embedded_python import find_programs
 from det_lightning.porting.read_values import DATA, HPARAMS, Read
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 OF_DETERMINED = (
     "determined", "det_lightning", "determined_cli", "determined_common", "determined_deploy", "model_hub", "pedl",
 )  # fmt: skip
+#: Python in commands.
+IMPORTED = re.compile(r"(?:\b|\\n)(from\s+(?:determined|pedl)[\w.]*\s+import|import\s+(?:determined|pedl)[\w.]*(?!-))")
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 _WORD = re.compile(r"[^\s\"'`,;&|()\[\]]+")
 _FILE = re.compile(r"[\w./-]+\.(?:py|sh|ya?ml)")
@@ -217,8 +218,7 @@ def _find_variables(config: dict[Any, Any]) -> tuple[str, ...]:
 
 
 def read_command_facts(text: str, kind: Kind = Kind.commands) -> Facts:
-    """Return the facts in shell commands, embedded Python included."""
-    codes = [read_python_facts(code) for *_, code in find_programs(text)]
+    """Return the facts in shell commands."""
     text = _COMMENT.sub("", text)
     words = _WORD.findall(text)
     modules = tuple(module for option, module in itertools.pairwise(words) if option == "-m")
@@ -226,6 +226,5 @@ def read_command_facts(text: str, kind: Kind = Kind.commands) -> Facts:
     named = [*modules, *(word.partition(":")[0] for word in classes)]
     own = [name for name in named if name.split(".")[0] not in OF_DETERMINED]
     starts = tuple(word for word in words if _FILE.fullmatch(word))
-    own += [name for code in codes for name in code.imports if name not in own]
-    uses = _DET.search(text) or _LAUNCHED.search(text) or any(code.uses_determined for code in codes)
+    uses = _DET.search(text) or _LAUNCHED.search(text) or IMPORTED.search(text)
     return Facts(kind, tuple(own), starts, bool(uses), modules=modules, classes=classes)

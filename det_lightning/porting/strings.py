@@ -13,7 +13,7 @@ import libcst as cst
 
 from det_lightning.porting import commands, det_program
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
-from det_lightning.porting.embedded_python import find_programs
+from det_lightning.porting.facts import IMPORTED
 from det_lightning.porting.findings import Need, Premise, Severity
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.python_syntax import (
@@ -42,7 +42,6 @@ _START = {
 }  # fmt: skip
 _Strings = cst.SimpleString | cst.FormattedString
 _READ_OUTPUT = ("PIPE", "capture_output", "check_output", "getoutput", "popen")
-_IMPORTED = re.compile(r"(?:\b|\\n)(?:import|from)\s+determined\b")
 _PROGRAM = (
     "a string with Python that imports determined",
     "port the code by hand, or keep it in a separate file",
@@ -184,7 +183,7 @@ def _rewrite_line(file: PythonFile, node: cst.CSTNode, source: str) -> None:
     assert quoted is not None, "it is the source of a string"
     ported, findings = det_program.port_det_commands(quoted["text"], file.line(node), _reads_output(file))
     ported = port_installs(ported)
-    if any(_IMPORTED.search(code) for *_, code in find_programs(quoted["text"])):
+    if IMPORTED.search(quoted["text"]):
         file.note(node, Severity.problem, *_PROGRAM, Premise.changed)
     file.findings += [
         dataclasses.replace(found, needs_determined=found.needs_determined and Need.script) for found in findings
@@ -205,7 +204,7 @@ def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
             if value is not None and (required := port_requirement(value)) is not None:
                 _put(file, node, required)
     for option, code in itertools.pairwise(nodes):
-        if read_string(option) == "-c" and _IMPORTED.search(file.source(code)):
+        if read_string(option) == "-c" and IMPORTED.search(file.source(code)):
             file.note(code, Severity.problem, *_PROGRAM, Premise.changed)
     sources = [file.source(node) for node in nodes]
     words = [f"{{{source}}}" if value is None else value for value, source in zip(values, sources, strict=True)]

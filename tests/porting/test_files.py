@@ -510,13 +510,15 @@ def test_magic_cells_are_ported(tmp_path: Path) -> None:
     assert port.after == notebook(
         "%%time\n!pip install det-lightning\nimport det_lightning\ndetermined?",
         "files = !ls\nif files:\n    !det-lightning run c.yaml .\n    x, y = %who",
-        "%%bash\ncd x\n\n  det-lightning run c.yaml .\npython <<E\nif 1:\n  import det_lightning\nE\n",
+        "%%bash\ncd x\n\n  det-lightning run c.yaml .\npython <<E\nif 1:\n  import determined\nE\n",
         "%%writefile train.py\nimport determined\n",
         "%%html\n<p>\n",
         "?x\ndetermined.pytorch.Batch??\ndet_lightning.core",
     )
-    (found,) = port.findings
-    assert found.reason == "a cell that begins with %%writefile stays as it is, and names determined"
+    assert [found.reason for found in port.findings] == [
+        "Python in a command: import determined",
+        "a cell that begins with %%writefile stays as it is, and names determined",
+    ]
 
 
 def test_commands_in_cells_are_translated(tmp_path: Path) -> None:
@@ -562,6 +564,25 @@ def test_placeholders_in_notebooks_stay(cell: str, tmp_path: Path) -> None:
     again = port_text(tmp_path, "a.ipynb", port.after)
     assert (again.changed, again.findings) == (False, port.findings)
     assert port_text(tmp_path, "a.ipynb", notebook(cell.replace("determined", "x"), "import torch")).findings == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("run.sh", "ls\npython3 -c 'import determined; print(1)'\n", "2: Python in a command: import determined"),
+        ("run.sh", "python <<E\nfrom determined import core\nE\n", "2: Python in a command: from determined import"),
+        ("Dockerfile", 'RUN ["python", "-c", "from determined.pytorch import x"]\n',
+         "1: Python in a command: from determined.pytorch import"),
+        ("ci.yml", 'run: "python -c \\"import determined.core\\""\n', "1: Python in a command: import determined.core"),
+        ("run.sh", "# python -c 'import determined'\n", None),
+        ("run.sh", "python -c 'import det_lightning'\n", None),
+        ("run.sh", "echo from determined-ai\n", None),
+    ],
+)  # fmt: skip
+def test_python_in_commands_is_named(name: str, text: str, found: str | None, tmp_path: Path) -> None:
+    port = port_text(tmp_path, name, text)
+    assert not port.changed
+    assert [f"{one.line}: {one.reason}" for one in port.findings] == ([found] if found else [])
 
 
 def test_mounts_leave_nothing_to_do(tmp_path: Path) -> None:
