@@ -95,8 +95,7 @@ def _walk_conditions(
     for child in ast.iter_child_nodes(tree):
         if child not in left_out:
             yield child, is_conditional, is_certain
-            is_choice = isinstance(child, ast.If | ast.IfExp)
-            decides = is_choice and depends_on_device(child.test, flags)
+            decides = isinstance(child, ast.If | ast.IfExp) and depends_on_device(child.test, flags)
             is_start = isinstance(child, ast.If) and get_name(getattr(child.test, "left", None)) == "__name__"
             goes_on = is_certain and (is_start or not isinstance(child, ast.If | ast.IfExp | ast.Try | ast.Match))
             yield from _walk_conditions(child, left_out, flags, is_conditional or decides, goes_on)

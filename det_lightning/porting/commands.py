@@ -29,6 +29,8 @@ _READ_BY_DETERMINED = {
     "DET_MASTER", "DET_MASTER_ADDR", "DET_MASTER_CERT_FILE", "DET_MASTER_CERT_NAME", "DET_MASTER_PORT", "DET_PASS",
     "DET_PASSWORD", "DET_SESSION_TOKEN", "DET_USER", "DET_USERNAME", "DET_USER_TOKEN",
 }  # fmt: skip
+#: Python in commands.
+IMPORTED = re.compile(r"(?:\b|\\n)(from\s+(?:determined|pedl)[\w.]*\s+import|import\s+(?:determined|pedl)[\w.]*(?!-))")
 _IN_CONTAINERS = re.compile(r"(?<![\w.~/-])/run/determined/[\w./-]+")
 _VARIABLE = re.compile(r"(?<![\w.-])DET_(?!LIGHTNING_)[A-Z][A-Z0-9_]*(?!\w)")
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from det_lightning.porting.commands import IMPORTED
 from det_lightning.porting.counterparts import CORE_CONTEXT
 from det_lightning.porting.read_values import DATA, HPARAMS, Read
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 OF_DETERMINED = (
     "determined", "det_lightning", "determined_cli", "determined_common", "determined_deploy", "model_hub", "pedl",
 )  # fmt: skip
-#: Python in commands.
-IMPORTED = re.compile(r"(?:\b|\\n)(from\s+(?:determined|pedl)[\w.]*\s+import|import\s+(?:determined|pedl)[\w.]*(?!-))")
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 _WORD = re.compile(r"[^\s\"'`,;&|()\[\]]+")
 _FILE = re.compile(r"[\w./-]+\.(?:py|sh|ya?ml)")

@@ -70,10 +70,10 @@ def _find_section(node: ast.expr | None, variables: dict[str, str]) -> str:
 def _find_known(tree: ast.Module) -> Iterator[str]:
     """Yield the names that a file sets or asks for in some section."""
     for node in ast.walk(tree):
-        is_set = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
-        name = node.slice if is_set else node.left if isinstance(node, ast.Compare) else None
-        if isinstance(name, ast.Constant):
-            yield str(name.value)
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            yield str(getattr(node.slice, "value", ""))
+        elif isinstance(node, ast.Compare):
+            yield str(getattr(node.left, "value", ""))
 
 
 def _walk(node: ast.AST, sections: dict[str, str], owner: str, function: str) -> Iterator[Read]:
@@ -103,5 +103,5 @@ def _find_read(node: ast.AST, sections: dict[str, str]) -> tuple[str, str] | Non
         section, name = _find_section(node.value, sections), node.slice
     else:
         return None
-    is_name = isinstance(name, ast.Constant) and isinstance(name.value, str)
-    return (section, name.value) if section and is_name else None
+    value = name.value if isinstance(name, ast.Constant) else None
+    return (section, value) if section and isinstance(value, str) else None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from det_lightning.porting.commands import note_container_paths, note_variables, port_commands
+from det_lightning.porting.commands import IMPORTED, note_container_paths, note_variables, port_commands
 from det_lightning.porting.det_program import port_det_commands
-from det_lightning.porting.facts import IMPORTED
 from det_lightning.porting.findings import Finding, Severity, line_at
 from det_lightning.porting.requirements import port_installs, useless_installs
 from det_lightning.startup_hook import is_accepted

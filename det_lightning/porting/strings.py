@@ -12,8 +12,8 @@ import re
 import libcst as cst
 
 from det_lightning.porting import commands, det_program
+from det_lightning.porting.commands import IMPORTED
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
-from det_lightning.porting.facts import IMPORTED
 from det_lightning.porting.findings import Need, Premise, Severity
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.python_syntax import (

@@ -516,8 +516,8 @@ def test_magic_cells_are_ported(tmp_path: Path) -> None:
         "?x\ndetermined.pytorch.Batch??\ndet_lightning.core",
     )
     assert [found.reason for found in port.findings] == [
-        "Python in a command: import determined",
         "a cell that begins with %%writefile stays as it is, and names determined",
+        "Python in a command: import determined",
     ]
 
 

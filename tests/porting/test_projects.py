@@ -65,7 +65,8 @@ def made(**files: str) -> ProjectPort:
     return ported()
 
 
-def test_entry_points_have_commands() -> None:
+def test_entry_points_have_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("det_lightning.porting.entry_points.count_gpus", lambda: 2)
     configurations = [f"{name}.yaml" for name in ("adaptive", "const", "distributed", "harness")]
     runs = {name: f"should run with `det-lightning run {name} --hook skip`" for name in configurations}
     found = {**runs, "submit.sh": "should run with `sh submit.sh`"}
