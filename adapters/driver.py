@@ -21,12 +21,14 @@ from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
 from det_lightning.adapters.strategies.processes import use_trial_strategy
+from det_lightning.core._task import current_task
 from det_lightning.engine.boundary import RunOptions, all_ranks_end, interrupts_end_the_process
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.data_stream import LoaderFactory
 from det_lightning.engine.run import TrialRun
 from det_lightning.engine.schedule import Action
 from det_lightning.escaping import get_logger
+from det_lightning.tracebacks import shorten_traceback
 
 logger = get_logger(__name__)
 
@@ -322,9 +324,11 @@ class TrialGuard(pl.Callback):
             pl_module.build_trial()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """End the run."""
+        """End the run, and leave out the frames between the script and the trial; the log of an experiment has all."""
         if _has_trial(pl_module):
             pl_module.abandon(exception)
+            if current_task() is None:
+                shorten_traceback(exception)
 
 
 class TrialDriving(pl.Callback):

@@ -46,7 +46,12 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
     is_compiled = _uncompile(module)
     module_name = type(module).__name__
     flags: Any = trainer  # mypy does not see attributes set by Lightning's connectors
-    of_call = trainer.state.fn in (TrainerFn.TESTING, TrainerFn.PREDICTING)
+    fn = trainer.state.fn
+    if fn in (TrainerFn.TESTING, TrainerFn.PREDICTING) and not (before_launch or lightning_internals.has_data(trainer)):
+        raise errors.UnsupportedTrainerFlags(
+            f"{fn.value}() of a trial needs data: pass dataloaders=, or use validate(). A trial has training and "
+            "validation data only."
+        )
     wrong = {
         f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
             trainer.accumulate_grad_batches != 1 and aggregation not in (None, trainer.accumulate_grad_batches),
@@ -67,6 +72,10 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         f"{trainer.state.fn.value if trainer.state.fn else None}() without data": (
             of_call and not before_launch and not lightning_internals.has_data(trainer),
             "pass dataloaders=, or use validate(): a trial has training and validation data only",
+        ),
+        f"logger={flags.logger!r}": (
+            not all(isinstance(one, pl.loggers.Logger) for one in trainer.loggers),
+            "pass a logger, such as pl.loggers.CSVLogger('logs'), or True or False",
         ),
         f"precision={trainer.precision!r}": (
             trainer.precision not in TRIAL_PRECISIONS,

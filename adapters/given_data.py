@@ -181,15 +181,20 @@ class TellsEpochs(torch.utils.data.BatchSampler):
 
 def take_only_loader(given: Any, name: str) -> Any:
     """Return the only loader in data given under a name, or refuse several."""
-    several = isinstance(given, list | tuple | dict | pl.utilities.combined_loader.CombinedLoader)
-    if not several:
+    if isinstance(given, pl.utilities.combined_loader.CombinedLoader):
+        given = given.iterables
+    if not isinstance(given, list | tuple | dict):
         return given
     # With a dict of loaders, a plain module trains on dicts of batches.
     is_mixed = isinstance(given, dict) and name == "train_dataloader"
-    if isinstance(given, list | tuple | dict) and len(given) < 2 and not is_mixed:
-        return next(iter(given.values() if isinstance(given, dict) else given), ())
+    loaders = list(given.values() if isinstance(given, dict) else given)
+    if len(loaders) < 2 and not is_mixed:
+        return next(iter(loaders), ())
+    advice = _IN_PLACE_OF_SEVERAL[name]
+    if not any(isinstance(loader, torch.utils.data.DataLoader) for loader in loaders):
+        advice += "; or for a list of batches, pass torch.utils.data.DataLoader(batches, batch_size=None)"
     raise errors.UnsupportedTrainerFlags(
-        f"{name}: a trial takes one loader; got a {type(given).__name__} of loaders: {_IN_PLACE_OF_SEVERAL[name]}."
+        f"{name}: a trial takes one loader; got a {type(given).__name__} of loaders: {advice}."
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 import numbers
 import os
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from det_lightning.masking import short_text
 
 _E = TypeVar("_E", bound=enum.Enum)
+_MOST_LISTED_NAMES = 12
 _SHOWN = (type(None), numbers.Number, str, bytes, list, tuple, dict, set, os.PathLike)
 
 
@@ -44,6 +46,23 @@ def find_member(call: str, kind: type[_E], value: Any) -> _E:
 def is_path(value: Any) -> bool:
     """Return whether a value names a file or directory."""
     return isinstance(value, str | os.PathLike)
+
+
+def find_similar(name: object, known: Iterable[str]) -> str | None:
+    """Return the known name most similar to a wrong one, whatever the case of letters; None if there is none."""
+    import difflib
+
+    by_small = {one.casefold(): one for one in sorted(known)}
+    near = difflib.get_close_matches(str(name).casefold(), by_small, n=1)
+    return by_small[near[0]] if near else None
+
+
+def suggest(name: object, known: Iterable[str]) -> str:
+    """Return a hint to append to a message: the most similar known name, or all names if there are few, or nothing."""
+    names = sorted(known)
+    if near := find_similar(name, names):
+        return f"; did you mean {near}?"
+    return f"; known are {', '.join(names)}" if 0 < len(names) <= _MOST_LISTED_NAMES else ""
 
 
 def refuse_texts(call: str, **flags: Any) -> None:

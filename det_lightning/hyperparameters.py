@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import decimal
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -56,21 +55,16 @@ def flatten(hparams: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 _ABOUT_TEXT = re.compile(r"\bstr\b")
 _TEXTS = "These hyperparameters are texts:"
+_LIKE_NUMBER = re.compile(r"\s*[-+]?\.?\d")
 
 
 def explain_texts(error: TypeError, hparams: Mapping[str, Any] | None) -> None:
-    """If an error is about a text, add the hyperparameters that are texts but read like numbers, such as ``"0.1"``."""
-    texts = {name: value for name, value in flatten(hparams or {}).items() if _is_number(value)}
+    """If an error is about a text, name hyperparameters that are texts and begin like numbers, such as ``"1e-2x"``."""
+    given = flatten(hparams or {})
+    texts = {name: value for name, value in given.items() if isinstance(value, str) and _LIKE_NUMBER.match(value)}
     if texts and _ABOUT_TEXT.search(str(error)) and _TEXTS not in str(error):
         listed = ", ".join(f"{name}={value!r}" for name, value in texts.items())
-        error.args = (f"{error}. {_TEXTS} {listed}. Write numbers without quotes.",)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and math.isfinite(float(value))
-    except ValueError:
-        return False
+        error.args = (f"{error}. {_TEXTS} {listed}. Write numbers without quotes, such as 0.01 or 1e-2.",)
 
 
 def find_ranges(hparams: Mapping[Any, Any], where: str = "hparams") -> list[str]:

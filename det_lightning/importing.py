@@ -13,6 +13,8 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
 
+from det_lightning.arguments import find_similar
+
 # A second copy of this package would have different classes with the same names.
 _OURS = "det_lightning"
 
@@ -154,16 +156,28 @@ def _forget_finders(directory: pathlib.Path) -> None:
             del sys.path_importer_cache[path]
 
 
+def split_spec(spec: str) -> tuple[str, str]:
+    """Return module and class of ``"module:Class"`` or ``"path/file.py:Class"``; texts without them give empty ones."""
+    module, _, name = spec.strip().rpartition(":")
+    if module.endswith(".py"):
+        module = ".".join(pathlib.PurePath(module).with_suffix("").parts)
+    return module, name
+
+
 def load_class(spec: str) -> Any:
     """Import the object named by ``spec``, as ``"module:Class"`` or ``"module:Outer.Inner"``.
 
     Raises:
         ImportError: there is no such module, or nothing with that name inside.
     """
-    module_name, _, qualified_name = spec.partition(":")
+    module_name, qualified_name = split_spec(spec)
     found: Any = importlib.import_module(module_name)
     for name in qualified_name.split("."):
         if not hasattr(found, name):
-            raise ImportError(f"There is no {qualified_name} in module {module_name} ({found.__name__} has no {name}).")
+            near = find_similar(name, [one for one, value in vars(found).items() if isinstance(value, type)])
+            hint = "" if near is None else f"; did you mean {near}?"
+            raise ImportError(
+                f"There is no {qualified_name} in module {module_name} ({found.__name__} has no {name}{hint})."
+            )
         found = getattr(found, name)
     return found

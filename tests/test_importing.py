@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 from pathlib import Path
 
@@ -90,6 +91,7 @@ def test_relative_path() -> None:
 
 def test_class_is_found() -> None:
     assert load_class("pathlib:Path") is Path
+    assert load_class("importlib/metadata.py:PackageNotFoundError") is importlib.metadata.PackageNotFoundError
     assert load_class("det_lightning.pytorch:LRScheduler.StepMode").__qualname__ == "LRScheduler.StepMode"
 
 
@@ -97,6 +99,7 @@ def test_class_is_found() -> None:
     ("spec", "message"),
     [
         ("pathlib:Trial", r"There is no Trial in module pathlib \(pathlib has no Trial\)"),
+        ("pathlib:PurePaht", r"\(pathlib has no PurePaht; did you mean PurePath\?\)"),
         ("pathlib:Path.Inner", r"There is no Path.Inner in module pathlib \(Path has no Inner\)"),
         ("no_such_module_anywhere:Trial", "No module named 'no_such_module_anywhere'"),
     ],

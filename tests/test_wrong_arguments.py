@@ -237,8 +237,8 @@ def predict(trial: Any, **arguments: Any) -> None:
 
 @pytest.mark.parametrize("build", ["init", "TrialModule"])
 def test_text_hyperparameter_is_named(build: str) -> None:
-    hparams = {"lr": "0.1", "name": "small"}
-    with pytest.raises(TypeError, match=r"'str'.*These hyperparameters are texts: lr='0.1'. Write numbers without"):
+    hparams = {"lr": "1e-2x", "name": "small"}
+    with pytest.raises(TypeError, match=r"'str'.*These hyperparameters are texts: lr='1e-2x'. Write numbers without"):
         if build == "TrialModule":
             predict(LearnsAtItsRate, hparams=hparams)
         with pytorch.init(hparams=hparams) as context:

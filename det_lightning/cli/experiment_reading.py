@@ -225,12 +225,13 @@ def logs(
     directory: Experiment,
     trial: Annotated[int, typer.Argument(metavar="TRIAL", help="The number of a trial.", show_default=False)],
 ) -> None:
-    """Print the standard output and error of a trial."""
+    """Print the standard output and error of a trial; the frames of libraries in tracebacks are only in the file."""
     from det_lightning.experiments.directory import ExperimentDirectory
+    from det_lightning.tracebacks import shorten_lines
 
     log = ExperimentDirectory.existing(directory).trial(trial) / "log.txt"
     if not log.is_file():
         raise ValueError(f"There is no log of trial {trial} in {directory}.")
     with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:  # unmasked, because words in a log may look like secrets
-            print_lines([line.rstrip("\n")])
+        # Unmasked, because words in a log may look like secrets.
+        print_lines(shorten_lines(line.rstrip("\n") for line in lines))

@@ -14,17 +14,19 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_
 
 from det_lightning.config.document import KeyPath, SourceLines
 from det_lightning.config.environment import BindMount, Environment, Pbs, Resources, Slurm
-from det_lightning.config.hyperparameters import Hyperparameters
+from det_lightning.config.hyperparameters import Hyperparameters, untyped
 from det_lightning.config.length import Length, Period
 from det_lightning.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
 from det_lightning.config.section import UNTYPED, Count, Integer, Positive, Section, refuse, show_value
 from det_lightning.config.storage import AnyStorage, StorageConfig
 from det_lightning.errors import ConfigMistake
+from det_lightning.importing import split_spec
 from det_lightning.masking import mask_config
 
+_NO_TYPE = "is a group of hyperparameters; a range needs a type: int, double, log or categorical"
 # Python would read these otherwise, as a set of characters.
 _NAMED_CLASS = re.compile(r"\[:\^?\w+:\]")
-_TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+")
+_TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+|[\w./]+\.py:[\w.]+")
 _LAUNCHED_TRIAL = re.compile(r"(?:^|\s)--trial[\s=]+([\w.]+:[\w.]+)")
 _LAUNCHER = re.compile(r"\bdet(?:ermined|_lightning)\.launch\.")
 _HARNESS = re.compile(r"-m\s+det(?:ermined|_lightning)\.(?:exec\.harness|launch\.autohorovod)\s+([\w.]+:[\w.]+)")
@@ -35,7 +37,8 @@ def _entrypoint(value: Any) -> Any:
     if not is_command and not (isinstance(value, str) and value.strip()):
         raise ValueError(f"must be module:Class, a command, or a list of a command's parts; got {show_value(value)}")
     # A block scalar of YAML ends with a line break, allowed by Determined after a class.
-    return value.strip() if isinstance(value, str) and _TRIAL_CLASS.fullmatch(value.strip()) else value
+    is_class = isinstance(value, str) and _TRIAL_CLASS.fullmatch(value.strip())
+    return ":".join(split_spec(value)) if is_class else value
 
 
 class Optimizations(Section):
@@ -170,6 +173,7 @@ class ExperimentConfig(Section):
         """Values read differently than written, and probable mistakes, in the order of the file."""
         doubts = [*self.searcher.doubts(), *self._doubts_about_validations()]
         located = [self._lines.mistake(("searcher", name), message) for name, message in doubts]
+        located += [self._lines.mistake(("hyperparameters", *path), _NO_TYPE) for path in untyped(self.hyperparameters)]
         return tuple(sorted([*self._notes, *located], key=ConfigMistake.position))
 
     @property
@@ -185,6 +189,10 @@ class ExperimentConfig(Section):
                 "no trial is stopped early: without min_validation_period a trial validates at the end only",
             )
 
+    def mistake(self, path: KeyPath, message: str) -> ConfigMistake:
+        """Return a mistake in the value at ``path``, with the line."""
+        return self._lines.mistake(path, message)
+
     def find_line(self, path: KeyPath) -> int | None:
         """Return the line of a key in the file, or None for a key from elsewhere."""
         return self._lines.find(path)
@@ -196,7 +204,7 @@ class ExperimentConfig(Section):
         if _TRIAL_CLASS.fullmatch(command):
             return command
         found = _HARNESS.search(command) or (_LAUNCHER.search(command) and _LAUNCHED_TRIAL.search(command))
-        return found[1] if found else None
+        return ":".join(split_spec(found[1])) if found else None
 
     def as_dict(self, *, masked: bool = False) -> dict[str, Any]:
         """Return the configuration with all defaults, as Determined gave trials; ``masked`` for display."""

@@ -163,5 +163,14 @@ def leaves(group: dict[str, Hyperparameter], path: tuple[str, ...] = ()) -> Iter
             yield (*path, name), entry
 
 
+def untyped(group: dict[str, Hyperparameter], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each group with the keys of a range, but no type."""
+    for name, entry in group.items():
+        if isinstance(entry, dict) and (entry.keys() >= {"minval", "maxval"} or entry.keys() == {"vals"}):
+            yield (*path, name)
+        elif isinstance(entry, dict):
+            yield from untyped(entry, (*path, name))
+
+
 #: A mapping of names to hyperparameters and groups.
 Hyperparameters = Annotated[dict[str, Hyperparameter], PlainValidator(_read_group), PlainSerializer(_as_plain)]

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import PlainSerializer, PlainValidator
 
-from det_lightning.config.section import INTEGER_LIMIT, refuse, show_value, suggest
+from det_lightning.arguments import suggest
+from det_lightning.config.section import INTEGER_LIMIT, refuse, show_value
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 #: The units of a length, as keys in a mapping.

@@ -11,7 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from det_lightning.arguments import suggest
 from det_lightning.config.document import Document, leaf_paths
+from det_lightning.config.effects import FIELD_RULES
 from det_lightning.config.experiment import ExperimentConfig
 from det_lightning.config.older_releases import rewrite_older_spellings
 from det_lightning.config.overrides import read_overrides, with_overrides
@@ -92,6 +94,8 @@ def _open(source: str | os.PathLike[str]) -> Document:
     is_text = isinstance(source, str) and "\n" in source
     document = YamlDocument(str(source)) if is_text else YamlDocument(_text(Path(source)), os.fspath(source))
     if document.data is None and document.mistakes:
+        if not is_text and Path(source).suffix not in (".yaml", ".yml", ".json"):
+            document.mistakes.append(ConfigMistake(None, "", "name an experiment configuration, a file in YAML"))
         raise ConfigError(document.name, document.mistakes)
     return document
 
@@ -102,7 +106,9 @@ def _text(path: Path) -> str:
         with path.open(encoding="utf-8-sig") as file:
             return file.read(MOST_CHARACTERS + 1)
     except OSError as e:
-        raise ConfigError(str(path), [ConfigMistake(None, "", f"cannot be read: {e.strerror or e}")]) from e
+        folder = path if path.is_dir() else path.parent
+        hint = suggest(path.name, [file.name for file in folder.glob("*.y*ml")]).replace("known are", "there are")
+        raise ConfigError(str(path), [ConfigMistake(None, "", f"cannot be read: {e.strerror or e}{hint}")]) from e
     except UnicodeDecodeError as e:
         raise ConfigError(str(path), [ConfigMistake(None, "", f"is not UTF-8: {e}")]) from e
 
@@ -132,6 +138,20 @@ def _build(
     return config
 
 
+def _explain(error: Any) -> str:
+    """Return the message of a mistake; of an unknown key that belongs elsewhere, the place."""
+    path = error["loc"]
+    if error["type"] != UNKNOWN_KEY:
+        return str(error["msg"])
+    fields = [tuple(rule.field.split(".")) for rule in FIELD_RULES]
+    found = [field for field in fields if field[-1] == path[-1] and field[:-1] != path[:-1]]
+    meant = [".".join(field) if len(field) > 1 else f"{field[0]} at the top level" for field in found]
+    if meant:
+        return f"unknown key here; did you mean {' or '.join(meant)}?"
+    is_bare = len(path) == 1 and error["msg"] == "unknown key"
+    return f"{error['msg']}{'; a hyperparameter belongs below hyperparameters' if is_bare else ''}"
+
+
 def _validate(document: Document, *, partial: bool, forgiving: bool) -> ExperimentConfig:
     """Return the configuration without unreadable sections, and add the mistakes to the document."""
     context = {"document": document, "forgiving": forgiving}
@@ -148,7 +168,7 @@ def _validate(document: Document, *, partial: bool, forgiving: bool) -> Experime
             return _validate(document, partial=partial, forgiving=forgiving)
         # Unreadable values are null by now, and already reported.
         reported = {mistake.path for mistake in document.mistakes}
-        mistakes = [document.lines.mistake(error["loc"], error["msg"]) for error in found]
+        mistakes = [document.lines.mistake(error["loc"], _explain(error)) for error in found]
         document.mistakes += [mistake for mistake in mistakes if mistake.path not in reported]
         unreadable = {str(error["loc"][0]) for error in found}
         readable = {name: value for name, value in document.data.items() if name not in unreadable}

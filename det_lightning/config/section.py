@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from pydantic import (
@@ -19,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from det_lightning.arguments import find_similar, suggest
 from det_lightning.config.document import KeyPath
 from det_lightning.hyperparameters import convert_like_master
 from det_lightning.masking import is_secret, mask_config, mask_text
@@ -27,7 +27,6 @@ _Kind = Literal["configuration", "unknown_key"]
 _OURS: _Kind = "configuration"
 #: The type of pydantic's errors about unknown keys.
 UNKNOWN_KEY: _Kind = "unknown_key"
-_MOST_LISTED_NAMES = 12
 # In a message, the given value after the limit, or a quoted value.
 _VALUES = re.compile(r"(?:, [^,;]*)?; got .*| '.*'", re.DOTALL)
 # The expectations by pydantic's error type, formatted with the context of the error.
@@ -96,13 +95,16 @@ def show_value(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
-def suggest(name: object, known: Iterable[str]) -> str:
-    """Return a hint to append to a message: the most similar known name, or all names if there are few, or nothing."""
-    names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    if near:
-        return f"; did you mean {near[0]}?"
-    return f"; known are {', '.join(names)}" if len(names) <= _MOST_LISTED_NAMES else ""
+def _explain_unknown(name: str, section: type[Section]) -> str:
+    """Return a message for an unknown key: a key of another variant of the section, or a similar key."""
+    elsewhere = {key for sibling in section.siblings.values() for key in sibling.model_fields}
+    near = find_similar(name, elsewhere)
+    if near is not None and (near == name or find_similar(name, section.model_fields) is None):
+        having = [kind for kind, sibling in section.siblings.items() if near in sibling.model_fields]
+        of = next((f"of {kind}" for kind, one in section.siblings.items() if one is section), "without a type")
+        meant = " here; it" if near == name else f"; did you mean {near}? It"
+        return f"unknown key{meant} is a key of {', '.join(having)}, not {of}"
+    return f"unknown key{suggest(name, section.model_fields)}"
 
 
 def _integral(value: Any) -> Any:
@@ -124,7 +126,10 @@ SectionT = TypeVar("SectionT", bound="Section")
 
 def variants(key: str, *models: type[SectionT]) -> dict[str, type[SectionT]]:
     """Return models by the default of their field ``key``."""
-    return {model.model_fields[key].default: model for model in models}
+    found: dict[str, type[SectionT]] = {model.model_fields[key].default: model for model in models}
+    for model in models:
+        model.siblings = found
+    return found
 
 
 def read_variant(
@@ -152,6 +157,8 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     #: The keys that lead to the section in a configuration, if it holds secrets.
     place: ClassVar[KeyPath] = ()
+    #: The sections that another name or type chooses in place of this one.
+    siblings: ClassVar[Mapping[str, type[Section]]] = {}
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
@@ -166,7 +173,7 @@ class Section(BaseModel):
         known = {}
         for name, item in value.items():
             if (field := cls.model_fields.get(name)) is None:
-                mistakes.append(mistake((name,), f"unknown key{suggest(name, cls.model_fields)}", UNKNOWN_KEY))
+                mistakes.append(mistake((name,), _explain_unknown(name, cls), UNKNOWN_KEY))
             elif item is not None or field.is_required():
                 known[name] = item
         try:

@@ -45,6 +45,7 @@ def _make_model(name: str, kind: StorageType) -> type[StorageConfig]:
 
 STORAGES = {name: _make_model(name, kind) for name, kind in STORAGE_TYPES.items()}
 _OF_ANY = StorageConfig.model_fields
+StorageConfig.siblings = STORAGES
 _REFUSED = {"hdfs": "it was removed from Determined; copy the checkpoints to a storage of another type"}
 
 

@@ -64,6 +64,10 @@ def explain_error(error: Exception, text: str) -> tuple[int | None, str]:
     problem = ": ".join(part for part in (error.context, error.problem) if part)
     if any(map(_SECRET.search, text.splitlines()[mark.line : mark.line + 1])):  # a part may look like a name
         problem = f"{problem.partition(chr(39))[0].strip()}: write the value in quotes"
+    elif str(error.problem).startswith("found character '\\t'"):
+        problem = "a tab, which YAML does not allow to indent with; indent with spaces"
+    elif error.problem == "mapping values are not allowed here":
+        problem += ": check the indentation, and the space after each colon"
     return mark.line + 1, problem
 
 

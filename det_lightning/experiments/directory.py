@@ -63,7 +63,11 @@ class ExperimentDirectory:
     @classmethod
     def create(cls, parent: Path, name: str) -> ExperimentDirectory:
         """Create the directory of a new experiment, ``NAME-NUMBER``."""
-        parent.mkdir(parents=True, exist_ok=True)
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            advice = "--experiments names another directory for experiments"
+            raise errors.ExperimentError(f"{parent.absolute()} cannot be created: {e.strerror}; {advice}.") from e
         slug = re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")[:60] or "experiment"
         taken = (_NUMBER.fullmatch(path.name) for path in parent.iterdir())
         number = max((int(match.group(1)) for match in taken if match), default=0)

@@ -14,6 +14,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
 from det_lightning.config import ExperimentConfig, read_config
 from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
+from det_lightning.experiments.code_check import check_code
 from det_lightning.experiments.directory import ExperimentDirectory, Options, read_storage
 from det_lightning.experiments.event_log import EventLog
 from det_lightning.experiments.launcher import Demand, Machines
@@ -69,6 +70,7 @@ def create(
     cannot be used, or if the checkpoint to start from does not exist.
     """
     require_loggers(options.loggers)
+    check_code(config, code, "the configuration" if source is None else str(source))
     checkpoint = find_source(config.searcher.source_checkpoint_uuid, read_storage(config.as_dict()), parent)
     directory = ExperimentDirectory.create(parent, config.name)
     try:

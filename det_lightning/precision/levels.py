@@ -118,7 +118,7 @@ def resolve_level(opt_level: Any, overrides: dict[str, Any]) -> Level:
     lowest = values.get("min_loss_scale")
     highest = values.get("max_loss_scale")
     if lowest is not None and highest is not None and lowest > highest:
-        mistakes.append(f"min_loss_scale={lowest} is above max_loss_scale={highest}; pass a smaller min_loss_scale")
+        mistakes.append(f"min_loss_scale={lowest}, above max_loss_scale={highest}; pass a smaller min_loss_scale")
     if mistakes:
         raise errors.InvalidExperimentException(
             f"configure_apex_amp(opt_level={opt_level!r}, ...) got " + "; and ".join(mistakes) + "."

@@ -168,7 +168,11 @@ class PyTorchTrialContext:
         hooks = self.update_hooks
         for before in hooks.before_backward:
             before(loss)
-        self.precision.path.backward(loss, gradient, retain_graph, create_graph)
+        try:
+            self.precision.path.backward(loss, gradient, retain_graph, create_graph)
+        except RuntimeError as error:
+            _explain_loss(error, loss, gradient)
+            raise
         for after in hooks.after_backward:
             after()
 
@@ -299,3 +303,16 @@ class PyTorchTrialContext:
         """Profile with ``torch.profiler.profile``, stepped once per batch; traces go to TensorBoard's directory."""
         handler = torch.profiler.tensorboard_trace_handler(str(self.get_tensorboard_path()))
         self.profiler = torch.profiler.profile(*args, on_trace_ready=handler, **kwargs)
+
+
+def _explain_loss(error: RuntimeError, loss: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    """Put a sentence before torch's error about a loss that cannot have gradients."""
+    if not loss.requires_grad:
+        problem = "the loss has no graph: it was detached, made under torch.no_grad(), or does not depend on a weight"
+    elif loss.dim() > 0 and loss.numel() > 1 and gradient is None:
+        problem = f"the loss has the shape {tuple(loss.shape)}, not (): reduce it, as with loss.mean()"
+    elif "a second time" in str(error):
+        problem = "the loss had a backward pass before, as by loss.backward(): call context.backward() alone, and once"
+    else:
+        return
+    error.args = (f"In context.backward(), {problem}. {error}",)

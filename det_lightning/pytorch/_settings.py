@@ -9,7 +9,7 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
-from det_lightning.arguments import describe, wrong_argument
+from det_lightning.arguments import describe, suggest, wrong_argument
 from det_lightning.core._task import TrialTask
 from det_lightning.escaping import get_logger
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, as_plain
@@ -34,6 +34,7 @@ class RunConfiguration:
     hparams: dict[str, Any] | None = None  # for context.get_hparams()
     settings: TrainingSettings | None = None
     given: ExperimentConfig | None = None  # until it is reported
+    source: str = "hparams={...} of init() or TrialModule"  # of the hyperparameters, for messages
 
     @classmethod
     def of_call(cls, exp_conf: ExpConf | None, hparams: dict[str, Any] | None) -> RunConfiguration:
@@ -70,7 +71,7 @@ class RunConfiguration:
             checkpoint_storage=task.checkpoint_storage,
             rungs=task.validate_at,
         )
-        return cls(task.config, hparams, settings)
+        return cls(task.config, hparams, settings, source="`hyperparameters` of the experiment's configuration")
 
     def complete(self, **said: Any) -> dict[str, Any]:
         """Return the arguments of a call, with values of the configuration for None, without those that stay None.
@@ -164,14 +165,14 @@ class TrialSettings:
     def get_hparams(self) -> dict[str, Any]:
         """Return all hyperparameters; raise a ValueError if the run has none."""
         if self.hparams is None:
-            raise ValueError("This trial has no hparams; pass hparams={...} to init() or to TrialModule.")
+            raise ValueError(f"This trial has no hparams; write them into {self.configuration.source}.")
         return self.hparams
 
     def get_hparam(self, name: str) -> Any:
         """Return the hyperparameter ``name``; raise a ValueError if there is none."""
         hparams = self.get_hparams()
         if name not in hparams:
-            raise ValueError(f"There is no hyperparameter {name!r}; hparams has {sorted(hparams)}.")
+            raise ValueError(self._explain_missing(name))
         if name == "global_batch_size":
             logger.warning("Use get_global_batch_size() or get_per_slot_batch_size() rather than the hyperparameter.")
         return hparams[name]
@@ -199,8 +200,12 @@ class TrialSettings:
     def get_per_slot_batch_size(self) -> int:
         """Return ``global_batch_size // slots``; raise a ValueError if hparams has none."""
         if self.per_slot_batch_size is None:
-            raise ValueError("The batch size is unknown; pass hparams={'global_batch_size': ...} to init().")
+            raise ValueError(f"The batch size is unknown. {self._explain_missing('global_batch_size')}")
         return self.per_slot_batch_size
+
+    def _explain_missing(self, name: str) -> str:
+        hint = suggest(name, self.hparams or {})
+        return f"There is no hyperparameter {name!r} in {self.configuration.source}{hint or '.'}"
 
     def to_plain(self, losses: list[str] | None = None) -> dict[str, Any]:
         """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for a missing dict.

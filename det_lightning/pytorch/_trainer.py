@@ -34,6 +34,7 @@ from det_lightning.pytorch._random_state import isolated_rng, seed_everything
 from det_lightning.pytorch._settings import ExpConf, RunConfiguration
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import elastic_job, restarts
+from det_lightning.tracebacks import shorten_traceback
 from det_lightning.units import Batch, Epoch, TrainUnit
 
 logger = get_logger(__name__)
@@ -122,6 +123,8 @@ def init(
         if isinstance(error, errors.InvalidHP):
             report_invalid_hp(task)  # at once, since the end of another rank may end this process
         context.distributed.abandon(error)
+        if task is None:
+            shorten_traceback(error)
         end_for_invalid_hp(error, context.distributed.given_up)
         raise
     finally:

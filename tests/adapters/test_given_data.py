@@ -51,6 +51,7 @@ def test_torchs_loaders_train_equally(flags: dict[str, Any]) -> None:
         {"datamodule": OwnData()},
         {"train_dataloaders": TRAIN, "val_dataloaders": VAL},
         {"train_dataloaders": [TRAIN], "val_dataloaders": [VAL]},
+        {"train_dataloaders": pl.utilities.CombinedLoader([TRAIN], "sequential"), "val_dataloaders": VAL},
     ]
     for data in ways:
         assert torch.equal(weights_of(fit(WithoutData, flags, **data).trial), expected), data
@@ -173,7 +174,8 @@ def test_data_without_a_length(caplog: Any) -> None:
         ({"train_dataloaders": [TRAIN] * 2}, "train_dataloader: .*StackDataset or Concat"),
         ({"train_dataloaders": {"a": TRAIN}}, "train_dataloader: a trial takes one loader"),
         ({"val_dataloaders": {"a": VAL, "b": []}}, "one loader; got a dict of loaders"),
-        ({"val_dataloaders": pl.utilities.CombinedLoader([[1]], "sequential")}, "got a CombinedLoader of loaders"),
+        ({"val_dataloaders": pl.utilities.CombinedLoader([VAL, VAL], "sequential")}, "got a list of loaders: call val"),
+        ({"train_dataloaders": [*TRAIN]}, "for a list of batches, pass .*DataLoader\\(batches, batch_size=None\\)"),
         ({"train_dataloaders": 5}, "takes a loader or any iterable; got 5"),
         ({"val_dataloaders": [VAL] * 2}, r"call validate\(\) once for each"),
     ],

@@ -357,8 +357,8 @@ def test_a_data_module_for_tests() -> None:
 
 def test_calls_need_one_loader() -> None:
     for call, data, refusal in (
-        ("test", None, r"test\(\) without data: pass dataloaders=, or use validate"),
-        ("predict", None, r"predict\(\) without data: pass dataloaders="),
+        ("test", None, r"^test\(\) of a trial needs data: pass dataloaders=, or use validate"),
+        ("predict", None, r"^predict\(\) of a trial needs data: pass dataloaders="),
         ("test", [loader(INPUTS, TARGETS)] * 2, r"got a list of loaders: call test\(\) once for each"),
     ):
         with pytest.raises(errors.UnsupportedTrainerFlags, match=refusal):

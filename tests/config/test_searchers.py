@@ -79,7 +79,16 @@ def test_lengths_give_the_time(given: str, clock: str, full_time: int, validates
         ("{name: random, metric: a}", "max_trials", "is missing"),
         ("{name: random, metric: a, max_trials: null}", "max_trials", "must be an integer; got null"),
         ("{name: random, metric: 3, max_trials: 1}", "metric", "must be a string; got 3"),
-        ("{name: grid, metric: a, max_trials: 3}", "max_trials", "unknown key"),
+        (
+            "{name: grid, metric: a, max_trials: 3}",
+            "max_trials",
+            "unknown key here; it is a key of random, adaptive",
+        ),
+        (
+            "{name: single, max_trails: 3}",
+            "max_trails",
+            "did you mean max_trials? It is a key of random, adapt",
+        ),
         ("{name: single, max_length: {batches: 0}}", "max_length.batches", "an integer, at least 1; got 0"),
         ("{name: single, max_length: ten}", "max_length", "must be one of {batches: N}"),
         ("{name: adaptive_asha, max_trials: 4}", "max_time", "is missing: write max_time and time_metric"),

@@ -44,7 +44,7 @@ def configure(**arguments: Any) -> Callable[[Context], Any]:
         ({"master_weights": True}, "master_weights=True, but 'O1'"),
         ({"opt_level": "O2", "master_weights": 1}, "master_weights=1, which must be True, False or None"),
         ({"opt_level": "O2", "patch_torch_functions": True}, "patch_torch_functions=True goes with opt_level='O1'"),
-        ({"min_loss_scale": 8.0, "max_loss_scale": 4.0}, "min_loss_scale=8.0 is above max_loss_scale=4.0"),
+        ({"min_loss_scale": 8.0, "max_loss_scale": 4.0}, "got min_loss_scale=8.0, above max_loss_scale=4.0"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:

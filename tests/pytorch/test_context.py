@@ -128,6 +128,21 @@ def test_aggregation_sums_and_divides(frequency: int, average: bool, of_optimize
     assert context.optimizer_steps == 1
 
 
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (torch.ones(()), r"In context.backward\(\), the loss has no graph: it was detached.* does not require grad"),
+        (
+            torch.ones(3, requires_grad=True),
+            r"the loss has the shape \(3,\), not \(\): reduce it, .* for scalar outputs",
+        ),
+    ],
+)
+def test_unusable_losses(loss: torch.Tensor, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        make_context().backward(loss)
+
+
 def test_gradients_without_zeroing() -> None:
     context, weight = make_context(), make_weight()
     context.position.batch_idx = 0
