@@ -324,10 +324,10 @@ class TrialGuard(pl.Callback):
             pl_module.build_trial()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """End the run, and leave out the frames between the script and the trial; the log of an experiment has all."""
+        """End the run; without an ``init`` around, which does so, shorten the traceback outside of experiments."""
         if _has_trial(pl_module):
             pl_module.abandon(exception)
-            if current_task() is None:
+            if pl_module.trial_builder.owns_context and current_task() is None:
                 shorten_traceback(exception)
 
 

@@ -52,6 +52,9 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             f"{fn.value}() of a trial needs data: pass dataloaders=, or use validate(). A trial has training and "
             "validation data only."
         )
+    others = {type(one).__name__ for one in trainer.loggers if not isinstance(one, pl.loggers.Logger)}
+    if others:
+        trainer.loggers = []  # Lightning would call them after the refusal, too
     wrong = {
         f"accumulate_grad_batches={trainer.accumulate_grad_batches}": (
             trainer.accumulate_grad_batches != 1 and aggregation not in (None, trainer.accumulate_grad_batches),
@@ -69,13 +72,9 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             lightning_internals.validates_by_time(trainer),
             "give a number of batches or a share of an epoch, so that equal runs validate after the same batches",
         ),
-        f"{trainer.state.fn.value if trainer.state.fn else None}() without data": (
-            of_call and not before_launch and not lightning_internals.has_data(trainer),
-            "pass dataloaders=, or use validate(): a trial has training and validation data only",
-        ),
-        f"logger={flags.logger!r}": (
-            not all(isinstance(one, pl.loggers.Logger) for one in trainer.loggers),
-            "pass a logger, such as pl.loggers.CSVLogger('logs'), or True or False",
+        f"a logger of type {', '.join(sorted(others))}": (
+            bool(others),
+            "pass objects, such as logger=pl.loggers.CSVLogger('logs'), or True or False",
         ),
         f"precision={trainer.precision!r}": (
             trainer.precision not in TRIAL_PRECISIONS,

@@ -365,7 +365,7 @@ RELOADS = {"reload_dataloaders_every_n_epochs": 1}
     [
         (RELOADS, "reload_dataloaders_every_n_epochs=1"),
         pytest.param({"val_check_interval": "00:00:00:03"}, "a time as val_check_interval", marks=from_lightning_2_6),
-        ({"logger": "csv"}, r"logger='csv': pass a logger, such as pl.loggers.CSVLogger\('logs'\), or True or False"),
+        ({"logger": "csv"}, r"a logger of type str: pass objects, such as logger=pl.loggers.CSVLogger\('logs'\)"),
         pytest.param(AVERAGING, "StochasticWei.*: .* the callback WeightAveraging", marks=from_lightning_2_6),
         (AVERAGING, "StochasticWeightAveraging: .*AveragedModel"),
         ({"callbacks": [pl.callbacks.ModelPruning("l1_unstructured")]}, "ModelPruning: prune with torch"),

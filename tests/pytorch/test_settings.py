@@ -31,11 +31,11 @@ def test_settings_are_looked_up() -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("get_hparams", "no hparams; pass hparams="),
+        ("get_hparams", "no hparams; write them into hparams={...} of init"),
         ("get_experiment_config", "no experiment configuration; pass exp_conf="),
         ("get_data_config", "no experiment configuration; pass exp_conf="),
-        ("get_global_batch_size", "hparams={'global_batch_size': "),
-        ("get_per_slot_batch_size", "hparams={'global_batch_size': "),
+        ("get_global_batch_size", "no hyperparameter 'global_batch_size' in hparams={...} of init"),
+        ("get_per_slot_batch_size", "The batch size is unknown. There is no hyperparameter 'global_batch_size'"),
         ("get_trial_seed", "no seed; pass trial_seed="),
     ],
 )
@@ -45,7 +45,7 @@ def test_missing_settings_are_named(method: str, message: str) -> None:
 
 
 def test_unknown_hyperparameters_are_named() -> None:
-    with pytest.raises(ValueError, match="no hparams; pass hparams="):
+    with pytest.raises(ValueError, match="no hparams; write them into"):
         PyTorchTrialContext().get_hparam("lr")
     with pytest.raises(ValueError, match=r"no hyperparameter 'rate' in .*; known are layers, lr"):
         PyTorchTrialContext(hparams={"lr": 1, "layers": 2}).get_hparam("rate")
