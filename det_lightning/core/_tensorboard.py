@@ -29,17 +29,11 @@ class TensorBoardOutput:
         self._locate = locate
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Switch the writing of TensorBoard files on or off.
-
-        Raises:
-            AssertionError: the argument is not a bool.
-        """
         if not isinstance(enable_tensorboard_logging, bool):
             raise AssertionError(f"set_enable_tensorboard_logging() takes a bool; got {enable_tensorboard_logging!r}.")
         self.enabled = enable_tensorboard_logging
 
     def get_enable_tensorboard_logging(self) -> bool:
-        """Return whether metrics are written as TensorBoard files."""
         return self.enabled
 
     @functools.cached_property

@@ -41,20 +41,6 @@ class DatasetCache:
     def cache_train_dataset(
         self, dataset_id: str, dataset_version: str, shuffle: bool = False, skip_shuffle_at_epoch_end: bool = False
     ) -> Callable[[MakeDataset], MakeDataset]:
-        """Return a decorator for a function that makes the training dataset, without batching.
-
-        The first call writes the elements to disk; later calls, in any run, read from disk. Each rank gets a share of
-        the elements, so do not wrap the dataset.
-
-        Args:
-            dataset_id: name of the dataset.
-            dataset_version: version of the dataset; each version has a separate cache.
-            shuffle: shuffle the samples with the trial's seed.
-            skip_shuffle_at_epoch_end: keep the same order in every epoch.
-
-        Raises:
-            InternalException: ``shuffle`` is set, but the trial has no seed.
-        """
         self.caches_training = True
         reshuffles = not skip_shuffle_at_epoch_end
         return self._decorator(dataset_id, f"{dataset_version}_train", shuffle, reshuffles, is_training=True)
@@ -62,7 +48,6 @@ class DatasetCache:
     def cache_validation_dataset(
         self, dataset_id: str, dataset_version: str, shuffle: bool = False
     ) -> Callable[[MakeDataset], MakeDataset]:
-        """Return a decorator for a function that makes the validation dataset; see :meth:`cache_train_dataset`."""
         return self._decorator(dataset_id, f"{dataset_version}_val", shuffle, reshuffles=False, is_training=False)
 
     def _decorator(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pathlib
+from collections.abc import Callable
 from typing import Any
 
-from det_lightning.estimator._cache import DatasetCache
+from det_lightning.estimator._cache import DatasetCache, MakeDataset
 from det_lightning.estimator._reducer import ReducedMetrics
-from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._settings import TrialSettings
+from det_lightning.pytorch._settings import SettingsLookups, TrialSettings
 
 
 class EstimatorContext:
@@ -32,7 +33,18 @@ class EstimatorContext:
         self.wrapped_optimizer = False
         self.wrapped_dataset = False
 
-    make_metric = forward("reduced", ReducedMetrics.make_metric)
+    def make_metric(self, metric: Any, reducer: Any, numpy_dtype: Any) -> Any:
+        """Return a metric for ``eval_metric_ops``: the pair of value and update operation.
+
+        Args:
+            metric: a tensor, or a flat list or dict of tensors.
+            reducer: a ``MetricReducer``, or a function of the list of values of all batches and ranks.
+            numpy_dtype: the type of the metric, as accepted by ``numpy.dtype``.
+
+        Raises:
+            TypeError: ``metric`` is nested, or has another type.
+        """
+        return self.reduced.make_metric(metric, reducer, numpy_dtype)
 
     def wrap_optimizer(self, optimizer: Any) -> Any:
         """Wrap a newly created optimizer; use the returned optimizer from then on.
@@ -67,22 +79,36 @@ class EstimatorContext:
         return dataset.shard(self.distributed.size, self.distributed.rank)
 
 
-class EstimatorTrialContext(EstimatorContext):
+class EstimatorTrialContext(EstimatorContext, SettingsLookups):
     """Passed to a trial's ``__init__``: looks up hyperparameters and configuration, wraps optimizers and datasets."""
 
-    get_hparams = forward("run.settings", TrialSettings.get_hparams)
-    get_hparam = forward("run.settings", TrialSettings.get_hparam)
-    get_experiment_config = forward("run.settings", TrialSettings.get_experiment_config)
-    get_data_config = forward("run.settings", TrialSettings.get_data_config)
-    get_global_batch_size = forward("run.settings", TrialSettings.get_global_batch_size)
-    get_per_slot_batch_size = forward("run.settings", TrialSettings.get_per_slot_batch_size)
-    get_trial_seed = forward("run.settings", TrialSettings.get_trial_seed)
-    get_experiment_id = forward("run", PyTorchTrialContext.get_experiment_id)
-    get_trial_id = forward("run", PyTorchTrialContext.get_trial_id)
-    get_tensorboard_path = forward("run", PyTorchTrialContext.get_tensorboard_path)
-    get_initial_batch = forward("run", PyTorchTrialContext.get_initial_batch)
-    set_stop_requested = forward("run", PyTorchTrialContext.set_stop_requested)
-    get_stop_requested = forward("run", PyTorchTrialContext.get_stop_requested)
+    @property
+    def settings(self) -> TrialSettings:  # type: ignore[override]
+        return self.run.settings
+
+    def get_experiment_id(self) -> int:
+        """Return 0: there are no experiments without a master."""
+        return self.run.get_experiment_id()
+
+    def get_trial_id(self) -> int:
+        """Return 0, the id that Determined gives to a local trial."""
+        return self.run.get_trial_id()
+
+    def get_tensorboard_path(self) -> pathlib.Path:
+        """Return the directory of this run's TensorBoard files."""
+        return self.run.get_tensorboard_path()
+
+    def get_initial_batch(self) -> int:
+        """Return the index of the first batch of this run: 0, or the position of the checkpoint resumed from."""
+        return self.run.get_initial_batch()
+
+    def set_stop_requested(self, stop_requested: bool) -> None:
+        """Ask the run to end with a checkpoint at the next boundary; raise an AssertionError unless given a bool."""
+        self.run.set_stop_requested(stop_requested)
+
+    def get_stop_requested(self) -> bool:
+        """Return whether the trial asked for the run to end."""
+        return self.run.get_stop_requested()
 
 
 class EstimatorExperimentalContext:
@@ -92,6 +118,31 @@ class EstimatorExperimentalContext:
         self._context = context
         self.cache = DatasetCache(context.run)
 
-    make_metric = forward("_context.reduced", ReducedMetrics.make_metric)
-    cache_train_dataset = forward("cache", DatasetCache.cache_train_dataset)
-    cache_validation_dataset = forward("cache", DatasetCache.cache_validation_dataset)
+    def make_metric(self, metric: Any, reducer: Any, numpy_dtype: Any) -> Any:
+        """Do the same as :meth:`EstimatorContext.make_metric`."""
+        return self._context.reduced.make_metric(metric, reducer, numpy_dtype)
+
+    def cache_train_dataset(
+        self, dataset_id: str, dataset_version: str, shuffle: bool = False, skip_shuffle_at_epoch_end: bool = False
+    ) -> Callable[[MakeDataset], MakeDataset]:
+        """Return a decorator for a function that makes the training dataset, without batching.
+
+        The first call writes the elements to disk; later calls, in any run, read from disk. Each rank gets a share of
+        the elements, so do not wrap the dataset.
+
+        Args:
+            dataset_id: name of the dataset.
+            dataset_version: version of the dataset; each version has a separate cache.
+            shuffle: shuffle the samples with the trial's seed.
+            skip_shuffle_at_epoch_end: keep the same order in every epoch.
+
+        Raises:
+            InternalException: ``shuffle`` is set, but the trial has no seed.
+        """
+        return self.cache.cache_train_dataset(dataset_id, dataset_version, shuffle, skip_shuffle_at_epoch_end)
+
+    def cache_validation_dataset(
+        self, dataset_id: str, dataset_version: str, shuffle: bool = False
+    ) -> Callable[[MakeDataset], MakeDataset]:
+        """Return a decorator for a function that makes the validation dataset; see :meth:`cache_train_dataset`."""
+        return self.cache.cache_validation_dataset(dataset_id, dataset_version, shuffle)

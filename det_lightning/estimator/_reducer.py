@@ -61,16 +61,6 @@ class ReducedMetrics:
     def make_metric(
         self, metric: Any, reducer: Callable[[list[Any]], Any] | MetricReducer, numpy_dtype: Any
     ) -> tuple[tf.Tensor, tf.Operation]:
-        """Return a metric for ``eval_metric_ops``: the pair of value and update operation.
-
-        Args:
-            metric: a tensor, or a flat list or dict of tensors.
-            reducer: a ``MetricReducer``, or a function of the list of values of all batches and ranks.
-            numpy_dtype: the type of the metric, as accepted by ``numpy.dtype``.
-
-        Raises:
-            TypeError: ``metric`` is nested, or has another type.
-        """
         from det_lightning.estimator._tensorflow import tf
 
         tensors, rebuild = _flatten(metric)

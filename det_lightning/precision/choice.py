@@ -59,15 +59,6 @@ class ChosenPrecision:
     # torch.amp
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Register a gradient scaler, so that checkpoints hold the state; the trial does the scaling and the updates.
-
-        Args:
-            scaler: a ``torch.amp.GradScaler`` or ``torch.cuda.amp.GradScaler``, to pass to ``step_optimizer`` too.
-
-        Raises:
-            InvalidExperimentException: there already is a scaler or a wrapped model, apex is in use, or the precision
-                was chosen outside of the trial.
-        """
         call = "wrap_scaler() or experimental.use_amp()"
         self._refuse_two_precisions(call)
         if self._has_levels:
@@ -86,11 +77,6 @@ class ChosenPrecision:
         return scaler
 
     def use_amp(self) -> None:
-        """Run forward passes under autocast and let the context scale losses and steps.
-
-        Raise an InvalidExperimentException if called after ``wrap_model`` or another choice of precision. Without a
-        CUDA device the scaler is disabled.
-        """
         scaler = self.wrap_scaler(make_scaler())
         self._chosen_by = "experimental.use_amp()"
         self._autocasts = True
@@ -108,11 +94,6 @@ class ChosenPrecision:
             self.use_scaling(TorchAmp(scaler, self._backend.gradients))
 
     def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
-        """Make a model's forward pass run under autocast, and return float32 in place of half precision.
-
-        The same model is changed and returned, with the same parameters, hooks and attributes. Without a CUDA device
-        there is no autocast, as in Determined.
-        """
         self._refuse_two_precisions("autocast_forward_pass()")
         self._chosen_by = self._chosen_by or "autocast_forward_pass()"
         on_cuda = self._backend.device.type == "cuda"
@@ -201,33 +182,6 @@ class ChosenPrecision:
         min_loss_scale: float | None = None,
         max_loss_scale: float | None = 2.0**24,
     ) -> tuple[Any, Any]:
-        """Configure the precision of models and optimizers by apex's levels; see docs/precision.md.
-
-        Use the returned models and optimizers from then on. On the CPU bfloat16 replaces float16, with a warning.
-
-        Args:
-            models: a model that ``wrap_model`` returned, or a list.
-            optimizers: an optimizer that ``wrap_optimizer`` returned, or a list.
-            enabled: if False, nothing is changed.
-            opt_level: ``"O0"`` (float32), ``"O1"`` (autocast), ``"O2"`` (half precision with float32 masters and batch
-                norms), ``"O3"`` (half precision).
-            cast_model_type: the type of weights and inputs.
-            patch_torch_functions: run forward passes under autocast.
-            keep_batchnorm_fp32: leave batch norms in float32; may be a string.
-            master_weights: make optimizers update float32 copies.
-            loss_scale: a number, maybe as a string, or ``"dynamic"``.
-            cast_model_outputs: the type of outputs; float32 by default.
-            num_losses: number of losses in a batch, with a scaler each; 1 scales all losses alike.
-            verbosity: 0 logs nothing.
-            min_loss_scale, max_loss_scale: the bounds of a dynamic scale.
-
-        Returns:
-            Models and optimizers, each alone or as a list, as given.
-
-        Raises:
-            InvalidExperimentException: an argument is wrong, a model or optimizer is not wrapped, an optimizer has no
-                parameters of the models, a model is already in half precision; a second call; or torch.amp is in use.
-        """
         if not enabled or self._loading_only:
             return models, optimizers
         # As in apex, None stands for the level's value.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from det_lightning.escaping import get_logger
 from det_lightning.precision import ChosenPrecision
-from det_lightning.pytorch._forwarding import forward
 from det_lightning.pytorch._reducer import ReducerRegistry
 
 logger = get_logger(__name__)
@@ -27,8 +28,19 @@ class PyTorchExperimentalContext:
         self.auto_to_device = True
         self.reproducibility_checks = True
 
-    use_amp = forward("_precision", ChosenPrecision.use_amp)
-    wrap_reducer = forward("_reducers", ReducerRegistry.wrap_reducer)  # for trials of older releases
+    def use_amp(self) -> None:
+        """Run forward passes under autocast and let the context scale losses and steps.
+
+        Raise an InvalidExperimentException if called after ``wrap_model`` or another choice of precision. Without a
+        CUDA device the scaler is disabled.
+        """
+        self._precision.use_amp()
+
+    def wrap_reducer(
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> Any:
+        """Do the same as :meth:`PyTorchTrialContext.wrap_reducer`, for trials of older releases."""
+        return self._reducers.wrap_reducer(reducer, name, for_training, for_validation)
 
     def disable_dataset_reproducibility_checks(self) -> None:
         """Allow loaders other than ``det_lightning.pytorch.DataLoader``, without sharding, repeating and skipping."""

@@ -34,25 +34,20 @@ class TrainingPosition:
         return self.epoch_len
 
     def current_train_batch(self) -> int:
-        """Return the index of the current batch; raise an InternalException before training has started."""
         if self.batch_idx is None:
             raise errors.InternalException("There is no current batch: training has not started.")
         return self.batch_idx
 
     def current_train_epoch(self) -> int:
-        """Return the index of the current epoch, from 0."""
         return self.current_train_batch() // self.epoch_length()
 
     def is_epoch_start(self) -> bool:
-        """Return whether the current batch is the first of an epoch."""
         return self.current_train_batch() % self.epoch_length() == 0
 
     def is_epoch_end(self) -> bool:
-        """Return whether the current batch is the last of an epoch."""
         return (self.current_train_batch() + 1) % self.epoch_length() == 0
 
     def get_initial_batch(self) -> int:
-        """Return the index of the first batch of this run: 0, or the position of the checkpoint resumed from."""
         return self.initial_batch
 
 

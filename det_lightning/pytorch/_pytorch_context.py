@@ -22,20 +22,31 @@ from det_lightning.hyperparameters import choose_hparams
 from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._data import move
 from det_lightning.pytorch._experimental import PyTorchExperimentalContext
-from det_lightning.pytorch._forwarding import forward, forward_attribute
+from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._position import TrainingPosition
-from det_lightning.pytorch._reducer import ReducerRegistry
-from det_lightning.pytorch._settings import RunConfiguration, TrialSettings, require_usable
+from det_lightning.pytorch._reducer import ReducerMethods, ReducerRegistry
+from det_lightning.pytorch._settings import RunConfiguration, SettingsLookups, TrialSettings, require_usable
 from det_lightning.pytorch._wrapped_parts import UpdateHooks, WrappedParts
 from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = get_logger(__name__)
 
+
+def _forward_attribute(part: str, name: str) -> Any:
+    """Return a property, readable and settable: the attribute ``name`` of the object in the attribute ``part``."""
+    find_part = operator.attrgetter(part)
+
+    def assign(self: Any, value: Any) -> None:
+        setattr(find_part(self), name, value)
+
+    return property(operator.attrgetter(f"{part}.{name}"), assign, doc=f"``{part}.{name}``, readable and settable.")
+
+
 # Labels each call for a profiler, even if none runs; the labels take longer than removing the gradients.
 _TORCHS_ZERO_GRAD = torch.optim.Optimizer.zero_grad
 
 
-class PyTorchTrialContext:
+class PyTorchTrialContext(SettingsLookups, ReducerMethods):
     """Passed to a trial's ``__init__``; created by ``init()``, ``TrialModule`` or ``CheckpointLoadContext``.
 
     Most arguments are documented by ``init()``. With ``loading_only``, for weights of a checkpoint or for trying out a
@@ -119,38 +130,187 @@ class PyTorchTrialContext:
         hparams = choose_hparams(config)
         return PyTorchTrialContext(hparams=hparams, exp_conf=dict(config), trial_seed=seed, loading_only=True)
 
-    get_hparams = forward("settings", TrialSettings.get_hparams)
-    get_hparam = forward("settings", TrialSettings.get_hparam)
-    get_experiment_config = forward("settings", TrialSettings.get_experiment_config)
-    get_data_config = forward("settings", TrialSettings.get_data_config)
-    get_global_batch_size = forward("settings", TrialSettings.get_global_batch_size)
-    get_per_slot_batch_size = forward("settings", TrialSettings.get_per_slot_batch_size)
-    get_trial_seed = forward("settings", TrialSettings.get_trial_seed)
-    wrap_model = forward("wrapped", WrappedParts.wrap_model)
-    wrap_optimizer = forward("wrapped", WrappedParts.wrap_optimizer)
-    wrap_lr_scheduler = forward("wrapped", WrappedParts.wrap_lr_scheduler)
-    get_model = forward("wrapped", WrappedParts.get_model)
-    get_optimizer = forward("wrapped", WrappedParts.get_optimizer)
-    get_lr_scheduler = forward("wrapped", WrappedParts.get_lr_scheduler)
-    wrap_reducer = forward("reducers", ReducerRegistry.wrap_reducer)
-    reset_reducers = forward("reducers", ReducerRegistry.reset_reducers)
-    reduce_metrics = forward("reducers", ReducerRegistry.reduce_metrics)
-    wrap_scaler = forward("precision", ChosenPrecision.wrap_scaler)
-    autocast_forward_pass = forward("precision", ChosenPrecision.autocast_forward_pass)
-    configure_apex_amp = forward("precision", ChosenPrecision.configure_apex_amp)
-    scaler = forward_attribute("precision", "scaler")
+    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Move a model to the device and prepare training; use the returned model from then on.
+
+        Raises:
+            InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or the ranks
+                wrap different models.
+        """
+        return self.wrapped.wrap_model(model)
+
+    def wrap_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        backward_passes_per_step: int = 1,
+        fp16_compression: bool | None = None,
+        average_aggregated_gradients: bool | None = None,
+    ) -> torch.optim.Optimizer:
+        """Register an optimizer; use the returned optimizer from then on.
+
+        Args:
+            optimizer: an optimizer over parameters of wrapped models.
+            backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
+            fp16_compression: exchange gradients in half precision (used by Horovod). Defaults to
+                ``optimizations.gradient_compression`` of the experiment configuration.
+            average_aggregated_gradients: divide the gradients of an update by the aggregation frequency. Defaults to
+                the setting of the context.
+
+        Raises:
+            InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or
+                ``backward_passes_per_step`` is below 1.
+        """
+        return self.wrapped.wrap_optimizer(
+            optimizer, backward_passes_per_step, fp16_compression, average_aggregated_gradients
+        )
+
+    def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
+        """Register a learning rate scheduler; return the same scheduler.
+
+        Args:
+            lr_scheduler: a scheduler of an optimizer that ``wrap_optimizer`` returned.
+            step_mode: when the training loop steps the scheduler.
+            frequency: step only every ``frequency``-th time.
+
+        Raises:
+            InvalidExperimentException: the optimizer was not wrapped, or a ``ReduceLROnPlateau`` is to be stepped
+                automatically, or the trial is already being trained.
+            TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
+        """
+        return self.wrapped.wrap_lr_scheduler(lr_scheduler, step_mode, frequency)
+
+    def get_model(self) -> torch.nn.Module:
+        """Return the wrapped model of a trial that has exactly one."""
+        return self.wrapped.get_model()
+
+    def get_optimizer(self) -> torch.optim.Optimizer:
+        """Return the wrapped optimizer of a trial that has exactly one."""
+        return self.wrapped.get_optimizer()
+
+    def get_lr_scheduler(self) -> Any:
+        """Return the wrapped learning rate scheduler of a trial that has exactly one; None if it has none."""
+        return self.wrapped.get_lr_scheduler()
+
+    def wrap_scaler(self, scaler: Any) -> Any:
+        """Register a gradient scaler, so that checkpoints hold the state; the trial does the scaling and the updates.
+
+        Args:
+            scaler: a ``torch.amp.GradScaler`` or ``torch.cuda.amp.GradScaler``, to pass to ``step_optimizer`` too.
+
+        Raises:
+            InvalidExperimentException: there already is a scaler or a wrapped model, apex is in use, or the precision
+                was chosen outside of the trial.
+        """
+        return self.precision.wrap_scaler(scaler)
+
+    def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
+        """Make a model's forward pass run under autocast, and return float32 in place of half precision.
+
+        The same model is changed and returned, with the same parameters, hooks and attributes. Without a CUDA device
+        there is no autocast, as in Determined.
+        """
+        return self.precision.autocast_forward_pass(to_wrap)
+
+    def configure_apex_amp(
+        self,
+        models: Any,
+        optimizers: Any,
+        enabled: bool | None = True,
+        opt_level: str | None = "O1",
+        cast_model_type: torch.dtype | None = None,
+        patch_torch_functions: bool | None = None,
+        keep_batchnorm_fp32: bool | str | None = None,
+        master_weights: bool | None = None,
+        loss_scale: float | str | None = None,
+        cast_model_outputs: torch.dtype | None = None,
+        num_losses: int | None = 1,
+        verbosity: int | None = 1,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = 2.0**24,
+    ) -> tuple[Any, Any]:
+        """Configure the precision of models and optimizers by apex's levels; see docs/precision.md.
+
+        Use the returned models and optimizers from then on. On the CPU bfloat16 replaces float16, with a warning.
+
+        Args:
+            models: a model that ``wrap_model`` returned, or a list.
+            optimizers: an optimizer that ``wrap_optimizer`` returned, or a list.
+            enabled: if False, nothing is changed.
+            opt_level: ``"O0"`` (float32), ``"O1"`` (autocast), ``"O2"`` (half precision with float32 masters and batch
+                norms), ``"O3"`` (half precision).
+            cast_model_type: the type of weights and inputs.
+            patch_torch_functions: run forward passes under autocast.
+            keep_batchnorm_fp32: leave batch norms in float32; may be a string.
+            master_weights: make optimizers update float32 copies.
+            loss_scale: a number, maybe as a string, or ``"dynamic"``.
+            cast_model_outputs: the type of outputs; float32 by default.
+            num_losses: number of losses in a batch, with a scaler each; 1 scales all losses alike.
+            verbosity: 0 logs nothing.
+            min_loss_scale, max_loss_scale: the bounds of a dynamic scale.
+
+        Returns:
+            Models and optimizers, each alone or as a list, as given.
+
+        Raises:
+            InvalidExperimentException: an argument is wrong, a model or optimizer is not wrapped, an optimizer has no
+                parameters of the models, a model is already in half precision; a second call; or torch.amp is in use.
+        """
+        return self.precision.configure_apex_amp(
+            models,
+            optimizers,
+            enabled,
+            opt_level,
+            cast_model_type,
+            patch_torch_functions,
+            keep_batchnorm_fp32,
+            master_weights,
+            loss_scale,
+            cast_model_outputs,
+            num_losses,
+            verbosity,
+            min_loss_scale,
+            max_loss_scale,
+        )
+
+    scaler = _forward_attribute("precision", "scaler")
     # Setting this was the only way to give use_amp() a scaler with other arguments.
     _scaler = scaler
-    is_epoch_start = forward("position", TrainingPosition.is_epoch_start)
-    is_epoch_end = forward("position", TrainingPosition.is_epoch_end)
-    current_train_epoch = forward("position", TrainingPosition.current_train_epoch)
-    current_train_batch = forward("position", TrainingPosition.current_train_batch)
-    get_initial_batch = forward("position", TrainingPosition.get_initial_batch)
+
+    def is_epoch_start(self) -> bool:
+        """Return whether the current batch is the first of an epoch."""
+        return self.position.is_epoch_start()
+
+    def is_epoch_end(self) -> bool:
+        """Return whether the current batch is the last of an epoch."""
+        return self.position.is_epoch_end()
+
+    def current_train_epoch(self) -> int:
+        """Return the index of the current epoch, from 0."""
+        return self.position.current_train_epoch()
+
+    def current_train_batch(self) -> int:
+        """Return the index of the current batch; raise an InternalException before training has started."""
+        return self.position.current_train_batch()
+
+    def get_initial_batch(self) -> int:
+        """Return the index of the first batch of this run: 0, or the position of the checkpoint resumed from."""
+        return self.position.get_initial_batch()
+
     # Trials read these in their evaluation, and tests that run a trial by hand set them.
-    _current_batch_idx = forward_attribute("position", "batch_idx")
-    _epoch_len = forward_attribute("position", "epoch_len")
-    set_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.set_enable_tensorboard_logging)
-    get_enable_tensorboard_logging = forward("tensorboard", TensorBoardOutput.get_enable_tensorboard_logging)
+    _current_batch_idx = _forward_attribute("position", "batch_idx")
+    _epoch_len = _forward_attribute("position", "epoch_len")
+
+    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
+        """Switch the writing of TensorBoard files on or off.
+
+        Raises:
+            AssertionError: the argument is not a bool.
+        """
+        self.tensorboard.set_enable_tensorboard_logging(enable_tensorboard_logging)
+
+    def get_enable_tensorboard_logging(self) -> bool:
+        """Return whether metrics are written as TensorBoard files."""
+        return self.tensorboard.get_enable_tensorboard_logging()
 
     def backward(
         self,

@@ -205,20 +205,6 @@ class ReducerRegistry:
     def wrap_reducer(
         self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
     ) -> Any:
-        """Register a metric computed over all batches and ranks together.
-
-        Args:
-            reducer: a function of the list of all values given to ``update()``; a :class:`MetricReducer`; or a
-                torchmetrics ``Metric`` or ``MetricCollection``.
-            name: the name of the metric; None if the reducer returns a dict of metrics.
-            for_training, for_validation: reduce at the end of training workloads, and at the end of validations.
-
-        Returns:
-            The object to update: ``reducer``, or for a function an object with the method ``update(value)``.
-
-        Raises:
-            AssertionError: the object was wrapped before, or has the wrong type.
-        """
         require(isinstance(name, str | None), "wrap_reducer(reducer, name)", "a name as a text", name)
         if isinstance(reducer, type) and hasattr(reducer, "reset"):
             raise AssertionError(
@@ -250,7 +236,6 @@ class ReducerRegistry:
         return wrapped
 
     def reset_reducers(self) -> None:
-        """Reset every wrapped reducer. Called by the training loop before each workload."""
         for registration in self._registrations:
             registration.run("reset")
 
@@ -258,6 +243,46 @@ class ReducerRegistry:
     def reduces_training(self) -> bool:
         """Whether there is a reducer for the metrics of training."""
         return any(registration.training for registration in self._registrations)
+
+    def reduce_metrics(self, for_training: bool, allgather_fn: AllGather | None = None) -> dict[str, Any]:
+        due = [r for r in self._registrations if (r.training if for_training else r.validation)]
+        return _combine(due, (allgather_fn or self._allgather)(_contributions(due))) if due else {}
+
+    def reduce_on_chief(self, gather: Callable[[Any], list[Any] | None]) -> dict[str, Any] | None:
+        """Return the metrics of all reducers where ``gather`` returns a list of all ranks' values; else None."""
+        if not self._registrations:
+            return None
+        per_rank = gather(_contributions(self._registrations))
+        return None if per_rank is None else _combine(self._registrations, per_rank)
+
+
+class ReducerMethods:
+    """The methods of a context for its reducers."""
+
+    reducers: ReducerRegistry
+
+    def wrap_reducer(
+        self, reducer: Any, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> Any:
+        """Register a metric computed over all batches and ranks together.
+
+        Args:
+            reducer: a function of the list of all values given to ``update()``; a :class:`MetricReducer`; or a
+                torchmetrics ``Metric`` or ``MetricCollection``.
+            name: the name of the metric; None if the reducer returns a dict of metrics.
+            for_training, for_validation: reduce at the end of training workloads, and at the end of validations.
+
+        Returns:
+            The object to update: ``reducer``, or for a function an object with the method ``update(value)``.
+
+        Raises:
+            AssertionError: the object was wrapped before, or has the wrong type.
+        """
+        return self.reducers.wrap_reducer(reducer, name, for_training, for_validation)
+
+    def reset_reducers(self) -> None:
+        """Reset every wrapped reducer. Called by the training loop before each workload."""
+        self.reducers.reset_reducers()
 
     def reduce_metrics(self, for_training: bool, allgather_fn: AllGather | None = None) -> dict[str, Any]:
         """Return the metrics of the wrapped reducers over all ranks, for the training loop to report.
@@ -270,15 +295,7 @@ class ReducerRegistry:
             ValueError: a reducer failed. The message names the reducer, the method and the arguments.
             AssertionError: a reducer with a name returned a dict, or a reducer without a name anything else.
         """
-        due = [r for r in self._registrations if (r.training if for_training else r.validation)]
-        return _combine(due, (allgather_fn or self._allgather)(_contributions(due))) if due else {}
-
-    def reduce_on_chief(self, gather: Callable[[Any], list[Any] | None]) -> dict[str, Any] | None:
-        """Return the metrics of all reducers where ``gather`` returns a list of all ranks' values; else None."""
-        if not self._registrations:
-            return None
-        per_rank = gather(_contributions(self._registrations))
-        return None if per_rank is None else _combine(self._registrations, per_rank)
+        return self.reducers.reduce_metrics(for_training, allgather_fn)
 
 
 def _contributions(registrations: list[_Registration]) -> list[Any]:

@@ -163,13 +163,11 @@ class TrialSettings:
         self.aggregation_frequency = batches
 
     def get_hparams(self) -> dict[str, Any]:
-        """Return all hyperparameters; raise a ValueError if the run has none."""
         if self.hparams is None:
             raise ValueError(f"This trial has no hparams; write them into {self.configuration.source}.")
         return self.hparams
 
     def get_hparam(self, name: str) -> Any:
-        """Return the hyperparameter ``name``; raise a ValueError if there is none."""
         hparams = self.get_hparams()
         if name not in hparams:
             raise ValueError(self._explain_missing(name))
@@ -178,13 +176,11 @@ class TrialSettings:
         return hparams[name]
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """Return the experiment configuration; raise a ValueError if the run has none."""
         if self.exp_conf is None:
             raise ValueError("This trial has no experiment configuration; pass exp_conf={...} to init().")
         return self.exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
-        """Return the ``data`` section, maybe empty, of the configuration; raise a ValueError if there is none."""
         data: dict[str, Any] = self.get_experiment_config().get("data", {})
         return data
 
@@ -194,11 +190,9 @@ class TrialSettings:
         return section
 
     def get_global_batch_size(self) -> int:
-        """Return the number of records in a batch over all slots; raise a ValueError if hparams has none."""
         return self.get_per_slot_batch_size() * self._slots
 
     def get_per_slot_batch_size(self) -> int:
-        """Return ``global_batch_size // slots``; raise a ValueError if hparams has none."""
         if self.per_slot_batch_size is None:
             raise ValueError(f"The batch size is unknown. {self._explain_missing('global_batch_size')}")
         return self.per_slot_batch_size
@@ -219,10 +213,43 @@ class TrialSettings:
         )
 
     def get_trial_seed(self) -> int:
-        """Return the seed of the trial; raise an InternalException if it has none."""
         if self.trial_seed is None:
             raise errors.InternalException("The trial has no seed; pass trial_seed= to init() or to TrialModule.")
         return self.trial_seed
+
+
+class SettingsLookups:
+    """The lookups of a context in its settings."""
+
+    settings: TrialSettings
+
+    def get_hparams(self) -> dict[str, Any]:
+        """Return all hyperparameters; raise a ValueError if the run has none."""
+        return self.settings.get_hparams()
+
+    def get_hparam(self, name: str) -> Any:
+        """Return the hyperparameter ``name``; raise a ValueError if the value is missing, masked or left out."""
+        return self.settings.get_hparam(name)
+
+    def get_experiment_config(self) -> dict[str, Any]:
+        """Return the experiment configuration; raise a ValueError if the run has none."""
+        return self.settings.get_experiment_config()
+
+    def get_data_config(self) -> dict[str, Any]:
+        """Return the ``data`` section, maybe empty, of the configuration; raise a ValueError if there is none."""
+        return self.settings.get_data_config()
+
+    def get_global_batch_size(self) -> int:
+        """Return the number of records in a batch over all slots; raise a ValueError if hparams has none."""
+        return self.settings.get_global_batch_size()
+
+    def get_per_slot_batch_size(self) -> int:
+        """Return ``global_batch_size // slots``; raise a ValueError if hparams has none."""
+        return self.settings.get_per_slot_batch_size()
+
+    def get_trial_seed(self) -> int:
+        """Return the seed of the trial; raise an InternalException if it has none."""
+        return self.settings.get_trial_seed()
 
 
 def _size_per_slot(global_batch_size: Any, slots: int) -> int:

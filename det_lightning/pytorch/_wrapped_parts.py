@@ -69,12 +69,6 @@ class WrappedParts:
             )
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Move a model to the device and prepare training; use the returned model from then on.
-
-        Raises:
-            InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or the ranks
-                wrap different models.
-        """
         self._require_open("wrap_model")
         advice = "Wrap each model by itself."
         require(isinstance(model, torch.nn.Module), "wrap_model()", "a torch.nn.Module", model, advice)
@@ -96,20 +90,6 @@ class WrappedParts:
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
     ) -> torch.optim.Optimizer:
-        """Register an optimizer; use the returned optimizer from then on.
-
-        Args:
-            optimizer: an optimizer over parameters of wrapped models.
-            backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
-            fp16_compression: exchange gradients in half precision (used by Horovod). Defaults to
-                ``optimizations.gradient_compression`` of the experiment configuration.
-            average_aggregated_gradients: divide the gradients of an update by the aggregation frequency. Defaults to
-                the setting of the context.
-
-        Raises:
-            InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or
-                ``backward_passes_per_step`` is below 1.
-        """
         self._require_open("wrap_optimizer")
         is_optimizer = hasattr(optimizer, "param_groups") and not isinstance(optimizer, type)
         advice = "Wrap each optimizer by itself."
@@ -134,18 +114,6 @@ class WrappedParts:
         return optimizer
 
     def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: LRScheduler.StepMode, frequency: int = 1) -> Any:
-        """Register a learning rate scheduler; return the same scheduler.
-
-        Args:
-            lr_scheduler: a scheduler of an optimizer that ``wrap_optimizer`` returned.
-            step_mode: when the training loop steps the scheduler.
-            frequency: step only every ``frequency``-th time.
-
-        Raises:
-            InvalidExperimentException: the optimizer was not wrapped, or a ``ReduceLROnPlateau`` is to be stepped
-                automatically, or the trial is already being trained.
-            TypeError: ``step_mode`` is not a ``LRScheduler.StepMode``.
-        """
         self._require_open("wrap_lr_scheduler")
         is_scheduler = hasattr(lr_scheduler, "state_dict") and not isinstance(
             lr_scheduler, type | torch.optim.Optimizer
@@ -187,15 +155,12 @@ class WrappedParts:
     # The single model, optimizer and scheduler of a trial, as in Determined 0.13
 
     def get_model(self) -> torch.nn.Module:
-        """Return the wrapped model of a trial that has exactly one."""
         return _get_only(self.models, "model")
 
     def get_optimizer(self) -> torch.optim.Optimizer:
-        """Return the wrapped optimizer of a trial that has exactly one."""
         return _get_only(self.optimizers, "optimizer")
 
     def get_lr_scheduler(self) -> Any:
-        """Return the wrapped learning rate scheduler of a trial that has exactly one; None if it has none."""
         return _get_only(self.lr_schedulers, "learning rate scheduler").scheduler if self.lr_schedulers else None
 
 

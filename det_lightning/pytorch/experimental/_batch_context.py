@@ -11,14 +11,11 @@ from typing import Any
 import torch
 
 from det_lightning.checkpoint.storage.transfer import upload
-from det_lightning.core._context import Context, ExperimentalCoreContext
+from det_lightning.core._context import Context
 from det_lightning.core._shards import list_files, select_files
-from det_lightning.core._train import TrainContext
 from det_lightning.distributed.processes import select_device
 from det_lightning.pytorch._data import to_device
-from det_lightning.pytorch._forwarding import forward
-from det_lightning.pytorch._reducer import ReducerRegistry
-from det_lightning.ranks.distributed_context import DistributedContext
+from det_lightning.pytorch._reducer import ReducerMethods, ReducerRegistry
 
 
 def get_default_device(core_context: Context) -> torch.device:
@@ -37,7 +34,7 @@ def get_default_device(core_context: Context) -> torch.device:
     return select_device(core_context.distributed.local_rank)
 
 
-class TorchBatchProcessorContext:
+class TorchBatchProcessorContext(ReducerMethods):
     """Passed to the ``__init__`` of a :class:`TorchBatchProcessor`; created by :func:`torch_batch_process`.
 
     Attributes:
@@ -71,19 +68,29 @@ class TorchBatchProcessorContext:
         self.distributed = core_context.distributed
         self.reducers = ReducerRegistry(self.distributed.allgather, self.distributed.size, self.device)
 
-    wrap_reducer = forward("reducers", ReducerRegistry.wrap_reducer)
-    reset_reducers = forward("reducers", ReducerRegistry.reset_reducers)
-    reduce_metrics = forward("reducers", ReducerRegistry.reduce_metrics)
-    report_metrics = forward("_core_context.train", TrainContext.report_metrics)
-    get_tensorboard_path = forward("_core_context.train", TrainContext.get_tensorboard_path)
-    report_task_using_model_version = forward(
-        "_core_context.experimental", ExperimentalCoreContext.report_task_using_model_version
-    )
-    report_task_using_checkpoint = forward(
-        "_core_context.experimental", ExperimentalCoreContext.report_task_using_checkpoint
-    )
-    get_distributed_rank = forward("distributed", DistributedContext.get_rank)
-    get_distributed_size = forward("distributed", DistributedContext.get_size)
+    def report_metrics(self, group: str, steps_completed: int, metrics: dict[str, Any]) -> None:
+        """Report metrics of any group; see :meth:`det_lightning.core.TrainContext.report_metrics`."""
+        self._core_context.train.report_metrics(group, steps_completed, metrics)
+
+    def get_tensorboard_path(self) -> pathlib.Path:
+        """Return the directory of the run's TensorBoard files."""
+        return self._core_context.train.get_tensorboard_path()
+
+    def report_task_using_model_version(self, model_version: Any) -> None:
+        """Log that the script uses a version of a model."""
+        self._core_context.experimental.report_task_using_model_version(model_version)
+
+    def report_task_using_checkpoint(self, checkpoint: Any) -> None:
+        """Log that the script uses a checkpoint."""
+        self._core_context.experimental.report_task_using_checkpoint(checkpoint)
+
+    def get_distributed_rank(self) -> int:
+        """Return the index of this process among all."""
+        return self.distributed.get_rank()
+
+    def get_distributed_size(self) -> int:
+        """Return the number of processes."""
+        return self.distributed.get_size()
 
     def get_hparams(self) -> dict[str, Any]:
         """Return the hyperparameters of the trial; raise a ValueError if the script runs alone."""
