@@ -96,10 +96,12 @@ class PyTorchTrial(abc.ABC):
         """Return callbacks by name; a checkpoint holds each callback's state under its name."""
         return {}
 
-    def evaluate_batch(self, batch: TorchData, batch_idx: int) -> dict[str, Any]:
+    # An override may have either signature, which type checkers allow for these.
+    def evaluate_batch(self, batch: Any, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the validation metrics of one batch, to be reduced over batches and ranks.
 
-        An override may omit the parameter ``batch_idx``, the index of the batch in this validation.
+        An override is ``evaluate_batch(self, batch)`` or ``evaluate_batch(self, batch, batch_idx)``, with the index of
+        the batch in this validation.
         """
         raise NotImplementedError
 

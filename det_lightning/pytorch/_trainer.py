@@ -142,7 +142,8 @@ class Trainer:
             interactive sessions.
 
     Attributes:
-        checkpoints: the callback of the latest :meth:`fit`, with the paths of the last and the best checkpoint.
+        checkpoints: the callback of the latest :meth:`fit`, with the paths of the last and the best checkpoint; an
+            InternalException before the first.
 
     Example:
         >>> import det_lightning as det
@@ -161,7 +162,7 @@ class Trainer:
         self._lightning = lightning
         task = current_task()
         self._experiment = None if task is None else ExperimentReporter(task)
-        self.checkpoints: DeterminedCheckpoint | None = None
+        self._checkpoints: DeterminedCheckpoint | None = None
         if context.distributed.rank == 0:
             read = trial.config_fields if isinstance(trial, SelfSavingTrial) else ()
             context.settings.configuration.report("init()", read=read)
@@ -256,7 +257,7 @@ class Trainer:
         self._context.wrapped.require_same_on_all_ranks()
         job = None if (elastic := elastic_job()) is None else f"{elastic}/{next(_fits)}"
         names = {} if self._experiment is None else self._experiment.checkpoint_arguments()
-        self.checkpoints = choose_callback(
+        self._checkpoints = checkpoints = choose_callback(
             self._context,
             checkpoints,
             {"job": job, **names},
@@ -265,17 +266,23 @@ class Trainer:
             checkpoint_storage=checkpoint_storage,
         )
         try:
-            newest = choose_checkpoints(self._context.distributed, self.checkpoints, latest_checkpoint)
-            reading = CheckpointReading(trusted, self.checkpoints.storage.options, newest)
+            newest = choose_checkpoints(self._context.distributed, checkpoints, latest_checkpoint)
+            reading = CheckpointReading(trusted, checkpoints.storage.options, newest)
             self._fit(
-                self.checkpoints,
+                checkpoints,
                 reading if self._experiment is None else self._experiment.complete(reading),
                 choose_preemption(list_callbacks(self._lightning)),
                 test_mode=test_mode or (TRY_BATCHES if is_try() else False),
                 **{**_DEFAULT_SCHEDULE, **schedule},
             )
         finally:
-            self.checkpoints.close()
+            checkpoints.close()
+
+    @property
+    def checkpoints(self) -> DeterminedCheckpoint:
+        if self._checkpoints is None:
+            raise errors.InternalException("There are no checkpoints before fit().")
+        return self._checkpoints
 
     def _fit(
         self,

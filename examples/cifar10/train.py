@@ -75,6 +75,7 @@ def main() -> None:
 
     if context.distributed.rank == 0:
         best = trainer.checkpoints.best_checkpoint_path
+        assert best is not None
         draw_classes(det.pytorch.load_trial_from_checkpoint_path(best), output / "classes.png")
         print(f"Best checkpoint  {best}\nClasses          {output / 'classes.png'}")
 

@@ -35,6 +35,8 @@ def build_backbone(width: int) -> nn.Module:
 class Detector(nn.Module):
     """Losses for images with boxes, and detections for images without."""
 
+    anchors: torch.Tensor
+
     def __init__(self, classes: int, image_size: int, width: int, anchor_sizes: list[int], proposals: int) -> None:
         super().__init__()
         self.image_size = image_size

@@ -46,7 +46,7 @@ class DetectionTrial(pytorch.PyTorchTrial):
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
         losses = self.model(*batch)
-        total = sum(losses.values())
+        total = sum(losses.values(), torch.tensor(0.0))
         self.context.backward(total)
         self.context.step_optimizer(
             self.optimizer, clip_grads=lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, max_norm=5)

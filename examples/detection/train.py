@@ -81,6 +81,7 @@ def main() -> None:
 
     if context.distributed.rank == 0:
         best = trainer.checkpoints.best_checkpoint_path
+        assert best is not None
         draw_detections(det.pytorch.load_trial_from_checkpoint_path(best), output / "detections.png")
         print(f"Best checkpoint  {best}\nDetections       {output / 'detections.png'}")
 

@@ -56,6 +56,7 @@ def main() -> None:
     trial.history.draw(picture)
     batches, loss, best_accuracy = trial.history.best()
     best_checkpoint = trainer.checkpoints.best_checkpoint_path
+    assert best_checkpoint is not None
     loaded = det.pytorch.load_trial_from_checkpoint_path(best_checkpoint)
     print(f"""
 Best validation  loss {loss:.4f}, accuracy {best_accuracy:.2%}, after {batches} batches

@@ -33,16 +33,18 @@ def main() -> None:
     torch.set_num_threads(1)  # more threads do not speed up a network this small
     pl.seed_everything(1)
     module = TrialModule(DigitsTrial, hparams=HPARAMS)
+    logger = CSVLogger(output, name="csv")
     trainer = pl.Trainer(
         max_epochs=arguments.epochs,
         accelerator="cpu",
         callbacks=[checkpoints],
-        logger=CSVLogger(output, name="csv"),
+        logger=logger,
         log_every_n_steps=45,
         enable_checkpointing=False,
     )
     trainer.fit(module)
 
+    assert isinstance(module.trial, DigitsTrial)
     history = module.trial.history
     history.draw(output / "curves.png")
     batches, loss, accuracy = history.best()
@@ -50,7 +52,7 @@ def main() -> None:
 Best validation  loss {loss:.4f}, accuracy {accuracy:.2%}, after {batches} batches
 Checkpoint       {checkpoints.best_checkpoint_path}
 Curves           {output / "curves.png"}
-CSV              {trainer.logger.log_dir}""")
+CSV              {logger.log_dir}""")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ def main() -> None:
 
     if context.distributed.rank == 0:
         best = trainer.checkpoints.best_checkpoint_path
+        assert best is not None
         draw_scores(det.pytorch.load_trial_from_checkpoint_path(best), output / "scores.png")
         print(f"Best checkpoint  {best}\nScores           {output / 'scores.png'}")
 

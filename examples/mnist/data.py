@@ -30,7 +30,7 @@ def _load_digits() -> tuple[TensorDataset, TensorDataset]:
     from sklearn.datasets import load_digits  # only needed without MNIST itself
 
     pixels, labels = load_digits(return_X_y=True)
-    images = torch.tensor(pixels / 16, dtype=torch.float32).view(-1, 1, 8, 8)
+    images = (torch.tensor(pixels, dtype=torch.float32) / 16).view(-1, 1, 8, 8)
     # 8 by 8 pixels become 20 by 20 in a frame of 4, which is how MNIST's digits lie in their images.
     larger = torch.nn.functional.interpolate(images, size=20, mode="bilinear", align_corners=False)
     framed = torch.nn.functional.pad(larger, (4, 4, 4, 4))

@@ -69,6 +69,7 @@ def main() -> None:
 
     if context.distributed.rank == 0:
         best = trainer.checkpoints.best_checkpoint_path
+        assert best is not None
         draw_mistakes(det.pytorch.load_trial_from_checkpoint_path(best), output / "mistakes.png")
         print(f"Best checkpoint  {best}\nMistakes         {output / 'mistakes.png'}")
 

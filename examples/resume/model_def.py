@@ -39,7 +39,7 @@ class TwoPartTrial(pytorch.PyTorchTrial):
         context.wrap_lr_scheduler(per_batch, StepMode.STEP_EVERY_BATCH)
         context.wrap_lr_scheduler(per_epoch, StepMode.STEP_EVERY_EPOCH)
         pixels, labels = load_digits(return_X_y=True)
-        data = TensorDataset(torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels))
+        data = TensorDataset(torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(labels))
         self.training_set, self.validation_set = torch.utils.data.random_split(
             data, [1437, 360], generator=torch.Generator().manual_seed(0)
         )

@@ -166,7 +166,6 @@ class Trained:
                 max_length=Batch(batches),
                 **{"checkpoint_storage": folder / "checkpoints", "checkpoint_policy": "none", **options},
             )
-            assert trainer.checkpoints is not None
             self.checkpoint = Path(trainer.checkpoints.last_checkpoint_path or "")
 
 
