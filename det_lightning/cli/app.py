@@ -20,17 +20,19 @@ from det_lightning.cli import (
 from det_lightning.cli.arguments import TYPER_SETTINGS
 from det_lightning.cli.command_groups import Command, CommandGroup, MaskingGroup
 
-# Where the pages of the documentation are: in a clone, as long as no site has an address.
-_DOCS = "docs"
+_EXIT_CODES = (
+    "Exit codes: 0 success; 1 the command failed, or found something wrong; 2 wrong usage. Each command's --help has "
+    "more."
+)
 
 
 def _epilog(example: str, page: str, exit_codes: str) -> str:
-    return f"Example: det-lightning {example}\n\nDocumentation: {_DOCS}/{page}.md\n\n{exit_codes}"
+    return f"Example: det-lightning {example}\n\nDocumentation: docs/{page}.md of the repository\n\n{exit_codes}"
 
 
 app = typer.Typer(
     help="Determined trials on PyTorch Lightning.",
-    epilog=_epilog("run const.yaml", "index", arguments.EXIT_CODES),
+    epilog=_epilog("run const.yaml", "index", _EXIT_CODES),
     cls=MaskingGroup,
     **{**TYPER_SETTINGS, "add_completion": True},
 )

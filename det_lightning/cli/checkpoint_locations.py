@@ -13,8 +13,9 @@ from det_lightning.checkpoint.format.layout import CODE_DIR, STATE_FILES
 from det_lightning.checkpoint.storage.checkpoint_info import find_first, is_checkpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors
+from det_lightning.checkpoint.storage.storage_config import resolve_storage
 from det_lightning.checkpoint.storage.transfer import open_checkpoint
-from det_lightning.cli.output import show_progress
+from det_lightning.cli.output import show_progress, warn
 from det_lightning.escaping import escape
 
 _EXPECTED = "Checkpoints are directories with a metadata.json, directly below the storage."
@@ -104,11 +105,28 @@ def name_checkpoint(checkpoint: Location, directory: pathlib.Path, text: str) ->
     return text
 
 
+def _find_id(name: str) -> Location | None:
+    """Return the only checkpoint with a bare id in the experiments of this directory, or in the default storage."""
+    if "/" in name or ":" in name:
+        return None
+    folders = [*pathlib.Path("experiments").glob("*/checkpoints"), pathlib.Path("checkpoints")]
+    folders.append(pathlib.Path(str(resolve_storage(None, {})[0])))
+    found = [folder / name for folder in folders if (folder / name).is_dir()]
+    if len(found) > 1:
+        raise errors.CheckpointNotFound(f"There are {len(found)} checkpoints {name}: {', '.join(map(str, found))}.")
+    if not found:
+        return None
+    warn(f"note: {name} is {found[0]}")
+    return Location.parse(str(found[0]), {})
+
+
 def _existing(url: str, options: Mapping[str, Any]) -> Location:
     location = Location.parse(url, options)
     with explain_errors(f"looking for {location}"):
         if location.is_dir():
             return location
+    if found := _find_id(url):
+        return found
     parent, _, name = location.path.rpartition("/")
     if not parent:
         raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")

@@ -55,6 +55,7 @@ def list_checkpoints(
         return
     if best and entries and not found:
         warn("No complete checkpoint has a metric; `det-lightning checkpoint annotate` adds those of the master.")
+        return
     _print_checkpoints(found, links, with_trial=best)
 
 

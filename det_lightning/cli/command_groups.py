@@ -20,20 +20,27 @@ _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
 class Command(TyperCommand):
-    """A command with help that fits the terminal, and without a type for options that take no value."""
+    """A command with help that fits the terminal, and without types for arguments and for options without a value."""
 
     def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
         # Typer keeps the line breaks of a docstring after the first paragraph.
         super().__init__(*args, help=help and re.sub(r"(?<!\n)\n(?!\n)", " ", help), **settings)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types_of_flags(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        return ["[OPTIONS]", *(one.metavar if one.required else f"[{one.metavar}]" for one in arguments)]
 
 
-def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
+def _without_types(parameters: list[Any]) -> list[Any]:
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        elif parameter.param_type_name == "argument":
+            parameter.metavar = parameter.metavar or parameter.name.upper()
+            parameter.display_type_rich = lambda ctx: None  # the column of newer releases of Typer
     return parameters
 
 
@@ -41,7 +48,7 @@ class CommandGroup(TyperGroup):
     """A group that answers an unknown command with similar commands, or with the counterpart of Determined's."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types_of_flags(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:

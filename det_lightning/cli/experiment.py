@@ -41,7 +41,8 @@ Overrides = Annotated[
     typer.Option("--config", metavar="KEY=VALUE", help="Replace a value of the file, as in searcher.max_trials=4."),
 ]
 Slots = Annotated[
-    int | None, typer.Option("--slots", min=1, help="Processes of each trial, in place of slots_per_trial.")
+    int | None,
+    typer.Option("--slots", metavar="N", min=1, help="Processes of each trial, in place of slots_per_trial."),
 ]
 Loggers = Annotated[
     list[str] | None,
@@ -75,7 +76,7 @@ class Hook(str, enum.Enum):
 def run(
     config_file: Config,
     code: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="The directory with the code.", show_default="the working directory")
+        Path, typer.Argument(metavar="DIR", help="The directory with the code.", show_default="the working directory")
     ] = Path(),
     override: Overrides = None,
     experiments: Experiments = Path("experiments"),

@@ -20,6 +20,8 @@ from det_lightning.files.file_kinds import require_output
 
 # How many failed trials are explained.
 _MOST_REASONS = 3
+# Of a comparison that is piped, which programs read as JSON.
+_COMPARED_WIDTH = 120
 
 Page = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page (.html) with charts instead.")]
 
@@ -186,7 +188,7 @@ def _print_details(details: dict[str, Any], sorted_by: str | None = None, more_c
     if columns := make_columns(details, sorted_by, more_columns):
         headings = [f"{'>' if column.is_number else ''}{column.heading}" for column in columns]
         cells = [[format_cell(cell) for cell in column.cells] for column in columns]
-        print_table(headings, map(list, zip(*cells, strict=True)))
+        print_table(headings, map(list, zip(*cells, strict=True)), *([_COMPARED_WIDTH] if more_columns else []))
     failed = [trial for trial in trials if trial["state"] == "ERROR" and trial.get("reason")]
     print_lines(f"trial {trial['id']}: {trial['reason']}" for trial in failed[:_MOST_REASONS])
 

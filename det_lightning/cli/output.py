@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+# Lines are not wrapped if the output is not a terminal, unless a table is for people only.
+_ENDLESS = 10_000
 # Between two columns of a table.
 _GAP = 2
 
@@ -61,7 +63,7 @@ def print_lines(lines: Iterable[str]) -> None:
         typer.echo(escape(line))
 
 
-def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
+def print_table(columns: list[str], rows: Iterable[list[Any]], piped_width: int = _ENDLESS) -> None:
     """Write a table; ``>`` in a heading marks a column of numbers. Such a column and the first are never wrapped.
 
     Where a terminal is too narrow for the longest words of all columns, the last columns follow as further tables, each
@@ -71,10 +73,10 @@ def print_table(columns: list[str], rows: Iterable[list[Any]]) -> None:
     from rich.text import Text
 
     headings = [column.removeprefix(">") for column in columns]
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() and piped_width == _ENDLESS:
         _print_plain([["" if cell is None else escape(cell) for cell in row] for row in [headings, *rows]], columns)
         return
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else piped_width)
     cells = [[Text("" if cell is None else escape(cell)) for cell in row] for row in [headings, *rows]]
     fixed = [index == 0 or column.startswith(">") for index, column in enumerate(columns)]
     least = [_least_width([row[index] for row in cells], is_fixed) for index, is_fixed in enumerate(fixed)]

@@ -117,3 +117,12 @@ def test_places_without_newest(place: Location, tmp_path: Path, caplog: pytest.L
     (missing,) = caplog.records
     assert missing.levelno == logging.WARNING
     assert f"{tmp_path / 'ckeckpoints'} does not exist" in missing.getMessage()
+
+
+def test_bare_id_is_looked_for_in_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint = write_checkpoint(Path("experiments", "mnist-1", "checkpoints"))
+    assert checkpoint.name in run("show", checkpoint.name).output
+    second = write_checkpoint(Path("experiments", "mnist-2", "checkpoints"))
+    second.rename(second.with_name(checkpoint.name))
+    assert "There are 2 checkpoints" in error_of("show", checkpoint.name)

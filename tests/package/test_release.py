@@ -35,9 +35,10 @@ def test_other_tag_is_refused() -> None:
 
 def test_workflows_run_tox_environments() -> None:
     environments = set(re.findall(r"^\[testenv:(\w+)\]$", (ROOT / "tox.ini").read_text(), re.MULTILINE))
-    for name in ("ci.yml", "release.yml"):
-        text = (ROOT / ".github" / "workflows" / name).read_text()
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = file.read_text()
         lists = re.findall(r"^\s+env: \[(.+)\]$", text, re.MULTILINE)
-        named = [found.strip() for group in lists for found in group.split(",")] + re.findall(r"tox run -e (\w+)", text)
+        named = [found.strip() for group in lists for found in group.split(",")]
+        named += re.findall(r"tox run -e (\w+)", text) + re.findall(r"\{env: (\w+)", text)
         assert named
         assert [found for found in named if found not in environments] == []
