@@ -41,7 +41,7 @@ def test_help_has_example_and_page(command: str) -> None:
     page = re.search(r"Documentation: (\S+)", text)
     assert page is not None
     assert (ROOT / page[1]).is_file()
-    usage = text.partition("Usage:")[2].partition("\n\n")[0]
+    usage = text.partition("Usage:")[2].splitlines()[0]
     assert not set("{}<>") & set(usage) and "[[" not in usage
 
 
