@@ -16,6 +16,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "project_pages",
     "public_names",
 ]
@@ -34,6 +35,9 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 python_display_short_literal_types = True
 python_maximum_signature_line_length = 100
+
+# Not of the output of programs.
+copybutton_selector = "div.highlight-python pre, div.highlight-sh pre, div.highlight-yaml pre"
 
 html_theme = "furo"
 html_title = f"det_lightning {release}"

@@ -181,7 +181,7 @@ def _print_details(details: dict[str, Any], sorted_by: str | None = None, more_c
         known["best"] += f", of {'' if more_columns else 'trial '}{details['best_trial']} (*)"
     name = "hyperparameters of all trials" if len(trials) > 1 else "hyperparameters"
     known[name] = divide_hparams(trials)[1]
-    left_out = ("trials", "best_trial", "messages", "missing_metric")
+    left_out = ("trials", "best_trial", "logarithmic", "messages", "missing_metric")
     print_lines(f"{name}: {value}" for name, value in known.items() if name not in left_out and value not in (None, ""))
     messages = [*details["messages"], details.get("missing_metric")]
     print_lines(f"message: {message}" for message in messages if message is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from det_lightning import errors
@@ -76,13 +77,15 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
     """Return everything known about an experiment; with ``with_curves``, each trial's metrics by batch, too."""
     state = read_state(directory)
     summary = _summarize(directory, state)
-    secrets = [*find_secrets(directory.config())]
+    config = directory.config()
+    secrets = [*find_secrets(config)]
     chosen = {trial.trial_id: _find_best_checkpoint(state, trial) for trial in state.trials.values()}
     places = _locate(directory, [checkpoint for checkpoint in chosen.values() if checkpoint is not None])
     trials = [_describe_trial(state, trial, chosen[trial.trial_id], places, secrets) for trial in state.trials.values()]
     if with_curves:
         for shown, trial in zip(trials, state.trials.values(), strict=True):
             shown["curves"] = read_curves(trial, directory.trial(trial.trial_id) / "metrics.jsonl")
+        summary["logarithmic"] = [*_find_logarithmic(config["hyperparameters"] or {})]
     return {
         **summary,
         "best_trial": find_best_trial(summary["best"], trials),
@@ -91,6 +94,15 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
         "missing_metric": state.explain_missing_metric(),
         "trials": trials,
     }
+
+
+def _find_logarithmic(entries: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted name of each hyperparameter that the configuration draws by its logarithm."""
+    for name, entry in entries.items():
+        if isinstance(entry, Mapping) and entry.get("type") == "log":
+            yield f"{prefix}{name}"
+        elif isinstance(entry, Mapping) and "type" not in entry:
+            yield from _find_logarithmic(entry, f"{prefix}{name}.")
 
 
 def find_best_trial(best: float | None, trials: list[dict[str, Any]]) -> Any:

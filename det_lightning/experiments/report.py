@@ -37,6 +37,7 @@ def write_report(details: dict[str, Any], file: Path, more_columns: Sequence[str
         "varying": [column.heading for column in numbers_first],
         "searched": searched,
         "isLargerBetter": is_larger_better,
+        "logarithmic": details.get("logarithmic", []),
     }
     known = ("state", "metric", "best", "best_trial", "started")
     page = render_page(

@@ -147,6 +147,7 @@ def compare_experiments(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "best": None if best is None else best["best"],
         "best_trial": None if best is None else best["id"],
         "messages": [],
+        "logarithmic": sorted({name for details in found for name in details.get("logarithmic", [])}),
         "trials": trials,
     }
 

@@ -5,7 +5,7 @@ function draw(id) {
   const [traces, {xaxis, yaxis, ...layout}] = charts.get(id)(color);
   const axis = {gridcolor: color("line"), linecolor: color("soft"), zeroline: false, automargin: true, exponentformat: "power"};
   const colors = {paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: {color: color("soft")}};
-  const around = {margin: {t: 20, r: 20, b: 45, l: 50}, hovermode: "closest", showlegend: false};
+  const around = {margin: {t: 20, r: 20, b: 45, l: 50}, hovermode: "closest", hoverlabel: {namelength: -1}, showlegend: false};
   Plotly.react(id, traces, {...colors, ...around, xaxis: {...axis, ...xaxis}, yaxis: {...axis, ...yaxis}, ...layout},
     {responsive: true, displayModeBar: false});
 }
