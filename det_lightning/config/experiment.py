@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_
 
 from det_lightning.config.document import KeyPath, SourceLines
 from det_lightning.config.environment import BindMount, Environment, Pbs, Resources, Slurm
-from det_lightning.config.hyperparameters import Hyperparameters, untyped
+from det_lightning.config.hyperparameters import Hyperparameters, list_doubts
 from det_lightning.config.length import Length, Period
 from det_lightning.config.searchers import AnySearcher, HalvingSearcher, SingleSearcher
 from det_lightning.config.section import UNTYPED, Count, Integer, Positive, Section, refuse, show_value
@@ -23,7 +23,6 @@ from det_lightning.errors import ConfigMistake
 from det_lightning.importing import split_spec
 from det_lightning.masking import mask_config
 
-_NO_TYPE = "is a group of hyperparameters; a range needs a type: int, double, log or categorical"
 # Python would read these otherwise, as a set of characters.
 _NAMED_CLASS = re.compile(r"\[:\^?\w+:\]")
 _TRIAL_CLASS = re.compile(r"[\w.]+:[\w.]+|[\w./]+\.py:[\w.]+")
@@ -173,7 +172,7 @@ class ExperimentConfig(Section):
         """Values read differently than written, and probable mistakes, in the order of the file."""
         doubts = [*self.searcher.doubts(), *self._doubts_about_validations()]
         located = [self._lines.mistake(("searcher", name), message) for name, message in doubts]
-        located += [self._lines.mistake(("hyperparameters", *path), _NO_TYPE) for path in untyped(self.hyperparameters)]
+        located += [self._lines.mistake(path, message) for path, message in list_doubts(self.hyperparameters)]
         return tuple(sorted([*self._notes, *located], key=ConfigMistake.position))
 
     @property

@@ -163,13 +163,19 @@ def leaves(group: dict[str, Hyperparameter], path: tuple[str, ...] = ()) -> Iter
             yield (*path, name), entry
 
 
-def untyped(group: dict[str, Hyperparameter], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the path of each group with the keys of a range, but no type."""
+def list_doubts(
+    group: dict[str, Hyperparameter], path: tuple[str, ...] = ("hyperparameters",)
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the path of each entry that is probably not as intended, and the reason."""
     for name, entry in group.items():
+        here = (*path, name)
         if isinstance(entry, dict) and (entry.keys() >= {"minval", "maxval"} or entry.keys() == {"vals"}):
-            yield (*path, name)
+            yield here, "is a group of hyperparameters; a range needs a type: int, double, log or categorical"
         elif isinstance(entry, dict):
-            yield from untyped(entry, (*path, name))
+            yield from list_doubts(entry, here)
+        elif isinstance(entry, Log) and 0 < entry.minval < entry.maxval <= 1:
+            least, most = entry.base**entry.minval, entry.base**entry.maxval
+            yield here, f"is drawn from {least:.4g} to {most:.4g}: minval and maxval are exponents, such as -4 and -1"
 
 
 #: A mapping of names to hyperparameters and groups.

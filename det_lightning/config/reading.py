@@ -138,7 +138,7 @@ def _build(
     return config
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, hyperparameters: Any) -> str:
     """Return the message of a mistake; of an unknown key that belongs elsewhere, the place."""
     path = error["loc"]
     if error["type"] != UNKNOWN_KEY:
@@ -146,6 +146,8 @@ def _explain(error: Any) -> str:
     fields = [tuple(rule.field.split(".")) for rule in FIELD_RULES]
     found = [field for field in fields if field[-1] == path[-1] and field[:-1] != path[:-1]]
     meant = [".".join(field) if len(field) > 1 else f"{field[0]} at the top level" for field in found]
+    if isinstance(hyperparameters, dict) and path[-1] in hyperparameters:
+        meant.append(f"hyperparameters.{path[-1]}")
     if meant:
         return f"unknown key here; did you mean {' or '.join(meant)}?"
     is_bare = len(path) == 1 and error["msg"] == "unknown key"
@@ -168,7 +170,10 @@ def _validate(document: Document, *, partial: bool, forgiving: bool) -> Experime
             return _validate(document, partial=partial, forgiving=forgiving)
         # Unreadable values are null by now, and already reported.
         reported = {mistake.path for mistake in document.mistakes}
-        mistakes = [document.lines.mistake(error["loc"], _explain(error)) for error in found]
+        mistakes = [
+            document.lines.mistake(error["loc"], _explain(error, document.data.get("hyperparameters")))
+            for error in found
+        ]
         document.mistakes += [mistake for mistake in mistakes if mistake.path not in reported]
         unreadable = {str(error["loc"][0]) for error in found}
         readable = {name: value for name, value in document.data.items() if name not in unreadable}

@@ -91,6 +91,20 @@ def test_undrawable_entries_are_refused(text: str, path: str, message: str) -> N
     assert message in mistake.message
 
 
+@pytest.mark.parametrize(
+    ("entry", "doubt"),
+    [
+        ("{minval: 1, maxval: 2}", "is a group of hyperparameters; a range needs a type: int, double, log or"),
+        ("{vals: [1, 2]}", "is a group of hyperparameters; a range needs a type"),
+        ("{type: log, minval: 0.0001, maxval: 0.1, base: 10}", "is drawn from 1 to 1.259: minval and maxval are expo"),
+    ],
+)
+def test_probable_mistakes_are_noted(entry: str, doubt: str) -> None:
+    (note,) = read_part(f"debug: false\nhyperparameters:\n  group: {{lr: {entry}}}").notes
+    assert (note.line, note.path) == (3, "hyperparameters.group.lr")
+    assert note.message.startswith(doubt)
+
+
 def test_grids_need_counts() -> None:
     found = mistakes_in("""
         searcher: {name: grid}

@@ -21,6 +21,7 @@ AZURE_TWICE = "checkpoint_storage: {type: azure, container: c, connection_string
         ("profiling: {on: true}", 1, "profiling.on", "unknown key; known are begin_on_batch, enabled, end_after_batch"),
         ("version: 1", 1, "version", "unknown key; a hyperparameter belongs below hyperparameters"),
         ("Debug: true", 1, "Debug", "unknown key; did you mean debug?"),
+        ("lr: 2\nhyperparameters: {lr: 1}", 1, "lr", "unknown key here; did you mean hyperparameters.lr?"),
         ("slots_per_trial: 2", 1, "slots_per_trial", "unknown key here; did you mean resources.slots_per_trial?"),
         ("resources: {debug: true}", 1, "resources.debug", "unknown key here; did you mean debug at the top level?"),
         (
