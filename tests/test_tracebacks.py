@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
+from det_lightning.errors import InvalidExperimentException
 from det_lightning.tracebacks import shorten_lines
 from tests.lightning import pl
 from tests.trials import SmallTrial, fit_trial
@@ -67,6 +69,13 @@ def test_refusals_end_in_the_code_of_the_user(trial_class: type[SmallTrial], exp
 
 def test_unwritable_storage_has_no_frames() -> None:
     assert frames_of(fit_trial, checkpoint_storage="/proc/storage", checkpoint_policy="all") == ["trials.py:fit_trial"]
+
+
+def test_refused_settings_have_no_frames() -> None:
+    with pytest.raises(InvalidExperimentException) as raised, pytorch.init(hparams={"global_batch_size": "8"}):
+        pass
+    frames = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert frames == ["test_refused_settings_have_no_frames", "__enter__"]
 
 
 def test_traceback_of_a_bug_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:

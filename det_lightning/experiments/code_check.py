@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,8 +77,9 @@ def _describe_word(entrypoint: object, code: Path) -> str | None:
     file = Path(f"{entrypoint.removesuffix('.py')}.py")
     if not (code / file).is_file():
         return None
-    module = ".".join(file.with_suffix("").parts)
-    return f"{entrypoint} is not a command; for a module write {module}:Class, and for a script python3 {file}"
+    classes = re.findall(r"(?m)^class (\w+)\(.*Trial\b", (code / file).read_text(encoding="utf-8", errors="replace"))
+    meant = f"{'.'.join(file.with_suffix('').parts)}:{classes[0] if classes else 'Class'}"
+    return f"{entrypoint} is not a command; did you mean {meant}? For a script write python3 {file}"
 
 
 def _find_metrics(trial: ast.ClassDef) -> tuple[ast.FunctionDef | None, set[str] | None]:

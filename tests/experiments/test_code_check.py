@@ -48,8 +48,8 @@ def check(entrypoint: str, metric: str = "validation_loss", variables: str = "")
 @pytest.mark.parametrize(
     ("entrypoint", "metric", "message"),
     [
-        ("model_def", "loss", "line 1: entrypoint: model_def is not a command; for a module write model_def:Class"),
-        ("model_def.py", "loss", "for a script python3 model_def.py"),
+        ("model_def", "loss", "line 1: entrypoint: model_def is not a command; did you mean model_def:Digits"),
+        ("model_def.py", "loss", "For a script write python3 model_def.py"),
         ("model_def:Digit", "loss", "there is no Digit in model_def.py; did you mean Digits?"),
         ("model_def.py:Digit", "loss", "there is no Digit in model_def.py; did you mean Digits?"),
         ("modeldef:Digits", "loss", "there is no module modeldef in .*did you mean model_def?"),
