@@ -28,14 +28,6 @@ class TensorBoardOutput:
         self.enabled = enabled
         self._locate = locate
 
-    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        if not isinstance(enable_tensorboard_logging, bool):
-            raise AssertionError(f"set_enable_tensorboard_logging() takes a bool; got {enable_tensorboard_logging!r}.")
-        self.enabled = enable_tensorboard_logging
-
-    def get_enable_tensorboard_logging(self) -> bool:
-        return self.enabled
-
     @functools.cached_property
     def path(self) -> pathlib.Path:
         return pathlib.Path(self._locate())

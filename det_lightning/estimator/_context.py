@@ -86,14 +86,6 @@ class EstimatorTrialContext(EstimatorContext, SettingsLookups):
     def settings(self) -> TrialSettings:  # type: ignore[override]
         return self.run.settings
 
-    def get_experiment_id(self) -> int:
-        """Return 0: there are no experiments without a master."""
-        return self.run.get_experiment_id()
-
-    def get_trial_id(self) -> int:
-        """Return 0, the id that Determined gives to a local trial."""
-        return self.run.get_trial_id()
-
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the directory of this run's TensorBoard files."""
         return self.run.get_tensorboard_path()

@@ -166,36 +166,11 @@ class ChosenPrecision:
     # apex
 
     def configure_apex_amp(
-        self,
-        models: Any,
-        optimizers: Any,
-        enabled: bool | None = True,
-        opt_level: str | None = "O1",
-        cast_model_type: torch.dtype | None = None,
-        patch_torch_functions: bool | None = None,
-        keep_batchnorm_fp32: bool | str | None = None,
-        master_weights: bool | None = None,
-        loss_scale: float | str | None = None,
-        cast_model_outputs: torch.dtype | None = None,
-        num_losses: int | None = 1,
-        verbosity: int | None = 1,
-        min_loss_scale: float | None = None,
-        max_loss_scale: float | None = 2.0**24,
+        self, models: Any, optimizers: Any, opt_level: str | None, verbosity: int | None, overrides: dict[str, Any]
     ) -> tuple[Any, Any]:
-        if not enabled or self._loading_only:
+        """Configure a level with its properties overridden; see the method of the context."""
+        if self._loading_only:
             return models, optimizers
-        # As in apex, None stands for the level's value.
-        overrides = {
-            "cast_model_type": cast_model_type,
-            "patch_torch_functions": patch_torch_functions,
-            "keep_batchnorm_fp32": keep_batchnorm_fp32,
-            "master_weights": master_weights,
-            "loss_scale": loss_scale,
-            "cast_model_outputs": cast_model_outputs,
-            "num_losses": num_losses,
-            "min_loss_scale": min_loss_scale,
-            "max_loss_scale": max_loss_scale,
-        }
         self._require_no_other_amp()
         level = resolve_level(opt_level, overrides)
         chosen_models = list_parts("models", models, torch.nn.Module)

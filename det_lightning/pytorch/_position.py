@@ -38,18 +38,6 @@ class TrainingPosition:
             raise errors.InternalException("There is no current batch: training has not started.")
         return self.batch_idx
 
-    def current_train_epoch(self) -> int:
-        return self.current_train_batch() // self.epoch_length()
-
-    def is_epoch_start(self) -> bool:
-        return self.current_train_batch() % self.epoch_length() == 0
-
-    def is_epoch_end(self) -> bool:
-        return (self.current_train_batch() + 1) % self.epoch_length() == 0
-
-    def get_initial_batch(self) -> int:
-        return self.initial_batch
-
 
 class ResumableBatchSampler(BatchSampler):
     """Iterates over ``batch_sampler`` endlessly, from batch ``first_batch`` on, in the order recorded in ``journal``.

@@ -26,7 +26,7 @@ from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._position import TrainingPosition
 from det_lightning.pytorch._reducer import ReducerMethods, ReducerRegistry
 from det_lightning.pytorch._settings import RunConfiguration, SettingsLookups, TrialSettings, require_usable
-from det_lightning.pytorch._wrapped_parts import UpdateHooks, WrappedParts
+from det_lightning.pytorch._wrapped_parts import UpdateHooks, WrappedParts, get_only
 from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = get_logger(__name__)
@@ -181,15 +181,15 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
 
     def get_model(self) -> torch.nn.Module:
         """Return the wrapped model of a trial that has exactly one."""
-        return self.wrapped.get_model()
+        return get_only(self.models, "model")
 
     def get_optimizer(self) -> torch.optim.Optimizer:
         """Return the wrapped optimizer of a trial that has exactly one."""
-        return self.wrapped.get_optimizer()
+        return get_only(self.optimizers, "optimizer")
 
     def get_lr_scheduler(self) -> Any:
         """Return the wrapped learning rate scheduler of a trial that has exactly one; None if it has none."""
-        return self.wrapped.get_lr_scheduler()
+        return get_only(self.lr_schedulers, "learning rate scheduler").scheduler if self.lr_schedulers else None
 
     def wrap_scaler(self, scaler: Any) -> Any:
         """Register a gradient scaler, so that checkpoints hold the state; the trial does the scaling and the updates.
@@ -255,22 +255,21 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
             InvalidExperimentException: an argument is wrong, a model or optimizer is not wrapped, an optimizer has no
                 parameters of the models, a model is already in half precision; a second call; or torch.amp is in use.
         """
-        return self.precision.configure_apex_amp(
-            models,
-            optimizers,
-            enabled,
-            opt_level,
-            cast_model_type,
-            patch_torch_functions,
-            keep_batchnorm_fp32,
-            master_weights,
-            loss_scale,
-            cast_model_outputs,
-            num_losses,
-            verbosity,
-            min_loss_scale,
-            max_loss_scale,
-        )
+        if not enabled:
+            return models, optimizers
+        # As in apex, None stands for the level's value.
+        overrides = {
+            "cast_model_type": cast_model_type,
+            "patch_torch_functions": patch_torch_functions,
+            "keep_batchnorm_fp32": keep_batchnorm_fp32,
+            "master_weights": master_weights,
+            "loss_scale": loss_scale,
+            "cast_model_outputs": cast_model_outputs,
+            "num_losses": num_losses,
+            "min_loss_scale": min_loss_scale,
+            "max_loss_scale": max_loss_scale,
+        }
+        return self.precision.configure_apex_amp(models, optimizers, opt_level, verbosity, overrides)
 
     scaler = _forward_attribute("precision", "scaler")
     # Setting this was the only way to give use_amp() a scaler with other arguments.
@@ -278,15 +277,15 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
 
     def is_epoch_start(self) -> bool:
         """Return whether the current batch is the first of an epoch."""
-        return self.position.is_epoch_start()
+        return self.position.current_train_batch() % self.position.epoch_length() == 0
 
     def is_epoch_end(self) -> bool:
         """Return whether the current batch is the last of an epoch."""
-        return self.position.is_epoch_end()
+        return (self.position.current_train_batch() + 1) % self.position.epoch_length() == 0
 
     def current_train_epoch(self) -> int:
         """Return the index of the current epoch, from 0."""
-        return self.position.current_train_epoch()
+        return self.position.current_train_batch() // self.position.epoch_length()
 
     def current_train_batch(self) -> int:
         """Return the index of the current batch; raise an InternalException before training has started."""
@@ -294,7 +293,7 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
 
     def get_initial_batch(self) -> int:
         """Return the index of the first batch of this run: 0, or the position of the checkpoint resumed from."""
-        return self.position.get_initial_batch()
+        return self.position.initial_batch
 
     # Trials read these in their evaluation, and tests that run a trial by hand set them.
     _current_batch_idx = _forward_attribute("position", "batch_idx")
@@ -306,11 +305,13 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
         Raises:
             AssertionError: the argument is not a bool.
         """
-        self.tensorboard.set_enable_tensorboard_logging(enable_tensorboard_logging)
+        if not isinstance(enable_tensorboard_logging, bool):
+            raise AssertionError(f"set_enable_tensorboard_logging() takes a bool; got {enable_tensorboard_logging!r}.")
+        self.tensorboard.enabled = enable_tensorboard_logging
 
     def get_enable_tensorboard_logging(self) -> bool:
         """Return whether metrics are written as TensorBoard files."""
-        return self.tensorboard.get_enable_tensorboard_logging()
+        return self.tensorboard.enabled
 
     def backward(
         self,
@@ -442,14 +443,6 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
     def get_stop_requested(self) -> bool:
         """Return whether the trial asked for the run to end."""
         return self._stop_requested
-
-    def get_experiment_id(self) -> int:
-        """Return 0: there are no experiments without a master."""
-        return 0
-
-    def get_trial_id(self) -> int:
-        """Return 0, the id that Determined gives to a local trial."""
-        return 0
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """Return the directory of this run's TensorBoard files."""

@@ -162,28 +162,6 @@ class TrialSettings:
             raise ValueError(f"aggregation_frequency must be a whole number, at least 1; got {batches}.")
         self.aggregation_frequency = batches
 
-    def get_hparams(self) -> dict[str, Any]:
-        if self.hparams is None:
-            raise ValueError(f"This trial has no hparams; write them into {self.configuration.source}.")
-        return self.hparams
-
-    def get_hparam(self, name: str) -> Any:
-        hparams = self.get_hparams()
-        if name not in hparams:
-            raise ValueError(self._explain_missing(name))
-        if name == "global_batch_size":
-            logger.warning("Use get_global_batch_size() or get_per_slot_batch_size() rather than the hyperparameter.")
-        return hparams[name]
-
-    def get_experiment_config(self) -> dict[str, Any]:
-        if self.exp_conf is None:
-            raise ValueError("This trial has no experiment configuration; pass exp_conf={...} to init().")
-        return self.exp_conf
-
-    def get_data_config(self) -> dict[str, Any]:
-        data: dict[str, Any] = self.get_experiment_config().get("data", {})
-        return data
-
     def section(self, name: str) -> dict[str, Any]:
         """Return a section of the experiment configuration; an empty dict if there is none."""
         section: dict[str, Any] = (self.exp_conf or {}).get(name) or {}
@@ -194,10 +172,11 @@ class TrialSettings:
 
     def get_per_slot_batch_size(self) -> int:
         if self.per_slot_batch_size is None:
-            raise ValueError(f"The batch size is unknown. {self._explain_missing('global_batch_size')}")
+            raise ValueError(f"The batch size is unknown. {self.explain_missing('global_batch_size')}")
         return self.per_slot_batch_size
 
-    def _explain_missing(self, name: str) -> str:
+    def explain_missing(self, name: str) -> str:
+        """Return a sentence about a missing hyperparameter, with those that may be meant."""
         hint = suggest(name, self.hparams or {})
         return f"There is no hyperparameter {name!r} in {self.configuration.source}{hint or '.'}"
 
@@ -212,32 +191,45 @@ class TrialSettings:
             {name: as_plain(settings, name, losses, MOST_IN_SETTINGS) for name, settings in given.items()}
         )
 
-    def get_trial_seed(self) -> int:
-        if self.trial_seed is None:
-            raise errors.InternalException("The trial has no seed; pass trial_seed= to init() or to TrialModule.")
-        return self.trial_seed
-
 
 class SettingsLookups:
     """The lookups of a context in its settings."""
 
     settings: TrialSettings
 
+    def get_experiment_id(self) -> int:
+        """Return 0: there are no experiments without a master."""
+        return 0
+
+    def get_trial_id(self) -> int:
+        """Return 0, the id that Determined gives to a local trial."""
+        return 0
+
     def get_hparams(self) -> dict[str, Any]:
         """Return all hyperparameters; raise a ValueError if the run has none."""
-        return self.settings.get_hparams()
+        if self.settings.hparams is None:
+            raise ValueError(f"This trial has no hparams; write them into {self.settings.configuration.source}.")
+        return self.settings.hparams
 
     def get_hparam(self, name: str) -> Any:
         """Return the hyperparameter ``name``; raise a ValueError if the value is missing, masked or left out."""
-        return self.settings.get_hparam(name)
+        hparams = self.get_hparams()
+        if name not in hparams:
+            raise ValueError(self.settings.explain_missing(name))
+        if name == "global_batch_size":
+            logger.warning("Use get_global_batch_size() or get_per_slot_batch_size() rather than the hyperparameter.")
+        return hparams[name]
 
     def get_experiment_config(self) -> dict[str, Any]:
         """Return the experiment configuration; raise a ValueError if the run has none."""
-        return self.settings.get_experiment_config()
+        if self.settings.exp_conf is None:
+            raise ValueError("This trial has no experiment configuration; pass exp_conf={...} to init().")
+        return self.settings.exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
         """Return the ``data`` section, maybe empty, of the configuration; raise a ValueError if there is none."""
-        return self.settings.get_data_config()
+        data: dict[str, Any] = self.get_experiment_config().get("data", {})
+        return data
 
     def get_global_batch_size(self) -> int:
         """Return the number of records in a batch over all slots; raise a ValueError if hparams has none."""
@@ -249,7 +241,9 @@ class SettingsLookups:
 
     def get_trial_seed(self) -> int:
         """Return the seed of the trial; raise an InternalException if it has none."""
-        return self.settings.get_trial_seed()
+        if self.settings.trial_seed is None:
+            raise errors.InternalException("The trial has no seed; pass trial_seed= to init() or to TrialModule.")
+        return self.settings.trial_seed
 
 
 def _size_per_slot(global_batch_size: Any, slots: int) -> int:

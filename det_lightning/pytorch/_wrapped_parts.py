@@ -152,19 +152,9 @@ class WrappedParts:
             each = "; ".join(f"rank {rank} {theirs!s:.200}" for rank, theirs in enumerate(found))
             raise errors.InvalidExperimentException(f"The ranks do not do the same: {each}. {_WAY_OUT}")
 
-    # The single model, optimizer and scheduler of a trial, as in Determined 0.13
 
-    def get_model(self) -> torch.nn.Module:
-        return _get_only(self.models, "model")
-
-    def get_optimizer(self) -> torch.optim.Optimizer:
-        return _get_only(self.optimizers, "optimizer")
-
-    def get_lr_scheduler(self) -> Any:
-        return _get_only(self.lr_schedulers, "learning rate scheduler").scheduler if self.lr_schedulers else None
-
-
-def _get_only(wrapped: list[_T], what: str) -> _T:
+def get_only(wrapped: list[_T], what: str) -> _T:
+    """Return the only wrapped part of a trial, as in Determined 0.13; otherwise raise an error about ``what``."""
     if len(wrapped) != 1:
         raise errors.InvalidExperimentException(
             f"get_{what.split()[-1]}() is for trials with exactly one wrapped {what}; this trial has {len(wrapped)}. "

@@ -57,7 +57,7 @@ def step_unwrapped(self: SmallTrial, batch: Any, epoch_idx: int, batch_idx: int)
     self.context.step_optimizer(torch.optim.SGD(self.head.parameters(), lr=0.1))
 
 
-NO_EVALUATION = {"evaluate_batch": pytorch.PyTorchTrial.evaluate_batch}
+NO_EVALUATION: dict[str, Any] = {"evaluate_batch": pytorch.PyTorchTrial.evaluate_batch}
 INVALID = errors.InvalidExperimentException
 
 
