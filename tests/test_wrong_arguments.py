@@ -155,6 +155,21 @@ def test_a_number_may_be_one_of_numpy() -> None:
 
 
 @pytest.mark.parametrize(
+    ("use", "error", "message"),
+    [
+        (lambda: SmallTrial(api.init()), AttributeError, r"Write `with det.pytorch.init\(...\) as context:`"),
+        (lambda: api.init().get_hparam, AttributeError, "'get_hparam' was looked up without a with statement"),
+        (lambda: Path(core.init().checkpoint.restore_path("x")), TypeError, r"restore_path\(...\) as directory:`"),
+        (lambda: core.init().checkpoint.restore_path("x") / "y", TypeError, "used as a path, without a with statement"),
+        (lambda: [*core.init().checkpoint.store_path({})], TypeError, r"Unpacked.*store_path\(...\) as \(directory"),
+    ],
+)
+def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        use()
+
+
+@pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: api.Batch(1, 5, 10), r"Batch\(\) takes one value; got 3. Pass .* as a list: Batch\(\[1, 5, 10\]\)"),

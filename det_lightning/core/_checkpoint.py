@@ -28,6 +28,7 @@ from det_lightning.core._shards import (
     share_directory,
 )
 from det_lightning.core._task import TrialTask
+from det_lightning.core._with_statement import for_with_statement
 from det_lightning.escaping import get_logger
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import spell_numbers
@@ -125,7 +126,7 @@ class CheckpointContext:
         self._complete(ranks, staging, target, merged)
         return target.name
 
-    @contextlib.contextmanager
+    @for_with_statement("with core_context.checkpoint.store_path(...) as (directory, checkpoint_id)")
     def store_path(
         self, metadata: dict[str, Any] | None = None, *, shard: bool = False
     ) -> Iterator[tuple[pathlib.Path, str]]:
@@ -179,7 +180,7 @@ class CheckpointContext:
         names = self._select(ranks, storage_id, selector)
         run_on_local_chief(ranks, lambda: fetch(self._find(storage_id), names, pathlib.Path(ckpt_dir), self.storage))
 
-    @contextlib.contextmanager
+    @for_with_statement("with core_context.checkpoint.restore_path(...) as directory")
     def restore_path(
         self,
         storage_id: str,

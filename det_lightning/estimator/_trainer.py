@@ -10,6 +10,7 @@ from typing import Any
 
 from det_lightning.arguments import require
 from det_lightning.core._task import current_task
+from det_lightning.core._with_statement import for_with_statement
 from det_lightning.estimator._adapter import adapt_class
 from det_lightning.estimator._context import EstimatorTrialContext
 from det_lightning.estimator._trial import EstimatorTrial
@@ -17,7 +18,7 @@ from det_lightning.pytorch import _trainer
 from det_lightning.units import Batch
 
 
-@contextlib.contextmanager
+@for_with_statement("with estimator.init(...) as context")
 def init(**options: Any) -> Iterator[EstimatorTrialContext]:
     """Create the context for a trial; use it in a ``with`` statement.
 

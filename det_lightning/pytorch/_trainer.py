@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
@@ -25,6 +24,7 @@ from det_lightning.callbacks.tensorboard import DeterminedTensorBoard
 from det_lightning.checkpoint.format.content import CheckpointReading
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.core._task import TRY_BATCHES, current_task, is_try, make_try_storage
+from det_lightning.core._with_statement import for_with_statement
 from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.masking import mask_url
@@ -48,7 +48,7 @@ _DEFAULT_SCHEDULE = {
 _fits = itertools.count(1)
 
 
-@contextlib.contextmanager
+@for_with_statement("with det.pytorch.init(...) as context")
 def init(
     *,
     hparams: dict[str, Any] | None = None,

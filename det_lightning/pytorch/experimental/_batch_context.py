@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import torch
 from det_lightning.checkpoint.storage.transfer import upload
 from det_lightning.core._context import Context
 from det_lightning.core._shards import list_files, select_files
+from det_lightning.core._with_statement import for_with_statement
 from det_lightning.distributed.processes import select_device
 from det_lightning.pytorch._data import to_device
 from det_lightning.pytorch._reducer import ReducerMethods, ReducerRegistry
@@ -107,7 +107,7 @@ class TorchBatchProcessorContext(ReducerMethods):
         """Return a model in evaluation mode, on the device."""
         return model.eval().to(self.device)
 
-    @contextlib.contextmanager
+    @for_with_statement("with context.upload_path() as directory")
     def upload_path(self) -> Iterator[pathlib.Path]:
         """Write output in a ``with`` block: files saved in the directory end up in the checkpoint storage.
 
