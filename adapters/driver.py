@@ -486,6 +486,7 @@ class ModuleRuns:
             resumed=module.resume_content,
             stop_request=module.stop_request,
             epoch_limit=trainer.limit_train_batches,
+            overfits=trainer.training and trainer.overfit_batches > 0,
             keeps_training_metrics=hooks.see_training_batches,
             keeps_validation_metrics=hooks.see_validation_batches,
             hooks_follow_report=hooks.may_end_run("on_train_batch_end"),

@@ -64,10 +64,6 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             flags.reload_dataloaders_every_n_epochs > 0,
             "leave it out: the training data are one endless stream",
         ),
-        f"overfit_batches={flags.overfit_batches}": (
-            flags.overfit_batches > 0 and trainer.training,
-            "train on a subset of the data instead, without shuffling",
-        ),
         "a time as val_check_interval": (
             lightning_internals.validates_by_time(trainer),
             "give a number of batches or a share of an epoch, so that equal runs validate after the same batches",

@@ -90,13 +90,19 @@ class GivenLoaders(LoaderFactory):
         self._given[method] = given = self._sources[method]()
         return _adapt(given, method, self.context)
 
-    def build_training(self) -> Any:
+    def build_training(self, overfit_batches: float | None = None) -> Any:
         """Return the training loader: a ``DataLoader``, or the data of the call."""
         if "train_dataloader" not in self._sources:
             if "val_dataloader" in self._sources and not self._trainer.training:
                 return itertools.repeat(None)  # the trial's own training data may not be there
-            return super().build_training()
-        return self._take("train_dataloader")
+            return super().build_training(overfit_batches)
+        loader = self._take("train_dataloader")
+        if overfit_batches is not None and not isinstance(loader, DataLoader):
+            raise errors.UnsupportedTrainerFlags(
+                f"overfit_batches={overfit_batches} needs a torch.utils.data.DataLoader over a map-style dataset; the "
+                f"training data are of type {type(loader).__name__}. Pass a subset of the data instead."
+            )
+        return loader
 
     def repeat(self, loader: Any) -> Any:
         """Return endless passes over training data of the call, from the position of the run on."""

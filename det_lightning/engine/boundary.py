@@ -156,6 +156,7 @@ class RunOptions:
         resumed: the checkpoint to resume from.
         stop_request: whether this process was asked to end.
         epoch_limit: the maximum number of batches in an epoch (int), or a share of the loader's batches (float).
+        overfits: train every epoch on the same batches, the first in dataset order.
         keeps_training_metrics: keep the metrics of the latest training batch for hooks, as the trial returned the dict.
         keeps_validation_metrics: the same for validation batches.
         hooks_follow_report: other hooks run after a report, before anything else is due at the boundary.
@@ -166,6 +167,7 @@ class RunOptions:
     resumed: CheckpointContent | None = None
     stop_request: StopRequest | None = None
     epoch_limit: float = 1.0
+    overfits: bool = False
     keeps_training_metrics: bool = False
     keeps_validation_metrics: bool = False
     hooks_follow_report: bool = False

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
+import math
 import sys
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, cast
 
 import torch.utils.data
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
@@ -47,9 +49,16 @@ class LoaderFactory:
         """Return the data of a method of the module, such as ``train_dataloader``, as callbacks see them."""
         return shown
 
-    def build_training(self) -> Any:
-        """Return the training loader."""
-        return self._require_allowed("build_training_data_loader", self.trial.build_training_data_loader())
+    def build_training(self, overfit_batches: float | None = None) -> Any:
+        """Return the training loader; for ``overfit_batches`` a ``DataLoader``, or raise an UnsupportedTrainerFlags."""
+        loader = self.trial.build_training_data_loader()
+        if overfit_batches is not None and not isinstance(loader, DataLoader):
+            raise errors.UnsupportedTrainerFlags(
+                f"overfit_batches={overfit_batches} needs a det_lightning.pytorch.DataLoader; "
+                f"build_training_data_loader() returned a {type(loader).__module__}.{type(loader).__name__}. Return a "
+                "subset of the data instead."
+            )
+        return self._require_allowed("build_training_data_loader", loader)
 
     def build_validation(self) -> Any:
         """Return the validation loader."""
@@ -99,21 +108,26 @@ class TrialData:
         journal, self._resumed_at = read_journal(options.resumed, self._rank, self._replicas)
         self.journal = PassJournal(journal, position=self._resumed_at.get("training"))
         limit = options.epoch_limit
-        loader = loaders.build_training()
+        loader = loaders.build_training(limit if options.overfits else None)
+        # Lightning applies overfit_batches to the length of the loader, and so must see the number of all batches.
+        unlimited = None
+        shown = loader
+        if options.overfits:
+            shown = _without_shuffling(loader)
+            unlimited = math.ceil(len(loader.batch_sampler) / self._replicas)
+            loader = _select_first_batches(shown, limit, self._replicas)
+            limit = 1.0
         is_ours = isinstance(loader, DataLoader) and loader.copies_aside(context.device)
         copies_aside = is_ours and context.experimental.auto_to_device
         training = self._resume_training(loaders, loader, copies_aside)
         length: int | None = context.distributed.broadcast(length_or_none(training))
         self.epoch_len = _limit(length or sys.maxsize, limit)
         if self.epoch_len == 0 and limit > 0:
-            raise errors.UnsupportedTrainerFlags(
-                f"limit_train_batches={limit} of the {length} training batches is less than one batch. Pass a larger "
-                "share, or a number of batches."
-            )
+            raise _less_than_one_batch(f"limit_train_batches={limit}", length)
         context.position.epoch_len = self.epoch_len
         self.training = RunLoader(training)
         # The loader of another rank may have one batch fewer, and then begins the next pass before the epoch ends.
-        training_view = ShownLoader(loader, length, self._replicas, self._rank)
+        training_view = ShownLoader(shown, unlimited or length, self._replicas, self._rank)
         self.shown_training = loaders.arrange(training_view, "train_dataloader")
         validation, validation_view = self._share_validation(loaders.build_validation(), sharded_validation)
         if has_validated:
@@ -495,3 +509,44 @@ def _convert_position(content: CheckpointContent, before: GlobalBatch, now: Glob
         f"a batch of all processes had {before.count_samples()} samples and has {now.count_samples()}, and the "
         "position is the same number of samples"
     )
+
+
+def _less_than_one_batch(flag: str, length: int | None) -> errors.UnsupportedTrainerFlags:
+    return errors.UnsupportedTrainerFlags(
+        f"{flag} of the {length} training batches is less than one batch. Pass a larger share, or a number of batches."
+    )
+
+
+def _without_shuffling(loader: DataLoader) -> DataLoader:
+    if not isinstance(loader.sampler, RandomSampler):
+        return loader
+    ordered = copy.copy(loader)  # the trial may return the same loader for another run
+    ordered.sampler = SequentialSampler(cast("Sized", loader.dataset))
+    batches = loader.batch_sampler
+    ordered.batch_sampler = BatchSampler(ordered.sampler, batches.batch_size, batches.drop_last)
+    return ordered
+
+
+def _select_first_batches(loader: DataLoader, limit: float, replicas: int) -> DataLoader:
+    """Return a loader of the first batches of ``loader`` for each of ``replicas`` ranks."""
+    batches = loader.batch_sampler
+    length = math.ceil(len(batches) / replicas)
+    if _limit(length, limit) == 0:
+        raise _less_than_one_batch(f"overfit_batches={limit}", length)
+    first = copy.copy(loader)
+    first.batch_sampler = FirstBatches(batches, replicas * _limit(length, limit))
+    return first
+
+
+class FirstBatches(BatchSampler):
+    """Yields the first ``count`` batches of ``batch_sampler``."""
+
+    def __init__(self, batch_sampler: Any, count: int) -> None:
+        self.batch_sampler = batch_sampler
+        self.count = count
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.batch_sampler))
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self.batch_sampler, self.count)

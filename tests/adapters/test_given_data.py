@@ -44,7 +44,7 @@ def fit(trial: Any, flags: Any = None, **data: Any) -> TrialModule:
 TRAIN, VAL = OwnData().train_dataloader(), OwnData().val_dataloader()
 
 
-@pytest.mark.parametrize("flags", [{}, {"val_check_interval": 3}, {"limit_train_batches": 4}])
+@pytest.mark.parametrize("flags", [{}, {"val_check_interval": 3}, {"limit_train_batches": 4}, {"overfit_batches": 2}])
 def test_torchs_loaders_train_equally(flags: dict[str, Any]) -> None:
     expected = weights_of(fit(SmallTrial, flags).trial)
     ways: list[dict[str, Any]] = [
@@ -121,7 +121,8 @@ def test_no_validation_data(data: dict[str, Any]) -> None:
 
 
 def test_validate_builds_no_other_data() -> None:
-    assert trainer().validate(TrialModule(WithoutData), VAL, verbose=False)
+    for batches in (0, 2):
+        assert trainer(overfit_batches=batches).validate(TrialModule(WithoutData), VAL, verbose=False)
 
 
 @pytest.mark.parametrize("data", [{"dataloaders": VAL}, {"dataloaders": {"a": VAL}}, {"datamodule": OwnData()}])
@@ -183,6 +184,11 @@ def test_data_without_a_length(caplog: Any) -> None:
 def test_several_loaders(data: dict[str, Any], refusal: str) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=refusal):
         fit(SmallTrial, **data)
+
+
+def test_overfit_batches_of_a_list() -> None:
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=2 needs a torch.*data are of type list"):
+        fit(WithoutData, {"overfit_batches": 2}, train_dataloaders=[[*TRAIN]])
 
 
 class Shuffled(torch.utils.data.Sampler[int]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import functools
+import itertools
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
 from tests.adapters.training import resumes_exactly, trained
 from tests.lightning import BoringModel, fit, pl, trainer
-from tests.trials import EPOCH_LEN, SmallTrial, fit_trial, seed_everything, weights_of
+from tests.trials import BATCH_SIZE, EPOCH_LEN, SmallTrial, fit_trial, make_data, seed_everything, weights_of
 from tests.versions import from_lightning_2_6
 
 
@@ -355,6 +356,34 @@ def test_a_run_without_a_length(length: Any, flags: dict[str, Any], caplog: Any)
     assert ("1000 epochs" in caplog.text) == (length is None and flags == {"max_epochs": None})
 
 
+@pytest.mark.parametrize("by_batch", [False, True])
+@pytest.mark.parametrize(("amount", "batches"), [(2, 2), (0.3, 2), (0.5, 3), (100, 7)])
+def test_overfit_batches(amount: float, batches: int, by_batch: bool) -> None:
+    in_order = pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE)
+    first = [batch[0].flatten().tolist() for batch in itertools.islice(in_order, batches)]
+    callbacks = [pl.callbacks.Timer()] if by_batch else []
+    trial = trained(RecordingTrial, max_epochs=3, overfit_batches=amount, callbacks=callbacks).trial
+    assert (trial.seen, trial.validated) == (first * 3, [batches, 2 * batches, 3 * batches])
+
+
+def test_a_kept_loader_stays_whole() -> None:
+    class Trial(RecordingTrial):
+        build_training_data_loader = functools.cache(SmallTrial.build_training_data_loader)
+
+    module = trained(Trial, overfit_batches=2)
+    assert trained(module).trial.trained == 2 + EPOCH_LEN
+
+
+def test_overfit_batches_needs_our_loader() -> None:
+    class Trial(SmallTrial):
+        def build_training_data_loader(self) -> Any:
+            self.context.experimental.disable_dataset_reproducibility_checks()
+            return iter(super().build_training_data_loader())
+
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=1 needs a det_lightning.*DataLoader"):
+        fit(TrialModule(Trial), overfit_batches=1)
+
+
 AVERAGING = {"callbacks": [pl.callbacks.StochasticWeightAveraging(0.1)]}
 BATCH_SIZES = {"callbacks": [pl.callbacks.BatchSizeFinder()]}
 RELOADS = {"reload_dataloaders_every_n_epochs": 1}
@@ -371,7 +400,7 @@ RELOADS = {"reload_dataloaders_every_n_epochs": 1}
         ({"callbacks": [pl.callbacks.ModelPruning("l1_unstructured")]}, "ModelPruning: prune with torch"),
         (BATCH_SIZES, "BatchSizeFinder: set"),
         ({**RELOADS, **BATCH_SIZES}, "reload_dataloaders_every_n_epochs=1.*BatchSizeFinder: set"),
-        ({"overfit_batches": 0.1}, r"overfit_batches=0\.1: train on a subset"),
+        ({"overfit_batches": 0.1}, r"overfit_batches=0\.1 of the 7 training batches is less"),
         ({"limit_train_batches": 0.1}, r"limit_train_batches=0\.1 of the 7 training batches is less"),
     ],
 )

@@ -21,6 +21,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    SequentialSampler,
 )
 
 from det_lightning import errors, pytorch
@@ -210,7 +211,9 @@ def test_looks_at_given_data_change_nothing(make_loader: Any, give: Any) -> None
     assert {*looking.passes} == LENGTHS
 
 
-@pytest.mark.parametrize("flags", [{"limit_train_batches": 3, "limit_val_batches": 2}, {"val_check_interval": 2}])
+@pytest.mark.parametrize(
+    "flags", [{"limit_train_batches": 3, "limit_val_batches": 2}, {"overfit_batches": 2}, {"val_check_interval": 2}]
+)
 def test_flags_do_not_shorten_a_pass(flags: dict[str, Any]) -> None:
     expected, _ = fit(own_generator, [], **flags)
     state, looking = fit(own_generator, HOOKS, **flags)
@@ -259,6 +262,12 @@ def test_callbacks_see_what_lightning_shows() -> None:
             assert isinstance(view, DataLoader)
             assert len(view) == len(loader)
             assert [getattr(view, name) for name in ATTRIBUTES] == [getattr(loader, name) for name in ATTRIBUTES]
+
+
+def test_overfit_batches_shows_data_in_order() -> None:
+    for module in (Plain(), TrialModule(SmallTrial)):
+        shown, _ = show(module, shuffled(DataLoader), shuffled(DataLoader), overfit_batches=2)
+        assert (type(shown.sampler), len(shown)) == (SequentialSampler, 7)
 
 
 def test_passes_differ_and_outlive_the_run() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler, RandomSampler, Subset
 
+from det_lightning.engine.data_stream import FirstBatches
 from det_lightning.pytorch import DataLoader
 
 
@@ -107,17 +106,3 @@ class LoaderFacts:
         ours = isinstance(loader, DataLoader)
         own_batches = ours and not makes_batches(loader)
         return cls(batches, full, samples, getattr(loader, "batch_size", None), ours, own_batches)
-
-
-class FirstBatches(BatchSampler):
-    """Yields the first ``count`` batches of ``batch_sampler``."""
-
-    def __init__(self, batch_sampler: Any, count: int) -> None:
-        self.batch_sampler = batch_sampler
-        self.count = count
-
-    def __len__(self) -> int:
-        return min(self.count, len(self.batch_sampler))
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(self.batch_sampler, self.count)
