@@ -9,7 +9,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from det_lightning import errors
@@ -76,8 +75,6 @@ def test_errors_name_things_escaped(odd: Path) -> None:
 def test_names_in_checkpoints_are_escaped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A traceback is shown as it is, and so is what a program logs."""
     odd = NAME.replace("\n", "")
-    state = {"models_state_dict": [{f"weight {NAME}": torch.full((2,), float("nan"))}]}
-    read_checkpoint(write_checkpoint(tmp_path, state=state))
     unsafe, unknown = write_checkpoint(tmp_path), write_checkpoint(tmp_path)
     called = b"\x80\x02}X\x01\0\0\0acos" + odd.encode() + b"\nsystem\ns."
     (unsafe / "state_dict.pth").write_bytes(made_up_archive(called))
@@ -89,7 +86,6 @@ def test_names_in_checkpoints_are_escaped(tmp_path: Path, caplog: pytest.LogCapt
     with pytest.raises(ValueError, match="cannot be imported") as failed:
         load_trial_from_checkpoint_path(unknown)
     messages = [str(refused.value), str(failed.value), *caplog.messages]
-    assert "NaN" in caplog.text
     assert [message for message in messages if not message.isprintable()] == []
 
 
