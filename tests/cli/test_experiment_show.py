@@ -205,7 +205,7 @@ def test_experiments_and_storages_are_compared(tmp_path: Path) -> None:
     assert "best: 0.02, of storage (*)" in lines
     assert "hyperparameters of all trials: constant=5" in lines
     assert max(map(len, lines)) <= 120
-    cells = [line.split() for line in lines if line.startswith(("  a-search-1", "* storage"))]
+    cells = [line.split() for line in lines if line.strip().startswith(("a-search-1", "* storage"))]
     assert [row[-1] for row in cells[-2:]] == ["1-20", checkpoint.name]
     assert cells[0][:6] == ["a-search-1,", "trial", "1", "COMPLETED", "20", "0.05"]
     compared = json.loads(run("compare", searched.path, checkpoint.parent, "--json").stdout)

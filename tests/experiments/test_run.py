@@ -326,17 +326,18 @@ def test_missing_source_checkpoint_is_an_error(checkpoint: str, storage: str | N
     assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
 
 
-@pytest.mark.parametrize(
-    ("entrypoint", "error"),
-    [
-        ("python3 -c 'raise OSError(5)'", "OSError: 5"),
-        ("no_module:Trial", "No module named 'no_module' in the code of the experiment: `det-lightning run"),
-    ],
-)
-def test_failed_experiment_names_its_logs(entrypoint: str, error: str, tmp_path: Path) -> None:
+def test_missing_module_makes_no_experiment(tmp_path: Path) -> None:
     searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 8}}
-    config = write_project(tmp_path / "project", entrypoint=entrypoint, searcher=searcher)
+    config = write_project(tmp_path / "project", entrypoint="no_module:Trial", searcher=searcher)
+    result = run("run", config, config.parent, "--experiments", tmp_path / "experiments", ends_with=2)
+    assert "entrypoint: there is no module no_module in" in result.stderr
+    assert not (tmp_path / "experiments").exists()
+
+
+def test_failed_experiment_names_its_logs(tmp_path: Path) -> None:
+    searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 8}}
+    config = write_project(tmp_path / "project", entrypoint="python3 -c 'raise OSError(5)'", searcher=searcher)
     result = run("run", config, config.parent, "--experiments", tmp_path, ends_with=1)
     (command,) = (line.partition("det-lightning ")[2] for line in result.stderr.splitlines() if "logs" in line)
     assert command == f"experiment logs {tmp_path / 'small-1'} 1"
-    assert error in run(*command.split()).stdout
+    assert "OSError: 5" in run(*command.split()).stdout
