@@ -60,7 +60,8 @@ def shorten_traceback(error: BaseException) -> None:
     for entry in [one for index, one in enumerate(rest) if index not in left_out]:
         head.tb_next, head = entry, entry
     head.tb_next = None
-    if error.__cause__ is not None and str(error.__cause__) in str(error):
+    said = "" if error.__cause__ is None else str(error.__cause__)
+    if said and said in str(error):
         error.__cause__ = None  # which leaves the context suppressed
 
 
