@@ -98,17 +98,6 @@ def test_damaged_file_is_named_escaped(odd: Path, file: str) -> None:
     assert [problem for problem in verify_checkpoint(odd).problems if not problem.isprintable()] == []
 
 
-def test_names_in_a_damaged_index_are_escaped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_checkpoint(tmp_path)
-    index = tmp_path / ".det_lightning/index/experiment/trial.json"
-    index.parent.mkdir(parents=True)
-    index.write_text(json.dumps({"checkpoints": [{NAME * 1000: 1}]}))
-    output_of("ls", tmp_path)
-    (message,) = caplog.messages
-    assert message.isprintable()
-    assert len(message) < 1000
-
-
 def test_names_in_configurations_are_escaped() -> None:
     with pytest.raises(errors.ConfigError, match=re.escape(escape(NAME))) as raised:
         read_config({"searcher": {NAME: 1}, "hyperparameters": {NAME: {"type": "none"}}})

@@ -46,7 +46,7 @@ def test_help_has_example_and_page(command: str) -> None:
 
 
 def test_wide_help_offers_completion() -> None:
-    line = "metadata. Checkpoints without both are left alone, and so are checkpoints that"
+    line = "Checkpoints without both are left alone, and so are the trials of"
     assert line in run("checkpoint", "prune", "--help")
     assert "--install-completion" in run("--help")
 
