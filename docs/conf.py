@@ -20,7 +20,7 @@ extensions = [
     "project_pages",
     "public_names",
 ]
-exclude_patterns = ["_build", "_ext", "cluster", "examples"]
+exclude_patterns = ["_build", "_ext", "cluster", "examples", "project/map.md"]
 
 myst_heading_anchors = 4
 

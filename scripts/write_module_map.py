@@ -1,4 +1,4 @@
-"""Write the map of all modules into ARCHITECTURE.md, from their docstrings; with --check, only compare.
+"""Write the map of all modules, docs/project/map.md, from their docstrings; with --check, only compare.
 
 Each room (a directory of modules) gets a table: the file, and the first paragraph of the module's docstring. A
 paragraph of the docstring that begins with "Change here:" follows in the same row. A room of more than ten files also
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "ARCHITECTURE.md"
+PAGE = ROOT / "docs" / "project" / "map.md"
 PACKAGES = ("det_lightning", "adapters", "callbacks")
 BEGIN = "<!-- map: written by scripts/write_module_map.py -->\n"
 END = "<!-- end of map -->\n"
@@ -124,13 +124,13 @@ def write_map() -> str:
     """Return the whole map."""
     lines: list[str] = []
     for folder, room in read_rooms().items():
-        lines += ["", f"### `{folder.as_posix()}/`", ""]
+        lines += ["", f"## `{folder.as_posix()}/`", ""]
         if len(room) > FILES_WITHOUT_DRAWING:
             lines += ["```text", *draw(room), "```", ""]
         lines += ["| file | contents |", "|---|---|"]
         for module in room:
             change = f" *Change here:* {module.change}" if module.change else ""
-            lines.append(f"| [{module.file.name}]({module.file.as_posix()}) | {module.summary}{change} |")
+            lines.append(f"| [{module.file.name}](../../{module.file.as_posix()}) | {module.summary}{change} |")
     return "\n".join(lines[1:]) + "\n"
 
 
