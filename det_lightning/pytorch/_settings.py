@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import os
 from collections.abc import Collection, Mapping
 from numbers import Number
@@ -186,6 +188,9 @@ class TrialSettings:
         Values that JSON cannot hold are left out, and ``losses`` gets notes about these.
         """
         given = {"hparams": self.hparams, "experiment_config": self.exp_conf}
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            if (plain := json.loads(json.dumps(given, allow_nan=False))) == given:  # nothing is lost
+                return mask_settings(plain)
         losses = [] if losses is None else losses
         return mask_settings(
             {name: as_plain(settings, name, losses, MOST_IN_SETTINGS) for name, settings in given.items()}
