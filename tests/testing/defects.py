@@ -291,7 +291,7 @@ DEFECTS = {
         )(first="self.adam.zero_grad()"),
     ],
     "two processes train on the samples of one": [
-        case("parameter frozen late", "LINE: freezes parameters", r"requires_grad_\(False\) before context.wrap_model")(
+        case("parameter frozen late", "LINE: .*freezes parameters", r"requires_grad_\(False\) before context.wrap_model")(
             init="self.body[0].bias.requires_grad = False"
         ),
         case("global batch for each", "8 samples in batch 0, where one trains on 4", "LINE: .*get_global_batch_size")(

@@ -217,7 +217,7 @@ def after_validation(runs: TrialRuns) -> None:
 def mid_aggregation(runs: TrialRuns) -> None:
     """A run resumed between two batches of one update ends as if never interrupted."""
     runs.require(runs.straight)
-    _require_equal_resume(runs, runs.aggregation[0], runs.boundaries.mid_aggregation(runs.aggregation_frequency))
+    _require_equal_resume(runs, runs.aggregation, runs.boundaries.mid_aggregation(runs.aggregation_frequency))
 
 
 def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason: str = "") -> None:

@@ -56,9 +56,16 @@ def validates(runs: TrialRuns) -> None:
 def changes_nothing(runs: TrialRuns) -> list[str]:
     """A validation leaves weights, buffers and modes alone, with dropout and batch norms as in evaluation."""
     run = runs.straight
-    seen = run.observer.evaluation
-    changes = [f"{_find_line(runs, name)}{change}" for name, change in seen.changes.items()]
-    if findings := [*seen.findings, *changes]:
+    seen = run.observer
+    changes = {
+        name: f"{method}() changes {name}"
+        for around in seen.weights_around
+        for method in around.keys() & {"evaluate_batch", "evaluate_full_dataset"}
+        for name, weight in around[method].items()
+        if weight != around.get("evaluated", around[method])[name]
+    }
+    layers = [layer for layer, is_chosen in seen.layers.items() if not is_chosen]
+    if findings := [*layers, *(f"{_find_line(runs, n)}{change}" for n, change in (changes | seen.switched).items())]:
         raise CheckFailed(
             "A validation changes the models, or runs layers as in training:",
             "model.train(), or a layer that is told to train, in code that validates: the training loop has called "
@@ -67,9 +74,9 @@ def changes_nothing(runs: TrialRuns) -> list[str]:
             details=findings,
         )
     runs.require(run)
-    if not run.observer.validations or not seen.calls:
+    if not run.observer.validations or not seen.evaluations:
         raise NotCompared("the trial has no validation that could be observed")
-    return [f"{call}, in the mode that the trial sets and resets" for call in seen.chosen]
+    return [f"{layer}, in the mode that the trial sets and resets" for layer in seen.layers]
 
 
 def grow_not(runs: TrialRuns) -> None:
@@ -82,7 +89,7 @@ def grow_not(runs: TrialRuns) -> None:
     batches = [run.observer.validation.batches or 1 for run in (one, halved)]
     if batches[0] == batches[1]:
         raise NotCompared("the validation has a single sample, or its loader has no length")
-    draws = one.observer.evaluation.draws
+    draws = one.observer.draws
     share = _NOISY_SHARE if draws else _SHARE
     whole, half = (run.observer.validations[0][1] for run in (one, halved))
     pairs = {name: [_as_number(metrics[name]) for metrics in (whole, half)] for name in whole if name in half}

@@ -12,8 +12,8 @@ import numpy as np
 from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.source_scan import defines, makes_sum, reads_rank, scales_by_size, sizes_batch
 from det_lightning.testing.records.record import TrainingRecord, distance, read_number
-from det_lightning.testing.training.execution import compare_runs
-from det_lightning.testing.training.process_runs import SIZE, ProcessResult, ProcessRuns, train_two
+from det_lightning.testing.training.execution import Run, compare_runs
+from det_lightning.testing.training.process_runs import SIZE, ProcessRuns, train_two
 from det_lightning.testing.training.runs import TrialRuns
 
 # Another order of summation, or averaging the means of uneven parts, stays far below this; a sum for a mean does not.
@@ -29,17 +29,17 @@ _CAUSES = [
 def share_samples(runs: TrialRuns) -> list[str]:
     """The batches of two processes have the same samples together as the batches of one process."""
     results = _require_batches(runs)
-    loader = results.one.training
+    loader = results.one.observer.training
     _require_same_lengths(runs, results)
-    first, second = (rank.samples[0] for rank in results.ranks)
-    if first is not None and first == second and first + first != results.one.samples[0]:
+    first, second = (rank.observer.samples[0] for rank in results.ranks)
+    if first is not None and first == second and first + first != results.one.observer.samples[0]:
         raise CheckFailed(
-            f"Both processes train on the same samples in batch 0, {results.ranks[0].lengths[0]} each.",
+            f"Both processes train on the same samples in batch 0, {results.ranks[0].observer.lengths[0]} each.",
             "a loader that is not a det_lightning.pytorch.DataLoader, whose data the trial does not shard: take each "
             "context.distributed.size-th sample, beginning at context.distributed.rank",
             details=runs.code.find(sizes_batch),
         )
-    lengths = [result.training.samples for result in (results.one, results.ranks[0])]
+    lengths = [result.observer.training.samples for result in (results.one, results.ranks[0])]
     if loader.is_sharded and None not in lengths and lengths[0] != lengths[1]:
         if (lengths[1] or 0) > (lengths[0] or 0):
             raise NotCompared(f"the dataset has {lengths[1]} items in each of two processes, and {lengths[0]} in one")
@@ -50,13 +50,13 @@ def share_samples(runs: TrialRuns) -> list[str]:
             details=runs.code.find(reads_rank),
         )
     draws = draws_while_training(results.one.record)
-    if draws or None in results.one.samples:
+    if draws or None in results.one.observer.samples:
         reason = (
             "random numbers are drawn for each batch"
             if draws
             else "arrays of a batch have other lengths than the batch"
         )
-        same = f"two processes train on as many samples as one, {results.one.lengths[0]} in batch 0"
+        same = f"two processes train on as many samples as one, {results.one.observer.lengths[0]} in batch 0"
         raise NotCompared(f"{same}; as {reason}, the samples cannot be told apart")
     if (batch := _find_other_samples(results)) is None:
         return results.remarks
@@ -73,20 +73,20 @@ def share_samples(runs: TrialRuns) -> list[str]:
 
 def _require_batches(runs: TrialRuns) -> ProcessRuns:
     results = runs.processes
-    if not any(results.one.lengths):
+    if not any(results.one.observer.lengths):
         raise NotCompared("the batches of this trial hold no tensors or arrays")
     return results
 
 
 def _require_same_lengths(runs: TrialRuns, results: ProcessRuns) -> None:
-    lengths = zip(results.one.lengths, *(rank.lengths for rank in results.ranks), strict=False)
+    lengths = zip(results.one.observer.lengths, *(rank.observer.lengths for rank in results.ranks), strict=False)
     for batch, (one, *both) in enumerate(lengths):
         if sum(both) == one:
             continue
         message = f"wo processes train on {sum(both)} samples in batch {batch}, where one trains on {one}"
         if not results.sets_batch_size:
             raise NotCompared(f"there is no hyperparameter global_batch_size to share: t{message}")
-        if results.one.training.has_own_batches:
+        if results.one.observer.training.has_own_batches:
             raise NotCompared(f"a batch_sampler of the trial makes the batches: t{message}")
         raise CheckFailed(
             f"T{message}.",
@@ -98,7 +98,8 @@ def _require_same_lengths(runs: TrialRuns, results: ProcessRuns) -> None:
 
 def _find_other_samples(results: ProcessRuns) -> int | None:
     """Return the first batch with other known samples in two processes than in one."""
-    batches = enumerate(zip(results.one.samples, *(rank.samples for rank in results.ranks), strict=False))
+    samples = [run.observer.samples for run in (results.one, *results.ranks)]
+    batches = enumerate(zip(*samples, strict=False))
     others = (batch for batch, (one, *both) in batches if one is not None and sum(filter(None, both), Counter()) != one)
     return next(others, None)
 
@@ -109,7 +110,8 @@ def keep_equal_weights(runs: TrialRuns) -> None:
     first, second = results.ranks
     lines = runs.code.find(reads_rank)
     for event, other in zip(first.record.select("batch_end"), second.record.select("batch_end"), strict=False):
-        if names := [name for name in first.initial if event["weights"].get(name) != other["weights"].get(name)]:
+        weights = (event["weights"], other["weights"])
+        if names := [name for name in first.observer.trainable if weights[0].get(name) != weights[1].get(name)]:
             raise CheckFailed(
                 f"Two processes have different weights after batch {event['batch']}: {list_names(names)}.",
                 "gradients that are not exchanged: loss.backward() instead of context.backward(loss)",
@@ -166,7 +168,7 @@ def agree_with_one(runs: TrialRuns) -> None:
     raise CheckFailed(f"Two processes do not train like one: {found}", *causes, details=details)
 
 
-def _pair_losses(one: ProcessResult, *ranks: ProcessResult) -> Iterator[tuple[str, int, float, float]]:
+def _pair_losses(one: Run, *ranks: Run) -> Iterator[tuple[str, int, float, float]]:
     """Yield each loss with the batch, the value in one process, and the mean over the ranks."""
     first, *others = (result.record.curves("batch_end") for result in (one, *ranks))
     for name in (name for name in first if "loss" in name.lower() and all(name in curves for curves in others)):
@@ -190,14 +192,16 @@ def _find_differences(results: ProcessRuns) -> Iterator[str]:
         if not abs(mean - single) <= _SHARE * max(abs(mean), abs(single)) + 1e-4:
             both = f"{mean:.6g} on average in two, and {single:.6g} in one, {abs(mean - single):.3g} apart"
             yield f"metric {name!r} of batch {batch} is {both}."
-    norms = {name: _norm(gradient) for name, gradient in one.gradients.items()}
+    norms = {name: _norm(gradient) for name, gradient in one.observer.gradients.items()}
     least = _SHARE * _norm([*norms.values()]) / 10
-    for name in norms.keys() & two.gradients.keys():
-        if _norm(two.gradients[name] - one.gradients[name]) > max(_SHARE * norms[name], least):
-            times = _norm(two.gradients[name]) / max(norms[name], 1e-12)
+    for name, gradient in two.observer.gradients.items():
+        if name in norms and _norm(gradient - one.observer.gradients[name]) > max(_SHARE * norms[name], least):
+            times = _norm(gradient) / max(norms[name], 1e-12)
             yield f"in batch 0 the gradient of parameter {name!r} is {times:.3g} times that of one process."
-    apart = {name: _norm(two.final[name].double() - one.final[name].double()) for name in one.initial}
-    moved = {name: _norm(one.final[name].double() - initial.double()) for name, initial in one.initial.items()}
+    initial = one.observer.initial_parameters
+    ends = [{name: run.observer.final["weights"][name].double() for name in initial} for run in (one, two)]
+    apart = {name: _norm(ends[1][name] - ends[0][name]) for name in initial}
+    moved = {name: _norm(ends[0][name] - before.double()) for name, before in initial.items()}
     if _norm([*apart.values()]) > _SHARE * max(_norm([*moved.values()]), 1e-12):
         name = max(apart, key=apart.__getitem__)
         yield (
@@ -227,12 +231,12 @@ def validate_like_one(runs: TrialRuns) -> None:
     """A validation of two processes gives the metrics of a single process with batches of the same size."""
     results = runs.processes
     ranks = results.ranks
-    batch_size = ranks[0].validation.batch_size
+    batch_size = ranks[0].observer.validation.batch_size
     if batch_size is None:
         raise NotCompared("the validation loader is not a det_lightning.pytorch.DataLoader with a batch_size")
-    if any(result.validation_draws for result in (*ranks, results.one)):
+    if any(result.observer.draws for result in (*ranks, results.one)):
         raise NotCompared("the validation draws random numbers, and two processes draw others than one")
-    one = {result.validation.batch_size: result for result in (results.halved, results.one)}.get(batch_size)
+    one = {result.observer.validation.batch_size: result for result in (results.halved, results.one)}.get(batch_size)
     if one is None:
         raise NotCompared(f"batches of {batch_size} validation samples were not tried in one")
     two_metrics, one_metrics = (result.record.select("validation")[0]["reported"] for result in (ranks[0], one))
@@ -262,9 +266,9 @@ def two_train(runs: TrialRuns) -> None:
         raise CheckFailed(f"Two processes must train {batches} batches; they trained {trained}.")
 
 
-def _find_different(ranks: list[ProcessResult], when: str, trained: bool) -> Iterator[tuple[str, str, str]]:
+def _find_different(ranks: list[Run], when: str, trained: bool) -> Iterator[tuple[str, str, str]]:
     """Yield name and values of differences between two processes: in parameters, or else in other state."""
-    mine, theirs = (rank.states.get(when, {}) for rank in ranks)
+    mine, theirs = (rank.observer.states.get(when, {}) for rank in ranks)
     for path in mine.keys() & theirs.keys():
         one = mine[path]
         other = theirs[path]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from det_lightning.porting.bypass_rules import DEVICE, PROCESSES
 from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
-from det_lightning.testing.observation.observer import Observer
+from det_lightning.testing.observation.observer import BatchModes, Observer, shorten_names
 from det_lightning.testing.observation.source_scan import (
     assigns,
     calls,
@@ -151,17 +152,18 @@ def trains_under_aggregation(runs: TrialRuns) -> list[str]:
     """Weights move only on batches that complete an update, by the gradients of all batches of the update."""
     frequency = runs.aggregation_frequency
     runs.require(runs.straight)
-    run, watch = runs.aggregation
+    run = runs.aggregation
     is_refused = run.failure is not None and "auto_zero_grads=False" in run.failure.reason
     if is_refused and runs.settings.aggregation_frequency == 1:
         raise NotCompared("the trial clears gradients itself, with auto_zero_grads=False, which excludes aggregation")
     runs.require_success(run)
     under = f"With aggregation_frequency={frequency}"
-    if watch.cleared:
+    clears = run.observer.calls["clear"].items()
+    if cleared := [call for call, batches in clears if any(batch % frequency for batch in batches)]:
         raise CheckFailed(
             f"{under} the trial clears gradients that an update still needs:",
             "zero_grad() left over from a plain PyTorch loop: context.step_optimizer() clears the gradients itself",
-            details=watch.cleared,
+            details=cleared,
         )
     if run.record.batches < frequency:
         raise NotCompared(f"{run.record.batches} batches do not complete an update of {frequency}; see --trial-batches")
@@ -170,8 +172,8 @@ def trains_under_aggregation(runs: TrialRuns) -> list[str]:
     moved = {event["batch"]: _find_moved(trainable, before, event["weights"]) for before, event in changes}
     for batch, names in moved.items():
         # The trial may also change weights itself, such as to clamp them or to average them.
-        if names and batch in watch.steps and (batch + 1) % frequency:
-            line = watch.steps[batch]
+        if names and batch in run.observer.steps and (batch + 1) % frequency:
+            line = run.observer.steps[batch]
             raise CheckFailed(
                 f"{under} batch {batch} completes no update, but moves {list_names(names)}.",
                 "optimizer.step() in place of context.step_optimizer(optimizer)",
@@ -183,7 +185,7 @@ def trains_under_aggregation(runs: TrialRuns) -> list[str]:
             "context.step_optimizer() that is called only on some batches, by their index",
             details=runs.code.find(calls("step_optimizer")),
         )
-    clips = [*runs.probe[1].clips]
+    clips = [*runs.straight.observer.calls["clip"]]
     if clips and runs.settings.aggregation_frequency > 1:
         raise CheckFailed(f"{under} the trial clips gradients before they are averaged:", details=clips)
     return clips
@@ -192,7 +194,9 @@ def trains_under_aggregation(runs: TrialRuns) -> list[str]:
 def trains_equally(runs: TrialRuns) -> None:
     """``Trainer(trial, context).fit()`` and ``pl.Trainer().fit(TrialModule(...))`` give the same numbers."""
     straight = runs.require(runs.straight)
-    lightning = train_under_lightning(runs.source, runs.boundaries.apply(runs.plan("pl.Trainer")), Observer())
+    lightning = train_under_lightning(
+        runs.source, runs.boundaries.apply(runs.plan("pl.Trainer")), Observer(runs.source)
+    )
     if lightning.failure is not None:
         raise CheckFailed(
             f"Under pl.Trainer the trial fails {lightning.failure.description}",
@@ -233,27 +237,47 @@ def matches_reference(runs: TrialRuns) -> None:
 
 def trains_through_its_context(runs: TrialRuns) -> None:
     """Backward passes and steps go through the context, each scheduler is stepped once, and models train."""
-    run, bypass = runs.probe
+    run = runs.straight
+    seen = run.observer
     twice = [
-        f"{line}: context.{wrap}() is called twice with the same {kind}"
-        for wrap, kind in bypass.twice.items()
-        for line in [line.partition(": ")[0] for line in runs.code.find(calls(wrap))[-1:]] or ["the trial"]
+        f"{line}: context.wrap_{kind}() is called twice with the same {of}"
+        for kind, of in seen.twice.items()
+        for line in [line.partition(": ")[0] for line in runs.code.find(calls(f"wrap_{kind}"))[-1:]] or ["the trial"]
     ]
     cause = "lines left over from a plain PyTorch loop: they break aggregation, precision and several processes"
-    _reject("The trial bypasses its context:", [*bypass.actions, *twice], cause)
-    _reject("The trial steps with other gradients than those of its batch:", bypass.gradients)
+    _reject("The trial bypasses its context:", [*seen.calls["action"], *twice], cause)
+    _reject("The trial steps with other gradients than those of its batch:", seen.calls["gradient"])
     _reject(
         "The trial sets the same seed in several batches, so these batches and all later code draw the same numbers:",
-        bypass.seeds,
+        seen.calls["seed"],
         "a seed that is set in a batch: leave it to the experiment, or set it within torch.random.fork_rng()",
     )
     _reject(
         "The trial trains in evaluation mode, without dropout and with the running statistics of batch norms:",
-        runs.straight.observer.evaluation.modes.findings,
+        list(_find_left_on(seen.modes)),
         "eval() without train() afterwards: the training loop switches models to training mode only after reports and "
         "validations",
     )
     runs.require(run)
+
+
+def _find_left_on(batches: list[BatchModes]) -> Iterator[str]:
+    """Yield a finding for each line that leaves evaluation mode on, with modules that trained before."""
+    found: dict[str, tuple[int, list[str]]] = {}
+    trained: set[str] = set()
+    left_on = [(modes, name) for modes in batches for name in modes.entered if modes.start.get(name) is not None]
+    # Others switch to training mode again themselves, at the start of a batch.
+    recovers = {name for modes, name in left_on if modes.entered[name] or name in modes.chosen}
+    for batch, (before, modes) in enumerate(itertools.pairwise(batches), start=1):
+        trained |= {name for name, is_training in before.entered.items() if is_training}
+        for name in (name for name in modes.entered if name in trained and name not in recovers):
+            # Only by chance does the training loop reset a mode right after the batch that left the mode on.
+            is_reset = before.entered.get(name) and modes.start[name] is None
+            if (line := before.end.get(name) if is_reset else modes.start[name]) is not None:
+                _, names = found.setdefault(line or "the trial", (batch, []))
+                names.extend({name} - {*names})
+    for line, (batch, names) in found.items():
+        yield f"{line}: evaluation mode is left on, in which {shorten_names(names)} trains from batch {batch} on"
 
 
 def _reject(message: str, details: Collection[str], *causes: str) -> None:
@@ -267,7 +291,7 @@ def uses_no_hard_coded_device(runs: TrialRuns) -> None:
         "a line left over from a script for one GPU: context.wrap_model() moves models to the device, batches are "
         "there already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
     )
-    _reject_bypasses(runs, DEVICE, runs.probe[1].devices, "The trial chooses devices itself:", cause)
+    _reject_bypasses(runs, DEVICE, runs.straight.observer.calls["device"], "The trial chooses devices itself:", cause)
 
 
 def has_no_process_groups(runs: TrialRuns) -> None:
@@ -276,7 +300,9 @@ def has_no_process_groups(runs: TrialRuns) -> None:
         "code left over from plain DistributedDataParallel: context.wrap_model() wraps models, pytorch.DataLoader "
         "gives each process its part, and context.distributed has rank, size, allgather and broadcast"
     )
-    _reject_bypasses(runs, PROCESSES, runs.probe[1].process_groups, "The trial handles processes itself:", cause)
+    _reject_bypasses(
+        runs, PROCESSES, runs.straight.observer.calls["process group"], "The trial handles processes itself:", cause
+    )
 
 
 def _reject_bypasses(runs: TrialRuns, kind: str, seen: Iterable[str], message: str, cause: str) -> None:
@@ -285,6 +311,5 @@ def _reject_bypasses(runs: TrialRuns, kind: str, seen: Iterable[str], message: s
     lines = {finding.partition(": ")[0] for finding in found}
     elsewhere = [call for call in seen if call.partition(": ")[0] not in lines]
     _reject(message, dict.fromkeys([*found, *elsewhere]), cause)
-    run, _ = runs.probe
-    if not run.training_began:
-        runs.require(run)
+    if not runs.straight.training_began:
+        runs.require(runs.straight)

@@ -1,29 +1,35 @@
-"""The observer of a training in this process: weights, gradients, samples, states of objects, loaders."""
+"""The record of a run: calls, weights, gradients, modes, samples, states of objects and loaders, in plain values."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType, SimpleNamespace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
+from torch import nn
 
 from det_lightning import pytorch
-from det_lightning.pytorch._random_state import capture_rng, restore_rng
+from det_lightning.pytorch._random_state import capture_rng, isolated_rng, restore_rng
 from det_lightning.pytorch._weights import collect_rest, collect_weights
 from det_lightning.testing import recorder
-from det_lightning.testing.observation.model_watch import EvaluationWatch
 from det_lightning.testing.observation.object_state import ObjectState, read_state
 from det_lightning.testing.observation.shortened_data import LoaderFacts, ShortenedData
+from det_lightning.testing.training.trial_source import TrialSource
 
 _KEPT_ELEMENTS = 1000
+# The number of evaluations in which to look at layers and modes.
+_WATCHED_EVALUATIONS = 3
+# Before which hooks to keep the weights.
+_MOMENTS = {"on_validation_start": "start", **dict.fromkeys(("on_validation_epoch_end", "on_validation_end"), "evaluated")}
 _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng_state": "Python"}
 
 
@@ -62,20 +68,30 @@ class AttributeAccess:
         return label not in self._watched or self._first.get((label, attribute)) == "read"
 
 
+@dataclasses.dataclass
+class BatchModes:
+    """The modes of dropouts and the like around a batch, by module."""
+
+    start: dict[str, str | None]  # None for training mode, else the user's line that left evaluation mode on, if known
+    end: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    chosen: set[str] = dataclasses.field(default_factory=set)  # modules that the trial switches before their first call
+    entered: dict[str, bool] = dataclasses.field(default_factory=dict)  # whether the first call is in training mode
+
+
 class Observer(recorder.TrainingLog):
-    """Observes a training; with ``modules``, a function for the trial's modules, also the state of objects."""
+    """The record of one run; with a ``source``, of the trial's calls too, and if wanted of the state of its objects."""
 
     def __init__(
         self,
-        modules: Callable[[], list[ModuleType]] | None = None,
+        source: TrialSource | None = None,
+        reads_state: bool = False,
         watches: bool = False,
         keeps_weights: bool = False,
-        evaluation: EvaluationWatch | None = None,
         indices: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__()
+        self.source = source
         self.access = AttributeAccess()  # to the trial and its callbacks, if it is watched
-        self.evaluation = evaluation or EvaluationWatch()
         self.indices = indices  # what train_batch() is told in place of the indices of epoch and batch
         self.data: dict[str, Any] = {}  # the datasets and samplers of the loaders
         self.training = LoaderFacts()  # before the loader is shortened
@@ -92,10 +108,32 @@ class Observer(recorder.TrainingLog):
         self.samples: list[collections.Counter[bytes] | None] = []  # of each batch, if kept: checksums of its rows
         self.lengths: list[int] = []  # of each batch, if kept
         self.gradients: dict[str, np.ndarray[Any, Any]] = {}  # elements of those of the first update, if kept
+        # The trial's calls, each with its line, and the batches of the calls, by kind.
+        self.calls: dict[str, dict[str, list[int]]] = collections.defaultdict(dict)
+        self.steps: dict[int, str | None] = {}  # the batches with a step, and the user's line of a step by hand
+        self.twice: dict[str, str] = {}  # classes of objects that the trial wraps twice, by what they are
+        self.frozen: dict[str, bool] = {}  # parameters frozen after wrap_model(), and whether training had begun
+        self.modes: list[BatchModes] = []  # of each batch
+        self.layers: dict[str, bool] = {}  # that train in an evaluation, and whether the evaluation itself sets that
+        self.switched: dict[str, str] = {}  # modules whose mode an evaluation changes, with what it does
+        self.weights_around: list[dict[str, dict[str, Any]]] = []  # of each validation, by moment
+        self.evaluating: str | None = None  # the method that is evaluating, while its layers are looked at
+        self.evaluations = 0
+        self.draws = False  # whether an evaluation draws random numbers
+        self._evaluation_modes: dict[str, bool] = {}
         self._before_validation: dict[str, Any] | None = None  # random states, if it is before the first batch
-        self._modules = modules
+        self._reads_state = reads_state
         self.watches = watches  # whether to note accesses to attributes
         self._keeps_weights = keeps_weights
+        self._free: set[torch.Tensor] = set()  # parameters without requires_grad=False when their model was wrapped
+        self._modules: dict[int, tuple[str, nn.Module]] = {}  # modules that depend on their mode, by id
+        self._mode_lines: dict[str, str] = {}  # the user's line that switched a module to evaluation mode
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process can read: no objects of the trial's classes."""
+        self.release()
+        emptied: dict[str, Any] = {"metrics": [], "validations": [], "data": {}, "_before_validation": None}
+        return {**vars(self), **emptied, "final": {"weights": self.final.get("weights", {})}}
 
     def begin(self, trial: Any, context: Any) -> None:
         super().begin(trial, context)
@@ -103,6 +141,8 @@ class Observer(recorder.TrainingLog):
 
     def hook(self, name: str, arguments: dict[str, Any], given: Any) -> None:
         super().hook(name, arguments, given)
+        if name in _MOMENTS:
+            self._weigh(_MOMENTS[name])
         if name == "on_training_start":
             self._start_training()
         elif name == "on_validation_start" and self.context.position.batch_idx is None:
@@ -127,17 +167,18 @@ class Observer(recorder.TrainingLog):
                 if self._keeps_weights:
                     self.initial_parameters[name] = parameter.detach().cpu().clone()
                 parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.with_gradient.add(name))
-        if self._modules is not None:
+        self._find_wrapped_twice()
+        if self._reads_state:
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}
             self.loaded = recorder.describe(content)
         self._read_state("start")
         self.access.active = True
 
     def _read_state(self, key: str | int) -> None:
-        if self._modules is not None:
+        if self._reads_state and self.source is not None:
             added = {name: value for name, value in vars(self.context).items() if name not in self._of_context}
             parts = {**self.data, "the context": SimpleNamespace(**added)}
-            self.states[key] = read_state(self._modules(), self.trial, self.context, self.callbacks, parts)
+            self.states[key] = read_state(self.source.modules(), self.trial, self.context, self.callbacks, parts)
 
     def batch_start(self, trial: Any, batch: Any, epoch: Any) -> None:
         last = self.events[-1]
@@ -145,6 +186,8 @@ class Observer(recorder.TrainingLog):
         self.weights_before.append(last["weights"] if last["event"] == "batch_end" else self.weights(trial))
         if self._keeps_weights:
             self._count_samples(trial, batch)
+        self._modules = {id(part): (name, part) for name, part in self._collect_modules() if _depends_on_mode(part)}
+        self.modes.append(BatchModes(self._read_lines()))
         super().batch_start(trial, batch, epoch)
 
     def _count_samples(self, trial: Any, batch: Any) -> None:
@@ -170,19 +213,17 @@ class Observer(recorder.TrainingLog):
         for prefix, model in recorder.find_models(self.trial).items():
             yield from model.named_parameters(prefix)
 
-    def keep_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Keep elements of the gradients of the first batch, just before their optimizer steps."""
-        if self.batches or self.context is None:
-            return
-        parameters = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-        for name, parameter in self._parameters():
-            if id(parameter) in parameters and not parameter.grad.is_sparse:
+    def keep_gradients(self, parameters: Set[torch.Tensor]) -> None:
+        """Keep elements of the gradients of the first batch, just before an optimizer of ``parameters`` steps."""
+        for name, parameter in self._parameters() if self._keeps_weights and self.batches == 0 else ():
+            if parameter in parameters and parameter.grad is not None and not parameter.grad.is_sparse:
                 elements = parameter.grad.detach().double().cpu().flatten()
                 self.gradients[name] = elements[:: max(1, len(elements) // _KEPT_ELEMENTS)].numpy().copy()
 
     def batch_end(self, trial: Any, metrics: Any) -> None:
         named = metrics if isinstance(metrics, dict) else {"loss": metrics}
         self.metrics.append({str(name): _copy(value) for name, value in named.items()})
+        self.modes[-1].end = self._read_lines()
         super().batch_end(trial, metrics)
 
     def end(self, trial: Any) -> None:
@@ -206,9 +247,129 @@ class Observer(recorder.TrainingLog):
 
     def release(self) -> None:
         """Drop the references to the trial, which may be large."""
-        self.trial = None
-        self.context = None
+        self.trial = self.context = self.source = None
         self.callbacks = {}
+        self._free = set()
+        self._modules = {}
+
+    # What the watch of calls notes
+
+    def note_call(self, kind: str, call: str) -> None:
+        self.calls[kind].setdefault(call, []).append(self.batches)
+
+    def note_step(self, line: str | None) -> None:
+        self.steps[self.batches] = self.steps.get(self.batches) or line
+
+    def note_wrapped(self, _: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        self._free |= {parameter for parameter in model.parameters() if parameter.requires_grad}
+
+    def note_frozen(self) -> None:
+        """Note the parameters that are frozen at a backward pass and were not when ``wrap_model()`` got their model.
+
+        A model without any gradient waits for no other process.
+        """
+        for prefix, model in {} if self.trial is None else recorder.find_models(self.trial).items():
+            parameters = dict(model.named_parameters(prefix))
+            if any(parameter.requires_grad for parameter in parameters.values()):
+                frozen = {n for n, parameter in parameters.items() if not parameter.requires_grad}
+                self.frozen |= {n: n in self.trainable for n in frozen if parameters[n] in self._free}
+
+    def _find_wrapped_twice(self) -> None:
+        schedulers = [scheduler.scheduler for scheduler in self.context.lr_schedulers]
+        wrapped = {"model": self.context.models, "optimizer": self.context.optimizers, "lr_scheduler": schedulers}
+        for kind, objects in wrapped.items():
+            if again := [one for number, one in enumerate(objects) if any(one is other for other in objects[:number])]:
+                self.twice[kind] = type(again[0]).__name__
+
+    def collect_trained(self) -> set[torch.Tensor]:
+        """Return the parameters of wrapped models, and of modules and parameters in attributes of the trial."""
+        own = vars(self.trial).values()
+        modules = [*self.context.models, *(value for value in own if isinstance(value, nn.Module))]
+        return {value for value in own if isinstance(value, nn.Parameter)}.union(*(m.parameters() for m in modules))
+
+    # Modes, and evaluations
+
+    def _collect_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for prefix, model in recorder.find_models(self.trial).items():
+            yield from model.named_modules(prefix=prefix)
+
+    def _read_lines(self) -> dict[str, str | None]:
+        """Return the modes that modules are in; see :class:`BatchModes`."""
+        known = self._modules.values()
+        return {name: None if module.training else self._mode_lines.get(name, "") for name, module in known}
+
+    def _is_in_batch(self) -> bool:
+        return bool(self.events) and self.events[-1]["event"] == "batch_start"
+
+    def switch(self, module: nn.Module, mode: bool, line: str) -> None:
+        """Note that the user's ``line`` switches the mode of a module."""
+        name, _ = self._modules.get(id(module), (None, None))
+        if name is not None and self._is_in_batch() and name not in self.modes[-1].entered:
+            self.modes[-1].chosen.add(name)
+        if name is not None and not mode:
+            self._mode_lines[name] = line
+
+    def enter(self, module: nn.Module) -> None:
+        """Note the mode of the first call of a module in a batch."""
+        if id(module) in self._modules and self._is_in_batch():
+            self.modes[-1].entered.setdefault(self._modules[id(module)][0], module.training)
+
+    def note_layer(self, layer: str, is_of_training_module: bool) -> None:
+        """Note a layer that works as in training in an evaluation."""
+        is_chosen = is_of_training_module and not any(self._evaluation_modes.values())
+        self.layers[f"{layer} works as in training in {self.evaluating}()"] = is_chosen
+
+    @contextlib.contextmanager
+    def around_evaluation(self, method: str) -> Iterator[None]:
+        """Observe a call of the ``method`` of the trial, unless it is part of a batch of training."""
+        if self._is_in_batch():
+            yield
+            return
+        self.evaluations += 1
+        self._weigh(method)
+        undrawn = [recorder.random_states(), _states_after_iteration()]
+        if self.evaluations <= _WATCHED_EVALUATIONS:
+            self._evaluation_modes = {name: module.training for name, module in self._collect_modules()}
+            self.evaluating = method
+        try:
+            yield
+        finally:
+            self.evaluating = None
+        if self.evaluations <= _WATCHED_EVALUATIONS:
+            before = self._evaluation_modes
+            modes = {name: module.training for name, module in self._collect_modules()}
+            if switched := [name for name, mode in modes.items() if mode != before.get(name, mode)]:
+                mode = "training" if modes[switched[0]] else "evaluation"
+                self.switched[switched[0]] = f"{method}() leaves {shorten_names(switched)} in {mode} mode"
+        self.draws = self.draws or recorder.random_states() not in undrawn
+
+    def _weigh(self, moment: str) -> None:
+        """Keep the weights at the first of such moments of a validation."""
+        if moment == "start":
+            self.weights_around.append({})
+        if self.weights_around:
+            self.weights_around[-1].setdefault(moment, self.weights(self.trial))
+
+
+def shorten_names(names: Sequence[str]) -> str:
+    """Return the first name, with the number of further names."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    """Return whether the forward pass of a module, for example a dropout, reads the mode."""
+    # A scripted module has no forward of Python.
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
+    probability = getattr(module, "p", getattr(module, "dropout", None))
+    is_off = isinstance(probability, int | float) and probability == 0
+    return code is not None and "training" in code.co_names and not is_off
+
+
+def _states_after_iteration() -> dict[str, str]:
+    """Return the random states after the draw of a seed for workers at the start of a loader's iteration."""
+    with isolated_rng():
+        torch.empty((), dtype=torch.int64).random_()
+        return recorder.random_states()
 
 
 def _copy(value: Any) -> Any:
@@ -275,7 +436,7 @@ def observe_trial(trial_class: type, observer: Observer, data: ShortenedData) ->
 def _watch_evaluation(method: Any, observer: Observer) -> Any:
     @functools.wraps(method)
     def evaluate(*args: Any, **kwargs: Any) -> Any:
-        with observer.evaluation.around(observer, method.__name__):
+        with observer.around_evaluation(method.__name__):
             return method(*args, **kwargs)
 
     # The training loop passes the arguments that the method has.

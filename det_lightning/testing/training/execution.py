@@ -25,6 +25,7 @@ from det_lightning.distributed.backend import choose_device
 from det_lightning.pytorch import Batch
 from det_lightning.pytorch._random_state import isolated_rng
 from det_lightning.testing import recorder
+from det_lightning.testing.observation.call_watch import CallWatch
 from det_lightning.testing.observation.observer import Observer, observe_trial
 from det_lightning.testing.observation.shortened_data import ALL_DATA, ShortenedData
 from det_lightning.testing.records.comparison import first_difference
@@ -77,6 +78,9 @@ class Failure:
     error: BaseException
     stage: str  # what the run was doing
     text: str  # traceback in the user's files, and the error
+
+    def __reduce__(self) -> Any:  # the error may be of a class of the trial
+        return Failure, (RuntimeError(self.reason), self.stage, self.text)
 
     @property
     def reason(self) -> str:
@@ -200,8 +204,16 @@ def _observe_run(source: TrialSource, plan: RunPlan, observer: Observer, fit: Ca
     plan.storage.mkdir(parents=True, exist_ok=True)
     failure = None
     settings = _process_settings(plan.threads)
+    watch = contextlib.nullcontext() if observer.source is None else CallWatch(observer, source.directory).around()
     # Names that the trial imports are observed, too.
-    with settings, plan.around(), source.import_class() as trial_class, isolated_rng(), warnings.catch_warnings():
+    with (
+        settings,
+        plan.around(),
+        watch,
+        source.import_class() as trial_class,
+        isolated_rng(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         try:
             fit(observe_trial(trial_class, observer, plan.data))

@@ -8,30 +8,26 @@ import os
 import pickle
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from det_lightning.adapters.strategies.per_model import FIND_UNUSED
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import free_port
-from det_lightning.testing.checks import CheckFailed, NotCompared
-from det_lightning.testing.observation.context_bypass import ContextBypass
-from det_lightning.testing.observation.model_watch import DROPOUTS
-from det_lightning.testing.observation.object_state import ObjectState
+from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
+from det_lightning.testing.observation.call_watch import DROPOUTS
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.observation.shortened_data import LoaderFacts, ShortenedData
+from det_lightning.testing.observation.shortened_data import ShortenedData
+from det_lightning.testing.observation.source_scan import TrialCode, assigns, calls
 from det_lightning.testing.processor_time import POLL_S, ProcessorMeter, Stuck
-from det_lightning.testing.records.record import RunSettings, TrainingRecord
+from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import Run, RunPlan, train
 from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource
 
@@ -49,45 +45,18 @@ Role = tuple[Sequence[RunPlan], int | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class ProcessResult:
-    """The result of one process, in plain values: objects of the trial's classes could not be unpickled."""
-
-    record: TrainingRecord
-    samples: list[Counter[bytes] | None]  # for each batch, the checksums of its arrays' rows, if these are samples
-    lengths: list[int]  # of each batch
-    training: LoaderFacts
-    validation: LoaderFacts
-    gradients: dict[str, np.ndarray[Any, Any]]  # some elements of the gradients of the first update
-    validation_draws: bool  # whether a validation draws random numbers
-    initial: dict[str, torch.Tensor]  # the parameters before training
-    final: dict[str, torch.Tensor]  # all weights after training
-    states: dict[str | int, ObjectState]  # of the trial's objects, at the "start" and the "end"
-    failure: tuple[str, str] | None  # its stage and text
-
-    @classmethod
-    def summarize(cls, run: Run) -> ProcessResult:
-        """Return the result of a run whose observer keeps weights."""
-        seen = run.observer
-        failure = None if run.failure is None else (run.failure.stage, run.failure.text)
-        facts = (seen.training, seen.validation, seen.gradients, seen.evaluation.draws, seen.initial_parameters)
-        return cls(run.record, seen.samples, seen.lengths, *facts, seen.final.get("weights", {}), seen.states, failure)
-
-
-@dataclasses.dataclass(frozen=True)
 class ProcessRuns:
-    """The results of two processes together, and of a process alone, of equal length and under equal hash seeds."""
+    """The runs of two processes together, and of a process alone, of equal length and under equal hash seeds."""
 
-    ranks: list[ProcessResult]
-    one: ProcessResult
-    halved: ProcessResult  # one process that validates with half as many samples in a batch
+    ranks: list[Run]
+    one: Run
+    halved: Run  # one process that validates with half as many samples in a batch
     sets_batch_size: bool  # whether there is a global batch size to share
     remarks: list[str]
 
 
-def train_in_processes(
-    source: TrialSource, roles: Sequence[Role], hash_seed: str = HASH_SEED
-) -> list[list[ProcessResult]]:
-    """Return the results of each process, or of the failed process alone.
+def train_in_processes(source: TrialSource, roles: Sequence[Role], hash_seed: str = HASH_SEED) -> list[list[Run]]:
+    """Return the runs of each process, or of the failed process alone.
 
     Raises NotCompared if the trial cannot be imported by name, or the processes exceed their budget, and Stuck if they
     crash, or wait for each other forever.
@@ -138,10 +107,9 @@ def _train_role(
     source = ImportedTrial(spec, directory)
     results = []
     for plan in plans:
-        plan = dataclasses.replace(plan, distributed=distributed, threads=plan.threads or threads)
-        observer = Observer(source.modules, keeps_weights=True)
-        with register_optimizer_step_pre_hook(observer.keep_gradients):
-            results.append(ProcessResult.summarize(train(source, plan, observer)))
+        observer = Observer(source, reads_state=True, keeps_weights=True)
+        here = dataclasses.replace(plan, distributed=distributed, threads=plan.threads or threads)
+        results.append(dataclasses.replace(train(source, here, observer), plan=plan))
     (folder / f"role-{index}.pkl").write_bytes(pickle.dumps(results))
     if results[-1].failure is not None:
         sys.exit(1)
@@ -149,8 +117,8 @@ def _train_role(
         dist.destroy_process_group()
 
 
-def train_two_and_one(source: TrialSource, straight: Run, make_plan: PlanMaker, bypass: ContextBypass) -> ProcessRuns:
-    """Train in two processes and in one; ``straight`` and ``bypass`` are observations of this process.
+def train_two_and_one(source: TrialSource, straight: Run, make_plan: PlanMaker, code: TrialCode) -> ProcessRuns:
+    """Train in two processes and in one; ``straight`` is a run in this process.
 
     Raises CheckFailed if the two processes fail, and NotCompared if there is nothing to compare.
     """
@@ -162,26 +130,27 @@ def train_two_and_one(source: TrialSource, straight: Run, make_plan: PlanMaker, 
     batch_size = seen.validation.batch_size
     remarks: list[str] = []
     results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size))
-    if (failure := results[0][-1].failure) is not None and "got no gradient in a batch" in failure[1]:
-        reason = failure[1].splitlines()[-1].partition(": ")[2].partition(". ")[0]
-        if frozen := [line for line, began in bypass.frozen.items() if not began]:
+    freezing = [f"{line} freezes parameters" for line in code.find(calls("requires_grad_"), assigns("requires_grad"))]
+    if (failure := results[0][-1].failure) is not None and "got no gradient in a batch" in failure.text:
+        reason = failure.text.splitlines()[-1].partition(": ")[2].partition(". ")[0]
+        if late := [name for name, began in seen.frozen.items() if not began]:
             raise CheckFailed(
-                f"With two processes the trial fails {failure[0]}: {reason}.",
+                f"With two processes the trial fails {failure.stage}: {reason}.",
                 "parameters that are frozen too late: call requires_grad_(False) before context.wrap_model(), which "
                 "connects the processes",
-                details=frozen,
+                details=[f"frozen after wrap_model(): {list_names(late)}", *freezing],
             )
         results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size, FIND_UNUSED))
         remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {reason}")
-    elif frozen := [line for line, began in bypass.frozen.items() if began]:
-        where = frozen[0].partition(": ")[0]
-        remarks.append(f"{where} freezes parameters: several processes need strategy={FIND_UNUSED!r} from then on")
-    _require_success(results, bypass.process_groups)
+    elif frozen := [name for name, began in seen.frozen.items() if began]:
+        where = [*freezing, "the trial freezes parameters"][0]
+        remarks.append(f"{where} ({list_names(frozen)}): several processes need strategy={FIND_UNUSED!r} from then on")
+    _require_success(results, seen.calls["process group"])
     (first,), (second,), (halved, one) = results
     return ProcessRuns([first, second], one, halved, "global_batch_size" in settings.hparams, remarks)
 
 
-def train_two(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) -> list[ProcessResult]:
+def train_two(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) -> list[Run]:
     """Train in two processes, without a process for comparison."""
     plan = make_plan("two", dataclasses.replace(settings, batches=_BATCHES), validate_after=frozenset())
     results = _train_to_end(source, [([plan], rank) for rank in range(SIZE)])
@@ -189,7 +158,7 @@ def train_two(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) 
     return [of_rank[-1] for of_rank in results]
 
 
-def train_halves(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) -> ProcessResult:
+def train_halves(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) -> Run:
     """Train one process on the batches of two, rank after rank, without a step between both halves of a batch."""
     hparams = {**settings.hparams, "global_batch_size": settings.hparams["global_batch_size"] // SIZE}
     settings = dataclasses.replace(settings, hparams=hparams, batches=SIZE, aggregation_frequency=SIZE)
@@ -217,7 +186,7 @@ def _plan_roles(
     return [*(([plan], rank) for rank in range(SIZE)), ([halved, one], None)]
 
 
-def _train_to_end(source: TrialSource, roles: list[Role]) -> list[list[ProcessResult]]:
+def _train_to_end(source: TrialSource, roles: list[Role]) -> list[list[Run]]:
     try:
         return train_in_processes(source, roles)
     except Stuck as e:
@@ -232,11 +201,12 @@ def _share_evenly(settings: RunSettings) -> RunSettings:
     return dataclasses.replace(settings, hparams={**settings.hparams, "global_batch_size": max(SIZE, size - 1)})
 
 
-def _require_success(results: list[list[ProcessResult]], own_groups: Collection[str]) -> None:
+def _require_success(results: list[list[Run]], own_groups: Collection[str]) -> None:
     failure = results[0][-1].failure
     if failure is None:
         return
-    stage, text = failure
+    stage = failure.stage
+    text = failure.text
     if "training loader is empty" in text:
         raise NotCompared("an epoch of this trial has too few batches for two processes")
     if "uninitialized parameter" in text:

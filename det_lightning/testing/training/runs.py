@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import tempfile
@@ -10,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.testing.checks import BadTrial, CheckFailed, NotCompared
-from det_lightning.testing.observation.context_bypass import AggregationWatch, ContextBypass
-from det_lightning.testing.observation.model_watch import EvaluationWatch
 from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.shortened_data import ShortenedData
 from det_lightning.testing.observation.source_scan import TrialCode
@@ -19,13 +16,7 @@ from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Run, RunPlan, train
-from det_lightning.testing.training.process_runs import (
-    ProcessResult,
-    ProcessRuns,
-    train_halves,
-    train_in_processes,
-    train_two_and_one,
-)
+from det_lightning.testing.training.process_runs import ProcessRuns, train_halves, train_in_processes, train_two_and_one
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
 from det_lightning.testing.training.requirements import choose_arguments, explain_failure, read_code
 from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource
@@ -124,54 +115,46 @@ class TrialRuns:
         """The source of the trial."""
         return read_code(self.source)
 
+    def _train(self, plan: RunPlan, **recorded: Any) -> Run:
+        return train(self.source, plan, Observer(self.source, **recorded))
+
     @functools.cached_property
-    def probe(self) -> tuple[Run, ContextBypass]:
-        """Two epochs of two batches, under an observation that is too slow for the other runs."""
-        observer = Observer()
-        bypass = ContextBypass(self.source.directory, observer)
+    def probe(self) -> Run:
+        """The first run: two epochs of two batches."""
         plan = self.plan(
             "a run of four batches",
             dataclasses.replace(self.settings, batches=4),
             validate_after=frozenset({2}),
             data=ShortenedData(epoch_batches=2),
             limits={"limit_train_batches": 2, "limit_val_batches": 1},
-            around=bypass.around,
         )
-        return train(self.source, plan, observer), bypass
+        return self._train(plan)
 
     @functools.cached_property
     def boundaries(self) -> Boundaries:
         """The boundaries of all other runs; arbitrary ones if the trial does not begin to train."""
-        run, _ = self.probe
-        return Boundaries.place(self.options.batches, run.observer.training.batches)
+        return Boundaries.place(self.options.batches, self.probe.observer.training.batches)
 
     @functools.cached_property
     def straight(self) -> Run:
-        evaluation = EvaluationWatch(self.source.directory)
-        observer = Observer(self.source.modules, evaluation=evaluation)
-        plan = self.plan("the first run", around=lambda: evaluation.modes.around(observer))
-        return train(self.source, self.boundaries.apply(plan), observer)
+        return self._train(self.boundaries.apply(self.plan("the first run")), reads_state=True)
 
     @functools.cached_property
     def again(self) -> Run:
-        return train(self.source, self.boundaries.apply(self.plan("the second run")), Observer(self.source.modules))
+        return self._train(self.boundaries.apply(self.plan("the second run")), reads_state=True)
 
     @functools.cached_property
     def later(self) -> Run:
         """A run whose trial sees the indices of later batches and epochs."""
         settings = dataclasses.replace(self.settings, batches=len(LATER))
         plan = self.plan("a later run", settings, validate_after=frozenset(), limits={"limit_val_batches": 1})
-        return train(self.source, plan, Observer(indices=LATER))
+        return self._train(plan, indices=LATER)
 
     @functools.cached_property
-    def aggregation(self) -> tuple[Run, AggregationWatch]:
+    def aggregation(self) -> Run:
         """A run with several batches per update."""
-        observer = Observer()
-        frequency = self.aggregation_frequency
-        settings = dataclasses.replace(self.settings, aggregation_frequency=frequency)
-        watch = AggregationWatch(self.source.directory, observer, frequency)
-        plan = self.boundaries.apply(self.plan("the uninterrupted run", settings, around=watch.around))
-        return train(self.source, plan, observer), watch
+        settings = dataclasses.replace(self.settings, aggregation_frequency=self.aggregation_frequency)
+        return self._train(self.boundaries.apply(self.plan("the uninterrupted run", settings)))
 
     def resume(self, run: Run, batches: int) -> Run:
         """Return a run that resumes from the checkpoint of ``run`` after ``batches`` batches."""
@@ -183,9 +166,8 @@ class TrialRuns:
                 storage=self._make_storage(),
                 resume_from=run.checkpoints[batches],
                 trusted=True,  # this process wrote the checkpoint
-                around=contextlib.nullcontext,
             )
-            self._resumed[key] = train(self.source, plan, Observer(self.source.modules, watches=True))
+            self._resumed[key] = self._train(plan, reads_state=True, watches=True)
         return self._resumed[key]
 
     @property
@@ -203,12 +185,12 @@ class TrialRuns:
     def _process_outcome(self) -> ProcessRuns | CheckFailed | NotCompared:
         try:
             straight = self.require(self.straight)
-            return train_two_and_one(self.source, straight, self.plan, self.probe[1])
+            return train_two_and_one(self.source, straight, self.plan, self.code)
         except (CheckFailed, NotCompared) as e:
             return e
 
     @functools.cached_property
-    def halves(self) -> ProcessResult:
+    def halves(self) -> Run:
         """The result of a single process on both halves of the first batch of two processes."""
         settings = self.processes.one.record.settings
         return train_halves(self.source, settings, self.plan)
@@ -228,7 +210,7 @@ class TrialRuns:
         settings = dataclasses.replace(self.settings, batches=1)
         limits = {"limit_val_batches": 16}
         plan = self.plan(name, settings, validate_after=frozenset(), validates_first=True, data=data, limits=limits)
-        return train(self.source, plan, Observer())
+        return self._train(plan)
 
     @functools.cached_property
     def conversion(self) -> Conversion:
