@@ -20,6 +20,7 @@ SPOTS = {
     "best": 'self.best = |min(self.best, float(metrics["validation_loss"]))|',
     "saved": 'def state_dict(self):\n        return |{"best": self.best}|',
     "loads": '|self.best = state_dict["best"]|',
+    "begins": "        ||self.best = Best()",
     "layers": "|torch.nn.Linear(3, 4), torch.nn.Dropout(0.1)|",
     "head": "self.head = |context.wrap_model(torch.nn.Linear(4, 1))|",
     "adam": '|torch.optim.Adam(self.body.parameters(), lr=context.get_hparam("lr"))|',

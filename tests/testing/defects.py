@@ -6,6 +6,10 @@ from tests.testing.changed_trials import case
 
 BATCH_NORM = "torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)"
 EVAL_LEFT_ON = (r"LINE: evaluation mode is left on, in which body.1 trains from batch \d", r"train\(\)")
+SCALER = "self.scaler = context.wrap_scaler(torch.amp.GradScaler('cpu', init_scale=4.0))"
+SCALED = "self.context.backward(self.scaler.scale(loss))"
+CLIP = "torch.nn.utils.clip_grad_norm_(self.body.parameters(), 1)"
+STEP_SCALED = "self.context.step_optimizer(self.sgd, scaler=self.scaler)\n        self.scaler.update()"
 BACKWARD_TWICE = """self.context.step_optimizer(self.sgd, auto_zero_grads=False)
         self.adam.zero_grad()
         self.context.backward(self.body(batch[0]).pow(2).mean())
@@ -39,6 +43,14 @@ DEFECTS = {
         ),
         case("sampler without a seed", r"not seeded: np.random.default_rng")(
             batches="batch_size=self.batch_size, sampler=Drawing(np.random.default_rng())"
+        ),
+        case(
+            "time, not the clock of a message or a seeded generator", r"equal to the bit.*\n  - LINE: time.time_ns\(\)"
+        )(
+            above="import time",
+            init="self.noise = torch.Generator().manual_seed(3)\nself.since = time.time()",
+            first="print(time.time() - self.since)",
+            loss="self.loss(batch) * (1 + time.time_ns() % 997)",
         ),
     ],
     "is deterministic in another process": [
@@ -87,14 +99,26 @@ DEFECTS = {
             layers=BATCH_NORM, validation="self.body[1].train()"
         ),
         case("changed bias", r"LINE: evaluate_batch\(\) changes head.bias")(validation="self.head.bias.data += 0.01"),
-        case("weights without a name", r"- evaluate_batch\(\) changes head.bias")(
+        case("weights without a name", r"LINE: evaluate_batch\(\) changes head.weight, head.bias")(
             validation="self.head.eval()\nfor weight in self.head.parameters():\n    weight.data += 0.01"
         ),
         case("dropout of torch", "LINE: dropout works as in training in evaluate_batch")(
             validation="batch = (torch.dropout(batch[0], 0.5, True), batch[1])"
         ),
+        case(
+            "weights put in before it and not back", r"LINE: on_validation_start\(\) changes head.weight, head.bias\n"
+        )(
+            hook="def on_validation_start(self):\n"
+            "    self.head.load_state_dict({n: 0.5 * v for n, v in self.head.state_dict().items()})",
+            init="self.best.head = self.head",
+        ),
+        case("pruning at its end", r"LINE: on_validation_end\(\) changes head.weight_orig, head.weight_mask")(
+            above="import torch.nn.utils.prune",
+            validated="torch.nn.utils.prune.l1_unstructured(self.head, 'weight', 0.5)",
+            init="self.best.head = self.head",
+        ),
     ],
-    "validation metrics do not grow with the batch": [
+    "metrics do not grow with the batch": [
         case("metric that is a sum", "'validation_loss' is a sum over the batch: .* with batches of 4, and .* of 2")(
             evaluated='{"validation_loss": self.loss(batch) * len(batch[0])}'
         ),
@@ -102,6 +126,12 @@ DEFECTS = {
             evaluation="evaluate_full_dataset(self, data_loader)",
             validation="total = sum(self.loss(batch).item() * len(batch[0]) for batch in data_loader)",
             evaluated='{"validation_loss": total / len(data_loader)}',
+        ),
+        case("sum of means", "'validation_loss' grows with the number of batches", "LINE: pytorch.Reducer.SUM")(
+            methods="def evaluation_reducer(self):\n    return pytorch.Reducer.SUM\n"
+        ),
+        case("sum in training", "Training metric 'hits' is a sum over the batch: .* in a batch, and .* in its halves")(
+            returned='{"loss": loss, "hits": loss.item() * len(batch[0])}'
         ),
     ],
     "trains through its context": [
@@ -143,6 +173,29 @@ DEFECTS = {
         ),
         case("seed in each batch", "same seed", r"LINE: torch.manual_seed\(7\)")(first="torch.manual_seed(7)"),
         case("seed in each validation", "same seed", r"LINE: random.seed\(7\)")(validation="random.seed(7)"),
+        case("seed for each sample", r"same seed.*\n  - LINE: torch.manual_seed\(\d+\)\nUsual")(
+            reads="torch.manual_seed(index)"
+        ),
+        case("seed in each epoch", "same seed", r"LINE: numpy.random.seed\(5\)")(
+            hook="def on_training_epoch_start(self, epoch_idx):\n    np.random.seed(5)"
+        ),
+        case("scaled loss without its scaler", r"LINE: Adam steps with gradients of a scaled loss.*scaler=scaler")(
+            begins=SCALER, backward=SCALED, step=STEP_SCALED
+        ),
+        case("clipping of scaled gradients", r"LINE: clip_grad_norm_\(\) clips gradients of a scaled loss: .*unscale_")(
+            begins=SCALER,
+            backward=SCALED,
+            adam_step=f"{CLIP}\n        self.context.step_optimizer(self.adam, scaler=self.scaler)",
+            step=STEP_SCALED,
+        ),
+        case("clamping after the step", r"LINE: p.grad.clamp_\(-1, 1\) changes gradients after the step")(
+            last="for p in self.head.parameters():\n    if p.grad is not None:\n        p.grad.clamp_(-1, 1)"
+        ),
+        case("shrinking after the step", r"LINE: _foreach_mul_\(\) changes gradients after the step")(
+            methods="def shrink(self):\n    torch._foreach_mul_([p.grad for p in self.head.parameters()], 0.5)\n",
+            first="self.sgd.zero_grad()",
+            step="self.context.step_optimizer(self.sgd, auto_zero_grads=False)\n        self.shrink()",
+        ),
     ],
     "uses no hard-coded device": [
         case(".cuda()", r"LINE: .*\.cuda\(\)", "wrap_model")(head="context.wrap_model(torch.nn.Linear(4, 1).cuda())"),
@@ -244,6 +297,30 @@ DEFECTS = {
             r"the training dataset \(Noted\): inputs \(LINE\)",
             "data that change while they are read",
         )(reads="self.inputs[index] *= 0.9", sample="self.inputs[index].clone()"),
+        case("hyperparameter that is changed", r"the hyperparameters \(dict\): \['lr'\]")(
+            first="self.context.get_hparams()['lr'] *= 0.9", loss="self.loss(batch) * self.context.get_hparam('lr')"
+        ),
+        case("environment variable", r"the environment \(dict\): \['STEPS'\]")(
+            first="os.environ['STEPS'] = os.environ.get('STEPS', '') + '.'",
+            loss="self.loss(batch) * len(os.environ['STEPS'])",
+        ),
+        case("metric that decides", r"metric trial.seen \(MeanMetric\): mean_value, weight \(LINE\)")(
+            above="import torchmetrics",
+            init="self.seen = torchmetrics.MeanMetric()",
+            last="self.seen.update(loss.detach())\nself.sgd.param_groups[0]['lr'] = 0.1 * float(self.seen.compute())",
+        ),
+        case("reducer that is not reset", r"reducer trial.mean \(Kept\): losses", "whose reset")(
+            above="class Kept(pytorch.MetricReducer):\n    losses = 0.0\n\n    def reset(self):\n        pass\n\n"
+            "    def per_slot_reduce(self):\n        return self.losses\n\n"
+            "    def cross_slot_reduce(self, parts):\n        return sum(parts)\n",
+            init="self.mean = context.wrap_reducer(Kept(), 'mean', for_training=False)",
+            validation="self.mean.losses += 1",
+        ),
+        case("state that cannot be seen", r"A resumed run differs, and no state was found .*metric loss at batch \d")(
+            above="import itertools",
+            init="self.weights = itertools.cycle([1.0, 1.1, 1.2, 1.3, 1.4])",
+            loss="self.loss(batch) * next(self.weights)",
+        ),
     ],
     "checkpoint round-trips": [
         case("state that is not loaded", "callbacks.best.best", "saved after 7 batches", "LINE: def load_state_dict")(
@@ -291,7 +368,7 @@ DEFECTS = {
         )(first="self.adam.zero_grad()"),
     ],
     "two processes train on the samples of one": [
-        case("parameter frozen late", "LINE: .*freezes parameters", r"requires_grad_\(False\) before context.wrap_model")(
+        case("parameter frozen late", "LINE: .*freezes", r"requires_grad_\(False\) before context.wrap_model")(
             init="self.body[0].bias.requires_grad = False"
         ),
         case("global batch for each", "8 samples in batch 0, where one trains on 4", "LINE: .*get_global_batch_size")(
@@ -382,6 +459,15 @@ HARMLESS = {
         case("a bias before a batch norm, whose gradient is rounding noise")(
             layers=BATCH_NORM, adam="torch.optim.SGD(self.body.parameters(), lr=0.001)"
         ),
+        case("a bias before a batch norm, with another gradient while the learning rate is 0")(
+            layers=BATCH_NORM,
+            adam="torch.optim.SGD(self.body.parameters(), lr=0.01)",
+            first="self.body.train(epoch_idx > 0)\nself.adam.param_groups[0]['lr'] = 0.01 if epoch_idx else 0.0",
+        ),
+        case("a bias whose gradients of two backward passes cancel")(
+            backward="self.context.backward(self.head(self.body(batch[0])).mean())\n"
+            "        self.context.backward(-self.head(self.body(batch[0] + 1)).mean())",
+        ),
     ],
     "is not changed by a validation": [
         case("dropout that is switched on, and off again")(
@@ -393,13 +479,20 @@ HARMLESS = {
             "loss = self.loss(batch)\nself.head.bias.data.copy_(before)",
             evaluated='{"validation_loss": loss}',
         ),
+        case("averaged weights in a model of their own")(
+            init="self.average = context.wrap_model(torch.nn.Linear(4, 1))\nself.best.trial = self",
+            validated="self.trial.average.load_state_dict(self.trial.head.state_dict())",
+        ),
     ],
-    "validation metrics do not grow with the batch": [
+    "metrics do not grow with the batch": [
         case("a metric that is summed over the batches")(
             methods="def evaluation_reducer(self):\n    return pytorch.Reducer.SUM",
             evaluated='{"validation_loss": self.loss(batch) * len(batch[0])}',
         ),
         case("a number of samples")(evaluated='{"validation_loss": self.loss(batch), "n": len(batch[0])}'),
+        case("a number of samples and a learning rate in training")(
+            returned='{"loss": loss, "n": len(batch[0]), "rate": self.scheduler.get_last_lr()[0]}'
+        ),
     ],
     "trains through its context": [
         case("gradients that the trial clears itself")(
@@ -425,6 +518,16 @@ HARMLESS = {
             first="self.body.train()", last="self.body.eval()"
         ),
         case("a batch norm that is frozen in each batch")(layers=BATCH_NORM, first="self.body[1].eval()"),
+        case("a scaled loss whose gradients are divided before they are clipped")(
+            begins=SCALER,
+            backward=SCALED,
+            adam_step=f"self.scaler.unscale_(self.adam)\n        {CLIP}\n"
+            "        self.context.step_optimizer(self.adam, scaler=self.scaler)",
+            step=STEP_SCALED,
+        ),
+        case("a seed for each sample, after which the state is restored")(
+            reads="state = torch.get_rng_state()\ntorch.manual_seed(index)\ntorch.set_rng_state(state)"
+        ),
         case("a batch norm frozen later on")(layers=BATCH_NORM, first="if batch_idx >= 5:\n    self.body[1].eval()"),
         case("a batch norm that is always frozen")(layers="torch.nn.Linear(3, 4), Frozen(4)"),
         case("evaluation mode without dropout")(layers="torch.nn.Linear(3, 4)", last="self.body.eval()"),
@@ -449,6 +552,18 @@ HARMLESS = {
             last="self.seen += 1\nself.mean = 0.9 * self.mean + 0.1 * loss.item()\nself.latest = loss.item()\n"
             "if self.seen % 5 == 0:\n    print(self.seen, self.mean, self.since)\n"
             "    self.since = time.time()\nself.history.append(float(loss))",
+        ),
+        case("an average and the best value, for messages, as conditional expressions")(
+            init="self.mean = self.low = None",
+            last="self.mean = loss.item() if self.mean is None else 0.9 * self.mean + 0.1 * loss.item()\n"
+            "self.low = loss.item() if self.low is None or loss.item() < self.low else self.low\n"
+            "print('mean', self.mean, self.low)",
+        ),
+        case("a reducer and a metric that are reset")(
+            above="import torchmetrics",
+            init="self.mean = context.wrap_reducer(Mean(), 'mean', for_validation=False)\n"
+            "self.seen = context.wrap_reducer(torchmetrics.MeanMetric(), 'seen', for_validation=False)",
+            last="self.mean.update(loss.item())\nself.seen.update(loss.item())",
         ),
         case("a list of predictions for each validation")(
             hook="def on_validation_start(self):\n    self.seen = []", validation="self.best.seen.append(1)"
@@ -486,7 +601,7 @@ NOT_COMPARED = {
             first="self.head.requires_grad_(batch_idx > 99)"
         )
     ],
-    "validation metrics do not grow with the batch": [
+    "metrics do not grow with the batch": [
         case("a metric that is 0 at first", "hits of the untrained model is 0")(
             evaluated='{"validation_loss": self.loss(batch), "hits": 0 * len(batch[0])}'
         )

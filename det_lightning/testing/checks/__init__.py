@@ -47,7 +47,7 @@ CHECKS = (
     Check("moves every trainable parameter", "training:moves_every_parameter", "trial_training"),
     Check("validates with JSON-serializable metrics of stable names", "metrics:validates", "trial_metrics", _BOTH),
     Check("is not changed by a validation", "metrics:changes_nothing", "trial_metrics"),
-    Check("validation metrics do not grow with the batch", "metrics:grow_not", "trial_metrics"),
+    Check("metrics do not grow with the batch", "metrics:grow_not", "trial_metrics"),
     Check("trains through its context", "training:trains_through_its_context", "trial_context"),
     Check("uses no hard-coded device", "training:uses_no_hard_coded_device", "trial_context"),
     Check("has no process-group code of its own", "training:has_no_process_groups", "trial_context"),

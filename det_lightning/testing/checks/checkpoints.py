@@ -33,13 +33,16 @@ _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "lear
 def is_complete(runs: TrialRuns) -> list[str]:
     """Checkpoints hold all state that decides the training; missing state for messages only is a remark."""
     lost = find_lost_state(runs)
-    essential = lost if lost and _resumes_differently(runs) else {n: why for n, why in lost.items() if why[1]}
+    difference = _resumes_differently(runs)
+    essential = lost if difference else {n: why for n, why in lost.items() if why[1]}
     if essential:
         raise CheckFailed(
             f"{runs.source.name} changes state that is not in its checkpoints:",
             *dict.fromkeys(cause for cause, _ in essential.values()),
             details=essential,
         )
+    if difference:
+        raise CheckFailed(f"A resumed run differs, and no state was found that explains it. {difference}")
     remarks = [
         f"{what} is not in the checkpoint, which changed nothing in {runs.options.batches} batches" for what in lost
     ]
@@ -48,15 +51,17 @@ def is_complete(runs: TrialRuns) -> list[str]:
     return remarks
 
 
-def _resumes_differently(runs: TrialRuns) -> bool:
-    """Return whether a resumed run fails or differs from the uninterrupted run, at any boundary."""
+def _resumes_differently(runs: TrialRuns) -> str:
+    """Return how a resumed run fails or differs from the uninterrupted run, or an empty text."""
     straight = runs.straight
     boundaries = (runs.boundaries.after_validation, runs.boundaries.epoch_end, runs.boundaries.mid_epoch)
     for batches in (batches for batches in boundaries if batches in straight.checkpoints):
         resumed = runs.resume(straight, batches)
-        if resumed.failure is not None or compare_runs(straight, resumed, after=batches) is not None:
-            return True
-    return False
+        if resumed.failure is not None:
+            return f"It fails {resumed.failure.description}"
+        if (difference := compare_runs(straight, resumed, after=batches)) is not None:
+            return str(difference)
+    return ""
 
 
 def round_trips(runs: TrialRuns) -> None:
@@ -237,9 +242,8 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
     if (difference := compare_runs(run, resumed, after=batches)) is not None:
         raise CheckFailed(
             f"A run that is resumed after {batches} batches continues differently. {difference}",
-            *_find_suspects(runs),
+            *(_find_suspects(runs) or usual_causes("resume", difference.kind)),
             *(_find_late_changes(runs) if difference.kind == "callback state" else []),
-            *usual_causes("resume", difference.kind),
         )
 
 

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import datetime
 import enum
+import itertools
 import math
 import numbers
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
-from det_lightning.testing.observation.source_scan import is_text
+from det_lightning.testing.observation.source_scan import defines, is_attribute, is_text
 from det_lightning.testing.training.execution import Run
 from det_lightning.testing.training.runs import TrialRuns
 
 # Rounding, and random numbers, make a sum over half of a batch another value than half of the sum.
 _SHARE = 1e-3
 _NOISY_SHARE = 0.1
+_SUMS = (
+    "a sum or a number of hits instead of a mean: the training loop averages over batches and processes. Return the "
+    "mean, or for a validation Reducer.SUM for this metric from evaluation_reducer()"
+)
+_EVALUATIONS = ("evaluate_batch", "evaluate_full_dataset")
+# By a moment of a validation, the hooks from then on until the next moment.
+_HOOKS = {
+    "start": ("on_validation_start", "on_validation_epoch_start"),
+    "evaluated": ("on_validation_epoch_end", "on_validation_end"),
+}
 _JSON = (str, bool, bytes, datetime.datetime, enum.Enum, uuid.UUID, type(None))
 
 
@@ -57,15 +70,13 @@ def changes_nothing(runs: TrialRuns) -> list[str]:
     """A validation leaves weights, buffers and modes alone, with dropout and batch norms as in evaluation."""
     run = runs.straight
     seen = run.observer
-    changes = {
-        name: f"{method}() changes {name}"
-        for around in seen.weights_around
-        for method in around.keys() & {"evaluate_batch", "evaluate_full_dataset"}
-        for name, weight in around[method].items()
-        if weight != around.get("evaluated", around[method])[name]
-    }
+    changed: dict[str, dict[str, None]] = {}
+    for line, functions, name in _find_changes(runs):
+        changed.setdefault(f"{line}{functions} changes ", {})[name] = None
     layers = [layer for layer, is_chosen in seen.layers.items() if not is_chosen]
-    if findings := [*layers, *(f"{_find_line(runs, n)}{change}" for n, change in (changes | seen.switched).items())]:
+    changes = [f"{finding}{list_names(names)}" for finding, names in changed.items()]
+    changes += [f"{_find_line(runs, name, _EVALUATIONS)}{change}" for name, change in seen.switched.items()]
+    if findings := [*layers, *changes]:
         raise CheckFailed(
             "A validation changes the models, or runs layers as in training:",
             "model.train(), or a layer that is told to train, in code that validates: the training loop has called "
@@ -80,9 +91,24 @@ def changes_nothing(runs: TrialRuns) -> list[str]:
 
 
 def grow_not(runs: TrialRuns) -> None:
-    """No metric of a validation is twice as large with batches of twice the size."""
+    """No metric grows with the size of a batch, or with the number of batches."""
     runs.require(runs.straight)
-    one, halved = (runs.require(runs.validate_at_once(halved)) for halved in (False, True))
+    one, halved = (runs.halved(into) for into in (1, 2))
+    samples = [*one.observer.samples[:1], *halved.observer.samples[:2]]
+    is_noisy = None in samples or sum(filter(None, samples[1:]), Counter()) != samples[0]
+    for name, whole, halves in _pair_metrics(one, halved):
+        parts = [whole, sum(halves)]
+        is_count = whole == one.observer.lengths[0] or not all(halves)
+        if not is_count and _is_same(parts, is_noisy) and abs(whole - fmean(halves)) > 0.1 * abs(whole):
+            raise CheckFailed(
+                f"Training metric {name!r} is a sum over the batch: {whole:.6g} in a batch, and "
+                f"{' and '.join(f'{half:.6g}' for half in halves)} in its halves.",
+                _SUMS,
+                details=runs.code.find(is_text(name)),
+            )
+    for run in (one, halved):
+        if not run.observer.validations:
+            runs.require(run)
     sizes = [run.observer.validation.batch_size for run in (one, halved)]
     if None in sizes or sizes[0] == sizes[1]:
         raise NotCompared("the batches of this validation cannot be halved")
@@ -90,23 +116,28 @@ def grow_not(runs: TrialRuns) -> None:
     if batches[0] == batches[1]:
         raise NotCompared("the validation has a single sample, or its loader has no length")
     draws = one.observer.draws
-    share = _NOISY_SHARE if draws else _SHARE
     whole, half = (run.observer.validations[0][1] for run in (one, halved))
     pairs = {name: [_as_number(metrics[name]) for metrics in (whole, half)] for name in whole if name in half}
     numbers_only = {name: values for name, values in pairs.items() if not math.isnan(values[0])}
     if not numbers_only:
         raise NotCompared("no metric of the validation is a number")
     for name, values in numbers_only.items():
-        if all(_counts_samples(run, value) for run, value in zip((one, halved), values, strict=True)):
-            continue  # the length of each batch
-        sums = [value * count for value, count in zip(values, batches, strict=True)]
-        if abs(sums[0] - sums[1]) <= share * abs(sums[0]) and abs(values[0] - values[1]) > 0.1 * abs(values[0]):
+        if all(_counts(run, value) for run, value in zip((one, halved), values, strict=True)):
+            continue
+        both = f"{values[0]:.6g} with batches of {sizes[0]}, and {values[1]:.6g} on the same samples with batches of"
+        is_other = abs(values[0] - values[1]) > 0.1 * abs(values[0])
+        if is_other and _is_same([value * count for value, count in zip(values, batches, strict=True)], draws):
             raise CheckFailed(
-                f"Validation metric {name!r} is a sum over the batch: {values[0]:.6g} with batches of {sizes[0]}, and "
-                f"{values[1]:.6g} on the same samples with batches of {sizes[1]}.",
-                "a sum or a number of hits instead of a mean: the training loop averages over batches and processes. "
-                "Return the mean, or Reducer.SUM for this metric from evaluation_reducer()",
+                f"Validation metric {name!r} is a sum over the batch: {both} {sizes[1]}.",
+                _SUMS,
                 details=runs.code.find(is_text(name)),
+            )
+        if is_other and _is_same([value / count for value, count in zip(values, batches, strict=True)], draws):
+            raise CheckFailed(
+                f"Validation metric {name!r} grows with the number of batches: {both} {sizes[1]}.",
+                "a mean over each batch that is summed over the batches, as by Reducer.SUM: take Reducer.AVG, or "
+                "return the sum over the batch",
+                details=runs.code.find(is_text(name), is_attribute("SUM")),
             )
     if draws:
         raise NotCompared("the validation draws or seeds random numbers, and its metrics are not sums over the batch")
@@ -115,16 +146,49 @@ def grow_not(runs: TrialRuns) -> None:
         raise NotCompared(f"{list_names(zeros)} of the untrained model is 0 with batches of either size{others}")
 
 
-def _counts_samples(run: Run, value: float) -> bool:
-    """Return whether a metric is the number of samples in a batch, on average over the batches of a validation."""
-    samples = value * (run.observer.validation.batches or 1)
-    return value == run.observer.validation.batch_size or samples == run.observer.validation.samples
+def _pair_metrics(one: Run, halved: Run) -> Iterator[tuple[str, float, list[float]]]:
+    """Yield each number of the first batch of training with the numbers of both halves of the same samples."""
+    batches = [*one.observer.metrics[:1], *halved.observer.metrics[:2]]
+    lengths = [*one.observer.lengths[:1], *halved.observer.lengths[:2]]
+    if len(batches) == 3 and lengths[0] == sum(lengths[1:]):
+        for name in batches[0]:
+            whole, *halves = (_as_number(metrics.get(name)) for metrics in batches)
+            if whole and not math.isnan(whole + sum(halves)):
+                yield name, whole, halves
 
 
-def _find_line(runs: TrialRuns, path: str) -> str:
-    """Return the line of an evaluation that changes the innermost known part of ``path``, with a colon."""
-    lines = runs.code.find_changes("evaluate_")
-    return next((f"{lines[f'.{part}']}: " for part in reversed(path.split(".")) if f".{part}" in lines), "")
+def _is_same(pair: list[float], draws: bool) -> bool:
+    return abs(pair[0] - pair[1]) <= (_NOISY_SHARE if draws else _SHARE) * abs(pair[0])
+
+
+def _counts(run: Run, value: float) -> bool:
+    """Return whether a metric is a number of samples, of a batch or of the validation, or the number of batches."""
+    seen = run.observer.validation
+    return value in (seen.batch_size, seen.samples, seen.batches) or value * (seen.batches or 1) == seen.samples
+
+
+def _find_changes(runs: TrialRuns) -> Iterator[tuple[str, str, str]]:
+    """Yield line, functions and name of each weight that is not as it was before the first hook of a validation."""
+    seen = runs.straight.observer
+    trained = {name.partition(".")[0] for name in seen.trainable if seen.trainable[name] or name in seen.with_gradient}
+    for moments in seen.weights_around:
+        first, last = (list(moments.values())[index] for index in (0, -1))
+        for name in (name for name in last if last[name] != first.get(name)):
+            pairs = itertools.pairwise(moments.items())
+            moment = next(moment for (moment, one), (_, other) in pairs if one.get(name) != other.get(name))
+            hooks = [hook for hook in _HOOKS.get(moment, ()) if runs.code.find(defines(hook))]
+            # Hooks may also keep averaged weights or the best ones, in a model that no optimizer trains.
+            if moment not in _HOOKS or name.partition(".")[0] in trained:
+                functions = tuple(hooks or _HOOKS.get(moment, (moment,)))
+                yield _find_line(runs, name, functions), " or ".join(f"{function}()" for function in functions), name
+
+
+def _find_line(runs: TrialRuns, path: str, functions: tuple[str, ...]) -> str:
+    """Return the line of ``functions`` that changes the innermost known part of ``path``, with a colon."""
+    lines = runs.code.find_changes(functions)
+    known = (lines[f".{part}"] for part in reversed(path.split(".")) if f".{part}" in lines)
+    defined = (line.partition(": ")[0] for line in runs.code.find(*map(defines, functions)))
+    return next((f"{line}: " for line in itertools.chain(known, defined)), "")
 
 
 def _as_number(value: Any) -> float:

@@ -217,9 +217,10 @@ def _norm(numbers: Any) -> float:
 def _depends_on_batch_size(runs: TrialRuns, results: ProcessRuns) -> bool:
     """Return whether the first loss matches a single process on the same halves, but not on the whole batch."""
     losses = {name: pair for name, batch, *pair in _pair_losses(results.one, *results.ranks) if batch == 0}
-    if not results.sets_batch_size or all(_are_close(*pair) for pair in losses.values()) or runs.halves.failure:
+    halved = runs.halved(SIZE)
+    if not results.sets_batch_size or all(_are_close(*pair) for pair in losses.values()) or halved.failure:
         return False
-    halves = runs.halves.record.curves("batch_end")
+    halves = halved.record.curves("batch_end")
     return all(_are_close(fmean(value for _, value in halves[name]), two) for name, (_, two) in losses.items())
 
 

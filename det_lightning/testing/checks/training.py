@@ -13,14 +13,15 @@ import numpy as np
 
 from det_lightning.porting.bypass_rules import DEVICE, PROCESSES
 from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
+from det_lightning.testing.observation.call_watch import TOO_LATE
 from det_lightning.testing.observation.observer import BatchModes, Observer, shorten_names
 from det_lightning.testing.observation.source_scan import (
     assigns,
     calls,
     compares_index,
+    counts_in_epoch,
     depends_on_hash,
     is_text,
-    may_be_unseeded,
 )
 from det_lightning.testing.processor_time import Stuck
 from det_lightning.testing.records.difference import find_cancelling_gradients, usual_causes
@@ -54,7 +55,7 @@ def is_deterministic(runs: TrialRuns) -> None:
         raise CheckFailed(
             f"Two runs with seed {runs.options.seed} are not the same. {difference}",
             *usual_causes("seed", difference.kind),
-            details=runs.code.find(may_be_unseeded),
+            details=runs.code.find_chances(),
         )
 
 
@@ -76,7 +77,7 @@ def is_deterministic_elsewhere(runs: TrialRuns) -> None:
             f"Another process does not train the same. {difference}",
             "a value that differs between processes: the time, the number of the process, or an address in memory, as "
             "in id() and the hash() of an object",
-            details=runs.code.find(may_be_unseeded),
+            details=runs.code.find_chances(),
         )
     raise CheckFailed(
         f"Under another PYTHONHASHSEED the trial does not train the same. {difference}",
@@ -100,7 +101,7 @@ def moves_every_parameter(runs: TrialRuns) -> None:
     stray = [name for name in expected if name in seen.with_gradient and not seen.trainable[name]]
     (end,) = run.record.select("end")
     # A gradient that is only rounding may move a parameter or not.
-    exempt = {*without, *stray, *find_cancelling_gradients(run.record)}
+    exempt = {*without, *stray, *find_cancelling_gradients(seen.stepped)}
     others = [name for name in expected if name not in exempt]
     moved = _find_moved(others, seen.weights_before[0], end["weights"])
     still = [name for name in others if name not in moved]
@@ -235,7 +236,7 @@ def matches_reference(runs: TrialRuns) -> None:
     raise CheckFailed(f"{finding} {difference}", *causes)
 
 
-def trains_through_its_context(runs: TrialRuns) -> None:
+def trains_through_its_context(runs: TrialRuns) -> list[str]:
     """Backward passes and steps go through the context, each scheduler is stepped once, and models train."""
     run = runs.straight
     seen = run.observer
@@ -246,11 +247,13 @@ def trains_through_its_context(runs: TrialRuns) -> None:
     ]
     cause = "lines left over from a plain PyTorch loop: they break aggregation, precision and several processes"
     _reject("The trial bypasses its context:", [*seen.calls["action"], *twice], cause)
-    _reject("The trial steps with other gradients than those of its batch:", seen.calls["gradient"])
+    late = {f"{line} {TOO_LATE}": None for line in runs.code.find_late_changes()}
+    _reject("The trial steps with other gradients than those of its batch:", {**seen.calls["gradient"], **late})
     _reject(
-        "The trial sets the same seed in several batches, so these batches and all later code draw the same numbers:",
+        "The trial sets the same seed again while it trains, so that the code after it draws the same numbers:",
         seen.calls["seed"],
-        "a seed that is set in a batch: leave it to the experiment, or set it within torch.random.fork_rng()",
+        "a seed that is set for a batch, a sample or in a hook: leave it to the experiment, or set it within "
+        "torch.random.fork_rng()",
     )
     _reject(
         "The trial trains in evaluation mode, without dropout and with the running statistics of batch norms:",
@@ -259,6 +262,8 @@ def trains_through_its_context(runs: TrialRuns) -> None:
         "validations",
     )
     runs.require(run)
+    counts = runs.code.find(counts_in_epoch)
+    return [f"{line}: batch_idx counts all batches of the training, not those of the epoch" for line in counts]
 
 
 def _find_left_on(batches: list[BatchModes]) -> Iterator[str]:
@@ -285,13 +290,14 @@ def _reject(message: str, details: Collection[str], *causes: str) -> None:
         raise CheckFailed(message, *causes, details=details)
 
 
-def uses_no_hard_coded_device(runs: TrialRuns) -> None:
+def uses_no_hard_coded_device(runs: TrialRuns) -> list[str]:
     """No line of the trial hard-codes a device, and no call uses a device other than the context's."""
     cause = (
         "a line left over from a script for one GPU: context.wrap_model() moves models to the device, batches are "
         "there already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
     )
     _reject_bypasses(runs, DEVICE, runs.straight.observer.calls["device"], "The trial chooses devices itself:", cause)
+    return [f"{line}: never moved to the device, as by context.to_device(...)" for line in runs.code.find_unmoved()]
 
 
 def has_no_process_groups(runs: TrialRuns) -> None:

@@ -24,17 +24,22 @@ from torch.overrides import TorchFunctionMode
 
 from det_lightning.porting.bypass_rules import COLLECTIVES
 from det_lightning.pytorch import PyTorchTrialContext
+from det_lightning.pytorch._experimental import PyTorchExperimentalContext
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.training.trial_source import find_user_line, is_within
+from det_lightning.testing.training.trial_source import find_user_line
 
 #: Functions of ``torch.nn.functional``.
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 _OF_TORCH = ("feature_dropout", "native_dropout")
 _SEEDING = ((torch, "manual_seed", "set_rng_state"), (random, "seed", "setstate"), (np.random, "seed", "set_state"))
-_STEPS = {"train_batch", "evaluate_batch", "evaluate_full_dataset"}
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.utils.data.distributed.DistributedSampler)
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
+# In-place functions that clear gradients, or do not change elements.
+_CLEARING = ("zero_", "_foreach_zero_", "requires_grad_", "detach_", "retain_grad_", "share_memory_")
+#: Why a change of gradients is a mistake.
+TOO_LATE = "changes gradients after the step, when they have no effect; pass clip_grads=... to context.step_optimizer()"
+_UNSCALED = "divide them by the scale with scaler.unscale_(optimizer)"
 _UNCLEARED = (
     "adds gradients to those of an earlier batch, with which the optimizer has already stepped; leave out "
     "auto_zero_grads=False of context.step_optimizer(), or call zero_grad() in each batch"
@@ -79,7 +84,9 @@ class CallWatch(TorchFunctionMode):
         super().__init__()
         self._observer = observer
         self._directory = directory
-        self._seeded: set[str] = set()
+        self._scales = False  # whether the next backward pass is of a scaled loss
+        self._seeded: set[tuple[str, str, str]] = set()  # lines, functions and values
+        self._repeated: dict[str, str] = {}  # the first repeated value of each line
         # By parameter: the gradients of a step, and gradients that a backward pass added to them, with its line.
         self._used: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
         self._added: dict[torch.Tensor, tuple[torch.Tensor | None, str | None]] = {}
@@ -95,8 +102,13 @@ class CallWatch(TorchFunctionMode):
             undo.enter_context(register_optimizer_step_post_hook(self._after_step))
             undo.callback(register_module_forward_pre_hook(lambda module, _: self._observer.enter(module)).remove)
             _patch(patch, torch.Tensor, "backward", self._before_backward, self._after_backward)
+            _patch(patch, torch.amp.GradScaler, "scale", self._scale)
+            for name in ("unscale_", "step"):
+                _patch(patch, torch.amp.GradScaler, name, self._unscale)
             _patch(patch, nn.Module, "train", self._switch)
             _patch(patch, PyTorchTrialContext, "wrap_model", self._observer.note_wrapped)
+            for owner in (PyTorchTrialContext, PyTorchExperimentalContext):
+                _patch(patch, owner, "wrap_reducer", self._observer.note_reducer)
             for owner, name in itertools.product((nn.utils, nn.utils.clip_grad), _CLIPS):
                 _patch(patch, owner, name, functools.partial(self._clip, name))
             for library, seed, restore in _SEEDING:
@@ -119,26 +131,28 @@ class CallWatch(TorchFunctionMode):
             self._observer.note_call(kind, f"{line}: {call}")
 
     def _seed(self, call: str, *args: Any, **kwargs: Any) -> None:
-        """Note a seed that a batch sets to the value of an earlier batch, so that both draw the same numbers."""
-        line = find_user_line(self._directory)
-        if line is None or not is_within(self._directory, _STEPS):
-            return
-        seeding = f"{line}: {call}{', '.join(map(repr, [*args, *kwargs.values()]))})"
-        if seeding in self._seeded:
-            self._observer.note_call("seed", seeding)
-        self._seeded.add(seeding)
+        """Note a seed that is set to an earlier value while the trial trains, so that the same numbers are drawn."""
+        if self._observer.weights_before and (line := self._line()) is not None:
+            value = ", ".join(map(repr, [*args, *kwargs.values()]))
+            if (line, call, value) in self._seeded:
+                self._repeated.setdefault(f"{line}: {call}", value)
+                self._observer.note_call("seed", f"{line}: {call}{self._repeated[f'{line}: {call}']})")
+            self._seeded.add((line, call, value))
 
     def _restore(self, call: str, *args: Any, **kwargs: Any) -> None:
-        """Forget the seeds of a batch that restores the random state, as ``torch.random.fork_rng()`` does."""
-        if is_within(self._directory, _STEPS):
-            self._seeded = {seeding for seeding in self._seeded if call not in seeding}
+        """Forget seeds if the trial restores the random state, as ``torch.random.fork_rng()`` does."""
+        if self._line() is not None:
+            self._seeded = {seeding for seeding in self._seeded if seeding[1] != call}
 
     def _before_backward(self, *args: Any, **kwargs: Any) -> None:
         self._note("action", "loss.backward() should be context.backward(loss)")
         self._observer.note_frozen()
+        self._observer.is_scaled |= self._scales  # torch calls backward() again for the functions that it overrides
+        self._scales = False
         self._used = {p: used for p, used in self._used.items() if self._is_of_step(p) and used[0].any()}
 
     def _after_backward(self) -> None:
+        self._observer.is_scaled = False
         line = find_user_line(self._directory)
         self._added |= {p: (p.grad, line) for p in self._used if not self._is_of_step(p)}
 
@@ -146,6 +160,12 @@ class CallWatch(TorchFunctionMode):
         """Return whether the gradient of a parameter is still that of the last step."""
         gradient, version = self._used.get(parameter, (None, 0))
         return gradient is not None and parameter.grad is gradient and gradient._version == version
+
+    def _scale(self, scaler: torch.amp.GradScaler, *args: Any) -> None:
+        self._scales = scaler.is_enabled()
+
+    def _unscale(self, _: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        self._observer.scaled -= _collect_parameters(optimizer)
 
     def _clip(self, name: str, parameters: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -155,6 +175,8 @@ class CallWatch(TorchFunctionMode):
         if all(p.grad is None or self._is_of_step(p) for p in parameters):
             when = "before the backward pass or after the step, when there is nothing to clip"
             self._note("gradient", f"{name}() clips {when}; {advice}")
+        elif not self._observer.scaled.isdisjoint(parameters):
+            self._note("gradient", f"{name}() clips gradients of a scaled loss: {_UNSCALED} first")
         else:
             self._note("clip", f"{name}() clips the gradients of one batch; {advice}")
         return (parameters, *args)
@@ -176,10 +198,18 @@ class CallWatch(TorchFunctionMode):
         if context is None or parameters.isdisjoint(self._observer.collect_trained()):
             return  # such as an optimizer of the inputs
         self._observer.keep_gradients(parameters)
+        self._observer.note_gradients(optimizer)
         for added, line in (self._added.pop(p) for p in parameters & self._added.keys() if p.grad is self._added[p][0]):
             if added is not None and added.any():
                 self._observer.note_call("gradient", f"{line}: {_UNCLEARED}")
         kind = type(optimizer).__name__
+        if not self._observer.scaled.isdisjoint(parameters):
+            text = (
+                f"{kind} steps with gradients of a scaled loss, which are too large by the scale: pass the scaler to "
+            )
+            line = find_user_line(self._directory)
+            self._observer.note_call("gradient", f"{line}: {text}context.step_optimizer(..., scaler=scaler)")
+            self._observer.scaled -= parameters
         found = f"step() of {kind} should be context.step_optimizer(optimizer)"
         if not any(optimizer is wrapped for wrapped in context.optimizers):
             advice = "pass it through context.wrap_optimizer() and step it with context.step_optimizer()"
@@ -209,10 +239,25 @@ class CallWatch(TorchFunctionMode):
             own = getattr(self._observer.context, "device", None)
             if own is None or own.type != named.type or named.index not in (None, own.index):
                 self._note("device", str(named))
+        result = func(*args, **given)
+        if name.endswith("_") and name not in _CLEARING:
+            self._find_changed(name, *args[:1])
         if self._observer.evaluating is not None and (layer := _find_training_layer(name, args, given)):
             line = find_user_line(self._directory) or "a line outside of the trial's files"
             self._observer.note_layer(f"{line}: {layer}", _is_of_training_module())
-        return func(*args, **given)
+        return result
+
+    def _find_changed(self, name: str, changed: Any = None) -> None:
+        """Note a change in place of gradients with which an optimizer has stepped."""
+        storages = {_find_storage(part) for part in (changed if isinstance(changed, list | tuple) else [changed])}
+        if any(_find_storage(p.grad) in storages - {None} for p, (grad, _) in self._used.items() if p.grad is grad):
+            self._note("gradient", f"{name}() {TOO_LATE}")
+
+
+def _find_storage(value: Any) -> int | None:
+    """Return the address of the memory of a tensor with elements of its own, or None."""
+    is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type != "meta"
+    return value.data_ptr() or None if is_strided else None
 
 
 def _find_device(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

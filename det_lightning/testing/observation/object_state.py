@@ -6,6 +6,7 @@ import argparse
 import collections
 import collections.abc
 import contextlib
+import copy
 import dataclasses
 import datetime
 import enum
@@ -33,16 +34,19 @@ _PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, datetime.date,
 _CODE = (type, types.ModuleType, types.BuiltinFunctionType, types.MethodType)
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-# The training loop creates or resets objects of these classes.
-_NO_STATE = (DataLoader, MetricReducer, torchmetrics.Metric)
+# The training loop creates objects of these classes.
+_NO_STATE = (DataLoader,)
 # The first kind that fits is taken.
 _KINDS: dict[str, tuple[type, ...]] = {
+    "metric": (torchmetrics.Metric,),
     "model": (torch.nn.Module,),
     "optimizer": (torch.optim.Optimizer,),
     "scheduler": (LRScheduler,),
     "callback": (PyTorchCallback,),
     "data": (Dataset, Sampler),
+    "reducer": (MetricReducer,),
 }
+_PARTS = {"the hyperparameters": "hyperparameters", "the environment": "environment"}
 # Attributes of a module besides its weights and the user's own.
 _OF_TORCH_MODULE = set(vars(torch.nn.Module())) | {"training"}
 _MANY = 400
@@ -80,12 +84,20 @@ ObjectState = dict[str, Leaf]
 
 
 def read_state(
-    modules: list[types.ModuleType], trial: Any, context: Any, callbacks: dict[str, Any], parts: dict[str, Any]
+    modules: list[types.ModuleType],
+    trial: Any,
+    context: Any,
+    callbacks: dict[str, Any],
+    parts: dict[str, Any],
+    reducers: list[Any],
 ) -> ObjectState:
-    """Return each value in reach of the trial, the callbacks, the globals of the modules, and further ``parts``."""
+    """Return each value in reach of the trial, the callbacks, the globals of the modules, and further ``parts``.
+
+    Of ``reducers``, which the training loop resets, only what remains after a reset is state.
+    """
     own_modules = {module.__name__ for module in modules} | {type(trial).__module__}
     # Callbacks are visited below, even if other objects refer to callbacks too.
-    walk = _Walk(context, own_modules, known=[trial, *callbacks.values()])
+    walk = _Walk(context, own_modules, [trial, *callbacks.values()], reducers)
     walk.attributes(Holder("trial", "trial", type(trial).__name__), "trial", vars(trial))
     for name, callback in callbacks.items():
         holder = Holder("callback", f"callback {name!r}", type(callback).__name__)
@@ -101,12 +113,13 @@ def read_state(
 
 
 class _Walk:
-    def __init__(self, context: Any, own_modules: set[str], known: list[Any]) -> None:
+    def __init__(self, context: Any, own_modules: set[str], known: list[Any], reducers: list[Any]) -> None:
         self.found: ObjectState = {}
         self._own_modules = own_modules
         self._seen = {id(context), *map(id, known)}
         self._kept: list[Any] = []  # so that ids are not reused
         self._root = ("", "")
+        self._reducers = reducers
         self._wrapped = {id(module) for model in context.models for module in model.modules()}
         self._wrapped |= {id(optimizer) for optimizer in context.optimizers}
         self._wrapped |= {id(wrapped.scheduler) for wrapped in context.lr_schedulers}
@@ -119,7 +132,7 @@ class _Walk:
     def part(self, path: str, part: Any) -> None:
         """Visit an object, unless the trial holds the object, whose name was then visited before."""
         self._root = (path, "")
-        self._visit(part, path, Holder("data", path, type(part).__name__))
+        self._visit(part, path, Holder(_PARTS.get(path, "data"), path, type(part).__name__))
 
     def module(self, module: types.ModuleType) -> None:
         """Visit the data in the globals and the classes of a module."""
@@ -166,6 +179,8 @@ class _Walk:
             self._add(path, sorted(map(repr, value))[:_MANY], holder, direct)
         elif (kind := self._kind(value)) is not None:
             inner = Holder(kind, path, type(value).__name__, id(value) in self._wrapped)
+            if any(value is reducer for reducer in self._reducers):
+                value = _reset_copy(value)
             if kind == "model" and holder.kind == "model" and inner.wrapped == holder.wrapped:
                 inner = holder
             for suffix, item in _list_parts(value, kind):
@@ -199,7 +214,18 @@ class _Walk:
         return "stateful" if stateful and not module.startswith("det_lightning") else None
 
 
+def _reset_copy(reducer: Any) -> Any:
+    """Return a copy of a reducer as it is after a reset, or None if it cannot be copied."""
+    with contextlib.suppress(Exception):  # it may hold locks or files
+        copied = copy.deepcopy(reducer)
+        copied.reset()
+        return copied
+    return None
+
+
 def _list_parts(value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+    if kind == "metric":
+        return [(f".{name}", item) for name, item in getattr(value, "metric_state", {}).items()]
     if kind == "model":
         own = [(name, item) for name, item in vars(value).items() if name not in _OF_TORCH_MODULE]
         weights = [*value.named_parameters(recurse=False), *value.named_buffers(recurse=False)]

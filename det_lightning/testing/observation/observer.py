@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,11 @@ _KEPT_ELEMENTS = 1000
 # The number of evaluations in which to look at layers and modes.
 _WATCHED_EVALUATIONS = 3
 # Before which hooks to keep the weights.
-_MOMENTS = {"on_validation_start": "start", **dict.fromkeys(("on_validation_epoch_end", "on_validation_end"), "evaluated")}
+_MOMENTS = {
+    "on_validation_start": "start",
+    "on_validation_epoch_end": "evaluated",
+    "on_validation_end": "evaluated",
+}
 _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng_state": "Python"}
 
 
@@ -111,6 +116,7 @@ class Observer(recorder.TrainingLog):
         # The trial's calls, each with its line, and the batches of the calls, by kind.
         self.calls: dict[str, dict[str, list[int]]] = collections.defaultdict(dict)
         self.steps: dict[int, str | None] = {}  # the batches with a step, and the user's line of a step by hand
+        self.stepped: list[dict[str, float]] = []  # norms of gradients at each step, if the learning rate is above 0
         self.twice: dict[str, str] = {}  # classes of objects that the trial wraps twice, by what they are
         self.frozen: dict[str, bool] = {}  # parameters frozen after wrap_model(), and whether training had begun
         self.modes: list[BatchModes] = []  # of each batch
@@ -125,7 +131,10 @@ class Observer(recorder.TrainingLog):
         self._reads_state = reads_state
         self.watches = watches  # whether to note accesses to attributes
         self._keeps_weights = keeps_weights
+        self.is_scaled = False  # whether the loss of a backward pass is scaled
+        self.scaled: set[torch.Tensor] = set()  # parameters with gradients of a scaled loss, not divided by the scale
         self._free: set[torch.Tensor] = set()  # parameters without requires_grad=False when their model was wrapped
+        self._reducers: list[Any] = []  # that the training loop resets
         self._modules: dict[int, tuple[str, nn.Module]] = {}  # modules that depend on their mode, by id
         self._mode_lines: dict[str, str] = {}  # the user's line that switched a module to evaluation mode
 
@@ -138,6 +147,7 @@ class Observer(recorder.TrainingLog):
     def begin(self, trial: Any, context: Any) -> None:
         super().begin(trial, context)
         self._of_context = frozenset(vars(context))
+        self._environment = dict(os.environ)
 
     def hook(self, name: str, arguments: dict[str, Any], given: Any) -> None:
         super().hook(name, arguments, given)
@@ -166,7 +176,7 @@ class Observer(recorder.TrainingLog):
                 self.trainable[name] = id(parameter) in optimized
                 if self._keeps_weights:
                     self.initial_parameters[name] = parameter.detach().cpu().clone()
-                parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.with_gradient.add(name))
+                parameter.register_post_accumulate_grad_hook(functools.partial(self._receive, name))
         self._find_wrapped_twice()
         if self._reads_state:
             content = {**collect_weights(self.context), **collect_rest(self.context, self.callbacks, {})}
@@ -177,8 +187,12 @@ class Observer(recorder.TrainingLog):
     def _read_state(self, key: str | int) -> None:
         if self._reads_state and self.source is not None:
             added = {name: value for name, value in vars(self.context).items() if name not in self._of_context}
-            parts = {**self.data, "the context": SimpleNamespace(**added)}
-            self.states[key] = read_state(self.source.modules(), self.trial, self.context, self.callbacks, parts)
+            set_since = {n: value for n, value in os.environ.items() if self._environment.get(n) != value}
+            settings = {"the hyperparameters": self.context.settings.hparams, "the environment": set_since}
+            parts = {**self.data, "the context": SimpleNamespace(**added), **settings}
+            self.states[key] = read_state(
+                self.source.modules(), self.trial, self.context, self.callbacks, parts, self._reducers
+            )
 
     def batch_start(self, trial: Any, batch: Any, epoch: Any) -> None:
         last = self.events[-1]
@@ -202,7 +216,8 @@ class Observer(recorder.TrainingLog):
         self.samples.append(collections.Counter(rows) if all(len(array) == length for array in arrays) else None)
 
     def end_validation(self, metrics: dict[str, Any]) -> None:
-        """Record the metrics of a validation, after all hooks."""
+        """Record the metrics of a validation, and the weights, after all hooks."""
+        self._weigh("end")
         self.validations.append((self.batches, metrics))
         if self._before_validation is not None:
             self.context.position.batch_idx = None
@@ -250,6 +265,8 @@ class Observer(recorder.TrainingLog):
         self.trial = self.context = self.source = None
         self.callbacks = {}
         self._free = set()
+        self.scaled = set()
+        self._reducers = []
         self._modules = {}
 
     # What the watch of calls notes
@@ -257,11 +274,26 @@ class Observer(recorder.TrainingLog):
     def note_call(self, kind: str, call: str) -> None:
         self.calls[kind].setdefault(call, []).append(self.batches)
 
+    def _receive(self, name: str, parameter: torch.Tensor) -> None:
+        """Note that a parameter gets a gradient, and whether of a scaled loss."""
+        self.with_gradient.add(name)
+        (self.scaled.add if self.is_scaled else self.scaled.discard)(parameter)
+
     def note_step(self, line: str | None) -> None:
         self.steps[self.batches] = self.steps.get(self.batches) or line
 
+    def note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the norms of the gradients with which an optimizer is about to step."""
+        names = {parameter: name for name, parameter in self._parameters()}
+        moving = [parameter for group in optimizer.param_groups if group["lr"] for parameter in group["params"]]
+        norms = {names[p]: p.grad for p in moving if p in names and p.grad is not None and not p.grad.is_sparse}
+        self.stepped.append({name: float(gradient.double().norm()) for name, gradient in norms.items()})
+
     def note_wrapped(self, _: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         self._free |= {parameter for parameter in model.parameters() if parameter.requires_grad}
+
+    def note_reducer(self, _: Any, reducer: Any, *args: Any, **kwargs: Any) -> None:
+        self._reducers.append(reducer)
 
     def note_frozen(self) -> None:
         """Note the parameters that are frozen at a backward pass and were not when ``wrap_model()`` got their model.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from det_lightning.porting.bypass_rules import find_bypasses, get_name, parse
@@ -12,9 +12,24 @@ from det_lightning.porting.bypass_rules import find_bypasses, get_name, parse
 _LISTED = 8
 _BATCH_SIZES = {"get_per_slot_batch_size", "get_global_batch_size"}
 _INDICES = ("batch_idx", "epoch_idx", "current_train_batch", "current_train_epoch")
-_GENERATORS = {"default_rng", "RandomState", "Random", "Generator"}
+# An unseeded generator of torch always has the same seed.
+_GENERATORS = {"default_rng", "RandomState", "Random", "SystemRandom", "seed"}
 _CHANCES = {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "now", "urandom", "uuid4", "getpid"}
 _CHANCE_MODULES = ("time", "os.", "uuid", "datetime", "urandom", "getpid", "perf_counter")
+_MOVING = ("to", "to_device", "cuda", "register_buffer", "type_as")
+_FACTORIES = (
+    "tensor",
+    "as_tensor",
+    "from_numpy",
+    "zeros",
+    "ones",
+    "full",
+    "eye",
+    "arange",
+    "linspace",
+    "rand",
+    "randn",
+)
 _REPORTING = ("print", "log", "debug", "info", "warning", "write", "add_", "set_postfix", "flush")
 
 Test = Callable[[ast.AST], bool]
@@ -61,7 +76,7 @@ class TrialCode:
                 found.setdefault(requested, line)
         return found
 
-    def find_changes(self, within: str = "") -> dict[str, str]:
+    def find_changes(self, within: tuple[str, ...] = ("",)) -> dict[str, str]:
         """Return the first line that changes each ``.attribute`` or ``variable``, else the first assignment.
 
         Only functions count whose names begin with ``within``.
@@ -79,7 +94,7 @@ class TrialCode:
     def find_deciding(self) -> set[str]:
         """Return the names in conditions for more than messages, and in the metrics that an evaluation returns."""
         nodes = [node for tree in self._trees.values() for node in ast.walk(tree)]
-        read: list[ast.AST] = [node.test for node in nodes if isinstance(node, ast.IfExp)]
+        read: list[ast.AST] = []
         reported = _find_reported(nodes)
         for node in nodes:
             if isinstance(node, ast.If | ast.While):
@@ -87,9 +102,52 @@ class TrialCode:
                 own = _read_names(node.test)
                 if not all(_only_reports(statement, own, reported) for statement in branches):
                     read.append(_leave_out_cache(node.test, branches))
-            elif isinstance(node, ast.FunctionDef) and node.name.startswith("evaluate_"):
+            elif isinstance(node, ast.stmt):
+                own_parts = (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt))
+                tests = [p.test for child in own_parts for p in ast.walk(child) if isinstance(p, ast.IfExp)]
+                read += [test for test in tests if not _only_reports(node, _read_names(test), reported)]
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("evaluate_"):
                 read += [part.value for part in ast.walk(node) if isinstance(part, ast.Return) and part.value]
         return set().union(*map(_read_names, read))
+
+    def find_late_changes(self) -> list[str]:
+        """Return changes of ``.grad`` in place behind all steps and backward passes of a function that has steps."""
+        found = []
+        for file, tree in self._trees.items():
+            for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+                named = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+                steps = [node.lineno for node in named if get_name(node.func) == "step_optimizer"]
+                last = [node.lineno for node in named if get_name(node.func) in ("step_optimizer", "backward")]
+                late = [node for node in ast.walk(function) if _changes_gradient(node)] if steps else []
+                found += [f"{file}:{n.lineno}: {ast.unparse(n)}" for n in late if n.lineno > max(last)]
+        return [*dict.fromkeys(found)]
+
+    def find_chances(self) -> list[str]:
+        """Return generators without a seed, clocks and the like, except those for messages only."""
+        statements = [n for tree in self._trees.values() for n in ast.walk(tree) if isinstance(n, ast.stmt)]
+        reported = _find_reported(statements)
+        messages = {
+            part
+            for statement in statements
+            if isinstance(statement, ast.Assign | ast.Expr) and _only_reports(statement, set(), reported)
+            for part in ast.walk(statement)
+        }
+        return self.find(lambda node: may_be_unseeded(node) and node not in messages)
+
+    def find_unmoved(self) -> list[str]:
+        """Return tensors that a trial makes on the CPU, keeps in an attribute, uses and never moves to a device."""
+        nodes = [node for tree in self._trees.values() for node in ast.walk(tree)]
+        moved = {_mark_name(part) for node in nodes if _is_call(node, _MOVING) for part in ast.walk(node)}
+        users = [n for n in nodes if isinstance(n, ast.FunctionDef) and not n.name.startswith(("__init__", "build_"))]
+        used = {_mark_name(part) for user in users for part in ast.walk(user)} - moved
+        return [
+            f"{file}:{node.lineno}: {ast.unparse(node)}"
+            for file, tree in self._trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            and _makes_tensor(node.value)
+            and not used.isdisjoint(map(_mark_name, node.targets))
+        ]
 
     def _nodes(self) -> Iterator[tuple[str, ast.AST]]:
         """Yield expressions and functions with their lines, except in parts for scripts only."""
@@ -191,6 +249,32 @@ def _find_targets(node: ast.AST) -> Iterator[tuple[str, int]]:
             yield _mark_name(part), node.lineno  # type: ignore[attr-defined]
 
 
+def _is_call(node: ast.AST, names: Collection[str]) -> bool:
+    return isinstance(node, ast.Call) and get_name(node.func) in names
+
+
+def _makes_tensor(node: ast.AST) -> bool:
+    """Return whether a call of torch makes a tensor on the CPU; a single number works with tensors on any device."""
+    if not isinstance(node, ast.Call) or any(given.arg == "device" for given in node.keywords):
+        return False
+    is_number = get_name(node.func) in ("tensor", "as_tensor") and isinstance(next(iter(node.args), None), ast.Constant)
+    of_torch = isinstance(node.func, ast.Attribute) and get_name(node.func.value) == "torch"
+    return of_torch and _is_call(node, _FACTORIES) and not is_number
+
+
+def _changes_gradient(node: ast.AST) -> bool:
+    """Return whether a node changes ``.grad`` in place or replaces it, and not to clear it."""
+    if isinstance(node, ast.Call):
+        name = get_name(node.func)
+        is_foreach = name.startswith("_foreach_") and any("grad" in ast.unparse(given) for given in node.args)
+        of_gradient = isinstance(node.func, ast.Attribute) and "grad" in _read_names(node.func.value)
+        return name.endswith("_") and "zero" not in name and (is_foreach or of_gradient)
+    if isinstance(node, ast.AugAssign):
+        return get_name(node.target) == "grad"
+    is_cleared = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.Assign) and not is_cleared and any(get_name(t) == "grad" for t in node.targets)
+
+
 # Tests for TrialCode.find()
 
 
@@ -263,3 +347,17 @@ def defines(name: str) -> Test:
 def is_text(text: str) -> Test:
     """Return a test for a string, such as the name of a metric."""
     return lambda node: isinstance(node, ast.Constant) and node.value == text
+
+
+def is_attribute(name: str) -> Test:
+    """Return a test for an attribute, such as a member of an enumeration."""
+    return lambda node: isinstance(node, ast.Attribute) and node.attr == name
+
+
+def counts_in_epoch(node: ast.AST) -> bool:
+    """Return whether a comparison takes ``batch_idx`` for an index in the epoch: with 0 or with the length of data."""
+    if not isinstance(node, ast.Compare) or any(isinstance(part, ast.Mod) for part in ast.walk(node)):
+        return False
+    sides = (node.left, *node.comparators)
+    ends = [getattr(side, "value", None) == 0 or any(_is_call(p, ("len",)) for p in ast.walk(side)) for side in sides]
+    return any(ends) and any(get_name(part) == "batch_idx" for side in sides for part in ast.walk(side))

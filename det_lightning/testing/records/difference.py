@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from det_lightning.testing.records.record import TrainingRecord, shorten_repr
@@ -37,7 +37,7 @@ _CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
     # Two runs with the same seed.
     "seed": {
         "data": (
-            "a generator for the data that is not seeded: np.random.default_rng(), random.Random(), torch.Generator()",
+            "a generator for the data that is not seeded, such as np.random.default_rng() or random.Random()",
             "worker processes of the loader that seed themselves, for example with the time",
             "files in the order in which the file system lists them (sort them), or the order of a set",
         ),
@@ -74,6 +74,11 @@ _CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
         "data": "data that change while they are read: make the change depend on the seed, the epoch and the index",
         "object": "an object that is not in the checkpoint: return its state from the state_dict() of a callback",
         "stateful": "an object that is not in the checkpoint: return its state_dict() from that of a callback",
+        "metric": "a metric that collects over batches: return its state from the state_dict() of a callback, or let "
+        "context.wrap_reducer() reset it",
+        "reducer": "a reducer whose reset() does not forget what it has collected",
+        "hyperparameters": f"hyperparameters that the trial changes: {_KEEP_IN_CALLBACK}",
+        "environment": f"an environment variable that the trial sets: {_KEEP_IN_CALLBACK}",
         "class": f"state on a class: {_KEEP_IN_CALLBACK}",
         "module": f"a global variable that changes: {_KEEP_IN_CALLBACK}",
     },
@@ -137,14 +142,13 @@ def find_noisy_gradients(theirs: Mapping[str, float], mine: Mapping[str, float])
     return {name for name, pair in sizes.items() if any(pair) and (pair[0] < noise[0] or pair[1] < noise[1])}
 
 
-def find_cancelling_gradients(record: TrainingRecord) -> set[str]:
-    """Return the parameters whose gradient is rounding noise in every batch of a training.
+def find_cancelling_gradients(steps: Sequence[Mapping[str, float]]) -> set[str]:
+    """Return the parameters whose gradient is rounding noise in every step of a training.
 
     The gradient is compared with those of the other parameters of the module, else of the model.
     """
-    batches = [event["gradients"] for event in record.select("batch_end") if event["gradients"]]
-    names = dict.fromkeys(name for gradients in batches for name in gradients)
-    return {name for name in names if all(_cancels(name, gradients) for gradients in batches if name in gradients)}
+    names = dict.fromkeys(name for gradients in steps for name in gradients)
+    return {name for name in names if all(_cancels(name, gradients) for gradients in steps if name in gradients)}
 
 
 def _cancels(name: str, gradients: Mapping[str, float]) -> bool:

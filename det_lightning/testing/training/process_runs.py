@@ -125,7 +125,7 @@ def train_two_and_one(source: TrialSource, straight: Run, make_plan: PlanMaker, 
     seen = straight.observer
     if seen.training.full_batches == 0:
         raise NotCompared("the training data have fewer samples than a batch of one process")
-    settings = _share_evenly(straight.plan.settings)
+    settings = share_evenly(straight.plan.settings)
     settings = dataclasses.replace(settings, batches=min(_BATCHES, seen.training.full_batches or _BATCHES))
     batch_size = seen.validation.batch_size
     remarks: list[str] = []
@@ -158,18 +158,10 @@ def train_two(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) 
     return [of_rank[-1] for of_rank in results]
 
 
-def train_halves(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) -> Run:
-    """Train one process on the batches of two, rank after rank, without a step between both halves of a batch."""
-    hparams = {**settings.hparams, "global_batch_size": settings.hparams["global_batch_size"] // SIZE}
-    settings = dataclasses.replace(settings, hparams=hparams, batches=SIZE, aggregation_frequency=SIZE)
-    options = _make_options(ShortenedData(loads_here=True), limit=1)
-    ((result,),) = _train_to_end(source, [([make_plan("halves", settings, **options)], None)])
-    return result
-
-
-def _make_options(data: ShortenedData, limit: int = 16) -> dict[str, Any]:
+def make_options(data: ShortenedData) -> dict[str, Any]:
+    """Return the options of a plan that validates at once, and does nothing that depends on how a batch is shared."""
     start = {"validate_after": frozenset(), "validates_first": True, "around": remove_chance}
-    return {"data": data, "limits": {"limit_val_batches": limit}, **start}
+    return {"data": data, "limits": {"limit_val_batches": 16}, **start}
 
 
 def _plan_roles(
@@ -177,7 +169,7 @@ def _plan_roles(
 ) -> list[Role]:
     """Return the roles of two processes, and of one process for comparison."""
     data = ShortenedData(validation_samples=None if batch_size is None else 4 * batch_size, loads_here=True)
-    options = _make_options(data)
+    options = make_options(data)
     plan = make_plan("two processes", settings, strategy=strategy, **options)
     once = dataclasses.replace(settings, batches=1)
     half_data = dataclasses.replace(data, halves_validation_batch=True)
@@ -193,7 +185,7 @@ def _train_to_end(source: TrialSource, roles: list[Role]) -> list[list[Run]]:
         raise CheckFailed(f"With two processes the trial does not end. {e}") from None
 
 
-def _share_evenly(settings: RunSettings) -> RunSettings:
+def share_evenly(settings: RunSettings) -> RunSettings:
     """Return settings with a batch size that two processes can share."""
     size = settings.hparams.get("global_batch_size")
     if not isinstance(size, int) or size % SIZE == 0:

@@ -16,7 +16,13 @@ from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Run, RunPlan, train
-from det_lightning.testing.training.process_runs import ProcessRuns, train_halves, train_in_processes, train_two_and_one
+from det_lightning.testing.training.process_runs import (
+    ProcessRuns,
+    make_options,
+    share_evenly,
+    train_in_processes,
+    train_two_and_one,
+)
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
 from det_lightning.testing.training.requirements import choose_arguments, explain_failure, read_code
 from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource
@@ -74,6 +80,7 @@ class TrialRuns:
         self.source = source or ImportedTrial(options.spec, options.directory)
         self._failure_is_told = False
         self._resumed: dict[tuple[int, int], Run] = {}
+        self._halved: dict[int, Run] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="det_lightning-", ignore_cleanup_errors=True)
 
     def close(self) -> None:
@@ -189,12 +196,6 @@ class TrialRuns:
         except (CheckFailed, NotCompared) as e:
             return e
 
-    @functools.cached_property
-    def halves(self) -> Run:
-        """The result of a single process on both halves of the first batch of two processes."""
-        settings = self.processes.one.record.settings
-        return train_halves(self.source, settings, self.plan)
-
     def train_elsewhere(self, hash_seed: str) -> TrainingRecord:
         """Return the record of another process under a hash seed; raises Stuck."""
         threads = int(self.straight.record.environment["threads"])
@@ -202,15 +203,22 @@ class TrialRuns:
         ((result,),) = train_in_processes(self.source, [([plan], None)], hash_seed)
         return result.record
 
-    def validate_at_once(self, halved: bool) -> Run:
-        """Validate before the first batch, with batches of the trial's size or of half the size."""
-        name = "a validation of half batches" if halved else "a validation"
-        size = self.straight.observer.validation.batch_size
-        data = ShortenedData(validation_samples=None if size is None else 4 * size, halves_validation_batch=halved)
-        settings = dataclasses.replace(self.settings, batches=1)
-        limits = {"limit_val_batches": 16}
-        plan = self.plan(name, settings, validate_after=frozenset(), validates_first=True, data=data, limits=limits)
-        return self._train(plan)
+    def halved(self, into: int) -> Run:
+        """Validate and then train on a batch at once, divided ``into`` equal parts between which nothing is updated.
+
+        Dropout and the statistics of batch norms are off.
+        """
+        if into not in self._halved:
+            size = self.straight.observer.validation.batch_size
+            samples = None if size is None else 4 * size
+            data = ShortenedData(validation_samples=samples, halves_validation_batch=into > 1, loads_here=True)
+            settings = dataclasses.replace(share_evenly(self.settings), batches=1)
+            if isinstance(whole := settings.hparams.get("global_batch_size"), int) and into > 1:
+                hparams = {**settings.hparams, "global_batch_size": whole // into}
+                settings = dataclasses.replace(settings, hparams=hparams, batches=into, aggregation_frequency=into)
+            plan = self.plan(f"a run of a batch in {into}", settings, **make_options(data))
+            self._halved[into] = self._train(plan, keeps_weights=True)
+        return self._halved[into]
 
     @functools.cached_property
     def conversion(self) -> Conversion:

@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -181,9 +181,3 @@ def find_user_line(directory: Path, beyond_context: bool = False) -> str | None:
         if line is None and is_own_file(file, directory):
             line = f"{Path(file).relative_to(directory)}:{number}"
     return line
-
-
-def is_within(directory: Path, methods: Container[str]) -> bool:
-    """Return whether one of these ``methods`` of the user's code below ``directory`` is being executed."""
-    codes = (frame.f_code for frame, _ in traceback.walk_stack(inspect.currentframe()))
-    return any(code.co_name in methods and is_own_file(code.co_filename, directory) for code in codes)
