@@ -12,7 +12,6 @@ import torch
 
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.testing.checks import CHECKS, CheckFailed, NotCompared
-from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
 from det_lightning.testing.training.execution import Run, compare_runs, train
 from det_lightning.testing.training.runs import TrialRuns
@@ -116,7 +115,7 @@ def run_trial(
     options = TrialOptions(trial.__qualname__, Path(), hparams, config, arguments or {}, batches, seed)
     with contextlib.closing(TrialRuns(options, GivenTrial(trial))) as runs:
         settings = dataclasses.replace(runs.settings, aggregation_frequency=aggregation_frequency)
-        run = train(runs.source, runs.plan("the run", settings, validate_after=validations), Observer())
+        run = train(runs.source, runs.plan("the run", settings, validate_after=validations))
     if run.failure is not None:
         raise run.failure.error
     return TrainedTrial(run)

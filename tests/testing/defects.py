@@ -35,13 +35,22 @@ COUNTING = """class Counting(torch.utils.data.Dataset):
 DEFECTS = {
     "trains": [case("nan for a loss", "'loss' is nan", "batch 0")(reduced="mean() * float('nan')")],
     "is deterministic under a seed": [
+        case(
+            "file of the first run",
+            r"The very first run, which wrote .*scale.txt, is not like .*metric loss at batch 0",
+        )(
+            above="from pathlib import Path",
+            init="file = Path(__file__).with_name('scale.txt')\nself.scale = 1.0 if file.exists() else 2.0\n"
+            "file.write_text('1.0')",
+            loss="self.loss(batch) * self.scale",
+        ),
         case("random draw without a seed", "metric loss at batch 0", "apart", "default_rng")(
             loss="self.loss(batch) * (1 + np.random.default_rng().random())"
         ),
         case("order of the data without a seed", r"data batch\[0\].* at batch 0", "not seeded")(
             above="CHANCE = random.Random()", sample="self.inputs[CHANCE.randrange(9)]"
         ),
-        case("sampler without a seed", r"not seeded: np.random.default_rng")(
+        case("sampler without a seed", "not seeded, such as np.random.default_rng")(
             batches="batch_size=self.batch_size, sampler=Drawing(np.random.default_rng())"
         ),
         case(
@@ -451,6 +460,16 @@ HARMLESS = {
             above=COUNTING.format(loads='self.reads = state_dict["reads"]'), data="Counting()"
         )
     ],
+    "is deterministic under a seed": [
+        case("a trial that can be built once in a process")(
+            begins="import multiprocessing\nmultiprocessing.set_start_method('fork')"
+        )
+    ],
+    "trains equally under both APIs": [
+        case("a trial that can be built once, for Lightning's API")(
+            above="BUILT = torch.__dict__.setdefault('built', [])", begins="assert not BUILT\nBUILT.append(1)"
+        )
+    ],
     "moves every trainable parameter": [
         case("a model that teaches another one")(
             init="self.teacher = context.wrap_model(torch.nn.Linear(3, 1))",
@@ -533,9 +552,12 @@ HARMLESS = {
         case("evaluation mode without dropout")(layers="torch.nn.Linear(3, 4)", last="self.body.eval()"),
     ],
     "uses no hard-coded device": [
+        case("a tensor that is moved")(
+            init="self.means = torch.zeros(3)", prepares="inputs = inputs - self.context.to_device(self.means)"
+        ),
         case("the current GPU, if there is one")(
             init="self.device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')"
-        )
+        ),
     ],
     "checkpoint contains all the state that training changes": [
         case("a dataset that caches and counts")(

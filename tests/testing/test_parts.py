@@ -13,11 +13,10 @@ import pytest
 from det_lightning.hyperparameters import choose_hparams
 from det_lightning.porting.bypass_rules import DEVICE, PROCESSES
 from det_lightning.testing.checks import BadTrial
-from det_lightning.testing.observation.observer import Observer
-from det_lightning.testing.observation.source_scan import TrialCode
+from det_lightning.testing.observation.source_scan import TrialCode, counts_in_epoch
 from det_lightning.testing.options import read_config
 from det_lightning.testing.records.record import RunSettings
-from det_lightning.testing.training.execution import RunPlan, train_under_lightning
+from det_lightning.testing.training.execution import RunPlan, train
 from det_lightning.testing.training.runs import Boundaries
 from det_lightning.testing.training.trial_source import ImportedTrial
 from tests.testing.changed_trials import case
@@ -151,6 +150,33 @@ def test_scan_finds_bypasses_and_hyperparameters(tmp_path: Path) -> None:
     assert code.find_hparams() == {"width": "model_def.py:25", "global_batch_size": "model_def.py:26"}
 
 
+REMARKS = """
+import torch
+
+class MyTrial:
+    def __init__(self, context):
+        self.means = torch.zeros(3)
+        self.moved = torch.zeros(3).to(context.device)
+        self.scale = torch.tensor(2.0)
+        self.context = context
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        if batch_idx == len(self.loader) - 1 or batch_idx % len(self.loader) == 0:
+            batch = batch - self.means * self.moved * self.scale
+        self.context.step_optimizer(self.optimizer)
+        self.weight.grad.clamp_(-1, 1)
+        self.weight.grad.zero_()
+"""
+
+
+def test_scan_finds_remarks(tmp_path: Path) -> None:
+    (tmp_path / "model_def.py").write_text(REMARKS)
+    code = TrialCode([tmp_path / "model_def.py"], tmp_path)
+    assert code.find_unmoved() == ["model_def.py:6: self.means = torch.zeros(3)"]
+    assert code.find(counts_in_epoch) == ["model_def.py:12: batch_idx == len(self.loader) - 1"]
+    assert code.find_late_changes() == ["model_def.py:15: self.weight.grad.clamp_(-1, 1)"]
+
+
 def test_each_import_is_fresh(tmp_path: Path) -> None:
     (tmp_path / "counted.py").write_text("values = []\n")
     (tmp_path / "model_def.py").write_text(
@@ -184,6 +210,6 @@ def test_single_import_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_ctrl_c_ends_a_lightning_run(tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(case("Ctrl-C")(first="raise KeyboardInterrupt").source)
     settings = RunSettings(hparams={"lr": 0.02, "global_batch_size": 4}, batches=2)
-    plan = RunPlan("pl.Trainer", settings, tmp_path / "run" / "checkpoints")
+    plan = RunPlan("pl.Trainer", settings, tmp_path / "run" / "checkpoints", under_lightning=True)
     with pytest.raises(KeyboardInterrupt):
-        train_under_lightning(ImportedTrial("model_def:MyTrial", tmp_path), plan, Observer())
+        train(ImportedTrial("model_def:MyTrial", tmp_path), plan)

@@ -13,7 +13,6 @@ from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.format.layout import METADATA_FILE
 from det_lightning.testing.checks import CheckFailed, NotCompared
-from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.training.execution import train, validate
 from det_lightning.testing.training.runs import TrialRuns
 
@@ -35,7 +34,7 @@ def loads(runs: TrialRuns) -> None:
         limits={"limit_val_batches": 1},
         resume_from=path,
     )
-    failure = train(runs.source, plan, Observer()).failure
+    failure = train(runs.source, plan).failure
     if failure is not None:
         raise CheckFailed(
             f"The trial cannot resume from {path}: it fails {failure.description}",
@@ -47,7 +46,7 @@ def loads(runs: TrialRuns) -> None:
 def reproduces_metrics(runs: TrialRuns) -> None:
     """With the checkpoint's weights, a validation on all of the validation data gives the recorded metrics."""
     path, _, metadata = _read_checkpoint(runs)
-    validated = validate(runs.source, runs.plan("the validation", resume_from=path), Observer())
+    validated = validate(runs.source, runs.plan("the validation", resume_from=path))
     if validated.failure is not None:
         raise CheckFailed(f"{path} cannot be validated: the trial fails {validated.failure.description}")
     validations = validated.observer.validations

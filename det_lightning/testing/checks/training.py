@@ -14,7 +14,7 @@ import numpy as np
 from det_lightning.porting.bypass_rules import DEVICE, PROCESSES
 from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.call_watch import TOO_LATE
-from det_lightning.testing.observation.observer import BatchModes, Observer, shorten_names
+from det_lightning.testing.observation.observer import BatchModes, shorten_names
 from det_lightning.testing.observation.source_scan import (
     assigns,
     calls,
@@ -25,7 +25,7 @@ from det_lightning.testing.observation.source_scan import (
 )
 from det_lightning.testing.processor_time import Stuck
 from det_lightning.testing.records.difference import find_cancelling_gradients, usual_causes
-from det_lightning.testing.training.execution import compare_records, compare_runs, train_under_lightning
+from det_lightning.testing.training.execution import compare_records, compare_runs
 from det_lightning.testing.training.runs import TrialRuns
 
 
@@ -48,8 +48,8 @@ def trains(runs: TrialRuns) -> None:
                 )
 
 
-def is_deterministic(runs: TrialRuns) -> None:
-    """Two runs with the same seed are equal to the bit."""
+def is_deterministic(runs: TrialRuns) -> list[str]:
+    """Two runs with the same seed are equal to the bit, and so is the very first run if it writes files."""
     one = runs.require(runs.straight)
     if (difference := compare_runs(one, runs.require_success(runs.again))) is not None:
         raise CheckFailed(
@@ -57,6 +57,15 @@ def is_deterministic(runs: TrialRuns) -> None:
             *usual_causes("seed", difference.kind),
             details=runs.code.find_chances(),
         )
+    if not runs.written:
+        return []
+    if (difference := compare_runs(runs.probe, runs.require_success(runs.probe_again))) is not None:
+        raise CheckFailed(
+            f"The very first run, which wrote {list_names(runs.written)}, is not like the same run afterwards. "
+            f"{difference}",
+            "a file that the first run writes and later ones read: let the first run read what it has written, too",
+        )
+    return [f"the first run wrote {list_names(runs.written)}, which later runs may read"]
 
 
 def is_deterministic_elsewhere(runs: TrialRuns) -> None:
@@ -195,9 +204,7 @@ def trains_under_aggregation(runs: TrialRuns) -> list[str]:
 def trains_equally(runs: TrialRuns) -> None:
     """``Trainer(trial, context).fit()`` and ``pl.Trainer().fit(TrialModule(...))`` give the same numbers."""
     straight = runs.require(runs.straight)
-    lightning = train_under_lightning(
-        runs.source, runs.boundaries.apply(runs.plan("pl.Trainer")), Observer(runs.source)
-    )
+    lightning = runs.lightning
     if lightning.failure is not None:
         raise CheckFailed(
             f"Under pl.Trainer the trial fails {lightning.failure.description}",

@@ -35,8 +35,9 @@ _OF_TORCH = ("feature_dropout", "native_dropout")
 _SEEDING = ((torch, "manual_seed", "set_rng_state"), (random, "seed", "setstate"), (np.random, "seed", "set_state"))
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, torch.utils.data.distributed.DistributedSampler)
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
-# In-place functions that clear gradients, or do not change elements.
-_CLEARING = ("zero_", "_foreach_zero_", "requires_grad_", "detach_", "retain_grad_", "share_memory_")
+# Operators that change elements in place, and functions that look as if they did.
+_OPERATORS = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__")
+_LABELLING = ("requires_grad_", "detach_", "share_memory_")
 #: Why a change of gradients is a mistake.
 TOO_LATE = "changes gradients after the step, when they have no effect; pass clip_grads=... to context.step_optimizer()"
 _UNSCALED = "divide them by the scale with scaler.unscale_(optimizer)"
@@ -240,7 +241,7 @@ class CallWatch(TorchFunctionMode):
             if own is None or own.type != named.type or named.index not in (None, own.index):
                 self._note("device", str(named))
         result = func(*args, **given)
-        if name.endswith("_") and name not in _CLEARING:
+        if name in _OPERATORS or (name.endswith("_") and not name.endswith("__") and name not in _LABELLING):
             self._find_changed(name, *args[:1])
         if self._observer.evaluating is not None and (layer := _find_training_layer(name, args, given)):
             line = find_user_line(self._directory) or "a line outside of the trial's files"
@@ -248,9 +249,10 @@ class CallWatch(TorchFunctionMode):
         return result
 
     def _find_changed(self, name: str, changed: Any = None) -> None:
-        """Note a change in place of gradients with which an optimizer has stepped."""
+        """Note a change in place of gradients with which an optimizer has stepped, unless it clears them."""
         storages = {_find_storage(part) for part in (changed if isinstance(changed, list | tuple) else [changed])}
-        if any(_find_storage(p.grad) in storages - {None} for p, (grad, _) in self._used.items() if p.grad is grad):
+        used = [p.grad for p, (gradient, _) in self._used.items() if p.grad is gradient]
+        if any(gradient.any() for gradient in used if _find_storage(gradient) in storages - {None}):
             self._note("gradient", f"{name}() {TOO_LATE}")
 
 

@@ -141,8 +141,12 @@ class Observer(recorder.TrainingLog):
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process can read: no objects of the trial's classes."""
         self.release()
-        emptied: dict[str, Any] = {"metrics": [], "validations": [], "data": {}, "_before_validation": None}
-        return {**vars(self), **emptied, "final": {"weights": self.final.get("weights", {})}}
+        plain = {
+            "metrics": [_copy_plain(metrics) for metrics in self.metrics],
+            "validations": [(batches, _copy_plain(metrics)) for batches, metrics in self.validations],
+            "final": {"weights": self.final.get("weights", {})},
+        }
+        return {**vars(self), **plain, "data": {}, "_before_validation": None}
 
     def begin(self, trial: Any, context: Any) -> None:
         super().begin(trial, context)
@@ -414,6 +418,16 @@ def _copy(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_copy(item) for item in value]
     return value
+
+
+def _copy_plain(value: Any) -> Any:
+    """Return a value in which another object takes the place of objects of foreign classes."""
+    if isinstance(value, dict):
+        return {key: _copy_plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy_plain(item) for item in value]
+    is_plain = type(value).__module__ in ("builtins", "numpy", "datetime", "uuid")
+    return value if is_plain else SimpleNamespace(text=repr(value))
 
 
 def observe_trial(trial_class: type, observer: Observer, data: ShortenedData) -> type:

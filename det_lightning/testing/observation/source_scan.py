@@ -115,11 +115,12 @@ class TrialCode:
         found = []
         for file, tree in self._trees.items():
             for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
-                named = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-                steps = [node.lineno for node in named if get_name(node.func) == "step_optimizer"]
-                last = [node.lineno for node in named if get_name(node.func) in ("step_optimizer", "backward")]
-                late = [node for node in ast.walk(function) if _changes_gradient(node)] if steps else []
-                found += [f"{file}:{n.lineno}: {ast.unparse(n)}" for n in late if n.lineno > max(last)]
+                nodes = [node for node in ast.walk(function) if isinstance(node, ast.expr | ast.stmt)]
+                calls_last = [node for node in nodes if _is_call(node, ("step_optimizer", "backward"))]
+                last = max((node.end_lineno or 0 for node in calls_last), default=0)
+                is_stepping = any(_is_call(node, ("step_optimizer",)) for node in nodes)
+                late = [node for node in nodes if is_stepping and node.lineno > last and _changes_gradient(node)]
+                found += [f"{file}:{node.lineno}: {ast.unparse(node)}" for node in late]
         return [*dict.fromkeys(found)]
 
     def find_chances(self) -> list[str]:
@@ -140,14 +141,15 @@ class TrialCode:
         moved = {_mark_name(part) for node in nodes if _is_call(node, _MOVING) for part in ast.walk(node)}
         users = [n for n in nodes if isinstance(n, ast.FunctionDef) and not n.name.startswith(("__init__", "build_"))]
         used = {_mark_name(part) for user in users for part in ast.walk(user)} - moved
-        return [
-            f"{file}:{node.lineno}: {ast.unparse(node)}"
-            for file, tree in self._trees.items()
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign)
-            and _makes_tensor(node.value)
-            and not used.isdisjoint(map(_mark_name, node.targets))
-        ]
+        found = []
+        for file, tree in self._trees.items():
+            for trial in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+                kept = [node for node in ast.walk(trial) if isinstance(node, ast.Assign) and _makes_tensor(node.value)]
+                is_trial = any(map(defines("train_batch"), trial.body))
+                for node in (node for node in kept if is_trial and isinstance(node.targets[0], ast.Attribute)):
+                    if not used.isdisjoint(map(_mark_name, node.targets)):
+                        found.append(f"{file}:{node.lineno}: {ast.unparse(node)}")
+        return found
 
     def _nodes(self) -> Iterator[tuple[str, ast.AST]]:
         """Yield expressions and functions with their lines, except in parts for scripts only."""

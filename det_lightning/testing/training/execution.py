@@ -35,6 +35,7 @@ from det_lightning.testing.training.trial_source import TrialSource, own_frames
 
 _QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 _LOGGERS = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning.pytorch", "det_lightning")]
+_BUILDING = "while the trial is built"
 # The stage of a run after an event of the log, until the next of these events.
 _STAGES = {
     "start": "before its data loaders are built",
@@ -63,6 +64,8 @@ class RunPlan:
     distributed: Any = None  # DistributedContext of the run
     strategy: str | None = None  # how several processes train
     threads: int | None = None  # number of torch's threads; None leaves it unchanged
+    recorded: dict[str, Any] | None = None  # arguments for the Observer, beyond the trial; None records no calls
+    under_lightning: bool = False  # train with Lightning's API
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # training runs inside it
 
     @property
@@ -107,6 +110,11 @@ class Run:
         return self.failure is not None and self.failure.stage.startswith("in the validation")
 
     @property
+    def was_built(self) -> bool:
+        """Whether the constructor of the trial returned."""
+        return self.failure is None or self.failure.stage != _BUILDING
+
+    @property
     def training_began(self) -> bool:
         return any(event.get("name") == "on_training_start" for event in self.record.events)
 
@@ -124,8 +132,11 @@ def compare_records(one: TrainingRecord, other: TrainingRecord, sides: tuple[str
     return None if difference is None else dataclasses.replace(difference, sides=sides)
 
 
-def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
-    """Train with Determined's API; an error of the trial becomes the failure of the run."""
+def train(source: TrialSource, plan: RunPlan) -> Run:
+    """Train with one of both APIs; an error of the trial becomes the failure of the run."""
+    observer = Observer() if plan.recorded is None else Observer(source, **plan.recorded)
+    if plan.under_lightning:
+        return _observe_run(source, plan, observer, lambda trial_class: _fit_module(trial_class, plan, observer))
     logs = plan.storage / "tensorboard"
     init = {"trial_seed": plan.settings.seed, "tensorboard_path": logs, "distributed": plan.distributed}
     init["strategy"] = plan.strategy
@@ -142,34 +153,29 @@ def train(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
     return _observe_run(source, plan, observer, lambda trial_class: recorder.train(trial_class, *arguments))
 
 
-def train_under_lightning(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
-    """Train with Lightning's API; see :func:`train`."""
-
-    def fit_trial(trial_class: type) -> None:
-        module = _make_module(
-            trial_class,
-            plan,
-            aggregation_frequency=plan.settings.aggregation_frequency,
-            max_length=Batch(plan.settings.batches),
-            validation_period=_make_schedule(plan.validate_after or frozenset()) or Batch(sys.maxsize),
-            reporting_period=Batch(plan.settings.reporting_period),
-            step_zero_validation=False,
-        )
-        with interrupts_come_through():
-            _make_trainer(max_epochs=-1, callbacks=[_make_checkpoints(plan)], **plan.limits).fit(module)
-        observer.end(observer.trial)
-
-    return _observe_run(source, plan, observer, fit_trial)
+def _fit_module(trial_class: type, plan: RunPlan, observer: Observer) -> None:
+    module = _make_module(
+        trial_class,
+        plan,
+        aggregation_frequency=plan.settings.aggregation_frequency,
+        max_length=Batch(plan.settings.batches),
+        validation_period=_make_schedule(plan.validate_after or frozenset()) or Batch(sys.maxsize),
+        reporting_period=Batch(plan.settings.reporting_period),
+        step_zero_validation=False,
+    )
+    with interrupts_come_through():
+        _make_trainer(max_epochs=-1, callbacks=[_make_checkpoints(plan)], **plan.limits).fit(module)
+    observer.end(observer.trial)
 
 
-def validate(source: TrialSource, plan: RunPlan, observer: Observer) -> Run:
+def validate(source: TrialSource, plan: RunPlan) -> Run:
     """Validate with the weights of the checkpoint to resume from; see :func:`train`."""
 
     def validate_trial(trial_class: type) -> None:
         with interrupts_come_through():
             _make_trainer().validate(_make_module(trial_class, plan), ckpt_path=plan.resume_from, verbose=False)
 
-    return _observe_run(source, plan, observer, validate_trial)
+    return _observe_run(source, plan, Observer(), validate_trial)
 
 
 def _make_module(trial_class: type, plan: RunPlan, **options: Any) -> TrialModule:
@@ -222,7 +228,7 @@ def _observe_run(source: TrialSource, plan: RunPlan, observer: Observer, fit: Ca
             error = e.__context__ if isinstance(e, SystemExit) and isinstance(e.__context__, errors.InvalidHP) else e
             labels = [(event.get("name", event["event"]), event["batch"]) for event in observer.events]
             stages = [_STAGES[label].format(batch=batch) for label, batch in labels if label in _STAGES]
-            failure = Failure(error, ["while the trial is built", *stages][-1], own_frames(error, source.directory))
+            failure = Failure(error, [_BUILDING, *stages][-1], own_frames(error, source.directory))
         environment = recorder.environment("det_lightning")
     observer.release()
     recorded = None if failure is None else recorder.describe_error(failure.error)

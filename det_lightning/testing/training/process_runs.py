@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
 import os
 import pickle
 import sys
@@ -23,7 +24,6 @@ from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.topology import free_port
 from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.call_watch import DROPOUTS
-from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.shortened_data import ShortenedData
 from det_lightning.testing.observation.source_scan import TrialCode, assigns, calls
 from det_lightning.testing.processor_time import POLL_S, ProcessorMeter, Stuck
@@ -97,6 +97,7 @@ def _train_role(
     index: int, spec: str, directory: Path, roles: Sequence[Role], folder: Path, port: int, threads: int
 ) -> None:
     plans, rank = roles[index]
+    multiprocessing.set_start_method(None, force=True)  # which a trial may set itself, once
     distributed = None
     if rank is not None:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(SIZE))  # like torchrun
@@ -107,9 +108,8 @@ def _train_role(
     source = ImportedTrial(spec, directory)
     results = []
     for plan in plans:
-        observer = Observer(source, reads_state=True, keeps_weights=True)
         here = dataclasses.replace(plan, distributed=distributed, threads=plan.threads or threads)
-        results.append(dataclasses.replace(train(source, here, observer), plan=plan))
+        results.append(dataclasses.replace(train(source, here), plan=plan))
     (folder / f"role-{index}.pkl").write_bytes(pickle.dumps(results))
     if results[-1].failure is not None:
         sys.exit(1)
@@ -161,7 +161,8 @@ def train_two(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) 
 def make_options(data: ShortenedData) -> dict[str, Any]:
     """Return the options of a plan that validates at once, and does nothing that depends on how a batch is shared."""
     start = {"validate_after": frozenset(), "validates_first": True, "around": remove_chance}
-    return {"data": data, "limits": {"limit_val_batches": 16}, **start}
+    recorded = {"reads_state": True, "keeps_weights": True}
+    return {"data": data, "limits": {"limit_val_batches": 16}, "recorded": recorded, **start}
 
 
 def _plan_roles(

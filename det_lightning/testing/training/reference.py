@@ -15,7 +15,6 @@ from pathlib import Path
 from det_lightning.files.plain_values import as_plain
 from det_lightning.testing import recorder
 from det_lightning.testing.checks import BadTrial, NotCompared
-from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.processor_time import BUDGET_S, POLL_S, ProcessorMeter, Stuck
 from det_lightning.testing.records.comparison import first_difference
@@ -105,7 +104,7 @@ def record_ours(trial: type | TrialSource, settings: RunSettings, *, threads: in
     source = GivenTrial(trial) if isinstance(trial, type) else trial
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory, "checkpoints")
-        run = train(source, RunPlan("det_lightning", settings, storage, threads=threads), Observer())
+        run = train(source, RunPlan("det_lightning", settings, storage, threads=threads))
     return _convert_to_json(run.record)
 
 

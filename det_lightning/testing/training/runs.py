@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from det_lightning.testing.checks import BadTrial, CheckFailed, NotCompared
-from det_lightning.testing.observation.observer import Observer
 from det_lightning.testing.observation.shortened_data import ShortenedData
 from det_lightning.testing.observation.source_scan import TrialCode
 from det_lightning.testing.options import TrialOptions
+from det_lightning.testing.processor_time import Stuck
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Run, RunPlan, train
@@ -25,7 +26,7 @@ from det_lightning.testing.training.process_runs import (
 )
 from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
 from det_lightning.testing.training.requirements import choose_arguments, explain_failure, read_code
-from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource
+from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource, list_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +82,8 @@ class TrialRuns:
         self._failure_is_told = False
         self._resumed: dict[tuple[int, int], Run] = {}
         self._halved: dict[int, Run] = {}
+        self.written: list[str] = []  # files that the very first run wrote
+        self._builds_once: bool | None = None  # whether only another process can build the trial; None if unknown
         self._folder = tempfile.TemporaryDirectory(prefix="det_lightning-", ignore_cleanup_errors=True)
 
     def close(self) -> None:
@@ -122,12 +125,40 @@ class TrialRuns:
         """The source of the trial."""
         return read_code(self.source)
 
-    def _train(self, plan: RunPlan, **recorded: Any) -> Run:
-        return train(self.source, plan, Observer(self.source, **recorded))
+    def _train(self, plan: RunPlan) -> Run:
+        """Train, and in a process of its own if the trial can be built only once in a process."""
+        if plan.recorded is None:
+            plan = dataclasses.replace(plan, recorded={})
+        run = None if self._builds_once else train(self.source, plan)
+        if run is not None and (run.failure is None or not self._may_build_elsewhere(run)):
+            return run
+        try:
+            ((alone,),) = train_in_processes(self.source, [([plan], None)])
+        except Stuck as e:
+            raise NotCompared(f"in a process of its own the trial does not end: {e}") from None
+        self._builds_once = alone.was_built
+        return alone if run is None or alone.was_built else run
+
+    def _may_build_elsewhere(self, run: Run) -> bool:
+        """Return whether another process might build the trial, of which nothing is known to be missing."""
+        is_tried = self._builds_once is not None or not isinstance(self.source, ImportedTrial)
+        return not (run.was_built or is_tried) and explain_failure(self.source, self.settings, run.failure) is None
 
     @functools.cached_property
     def probe(self) -> Run:
-        """The first run: two epochs of two batches."""
+        """The very first run: two epochs of two batches."""
+        before = list_files((self.source.directory, Path.cwd()))
+        run = self._train_shortly()
+        after = list_files((self.source.directory, Path.cwd()))
+        self.written += [os.path.relpath(path) for path, changed in after.items() if before.get(path) != changed]
+        return run
+
+    @functools.cached_property
+    def probe_again(self) -> Run:
+        """The first run once more, with the files that it wrote."""
+        return self._train_shortly()
+
+    def _train_shortly(self) -> Run:
         plan = self.plan(
             "a run of four batches",
             dataclasses.replace(self.settings, batches=4),
@@ -144,18 +175,22 @@ class TrialRuns:
 
     @functools.cached_property
     def straight(self) -> Run:
-        return self._train(self.boundaries.apply(self.plan("the first run")), reads_state=True)
+        return self._train(self.boundaries.apply(self.plan("the first run", recorded={"reads_state": True})))
 
     @functools.cached_property
     def again(self) -> Run:
-        return self._train(self.boundaries.apply(self.plan("the second run")), reads_state=True)
+        return self._train(self.boundaries.apply(self.plan("the second run", recorded={"reads_state": True})))
+
+    @functools.cached_property
+    def lightning(self) -> Run:
+        return self._train(self.boundaries.apply(self.plan("pl.Trainer", under_lightning=True)))
 
     @functools.cached_property
     def later(self) -> Run:
         """A run whose trial sees the indices of later batches and epochs."""
         settings = dataclasses.replace(self.settings, batches=len(LATER))
         plan = self.plan("a later run", settings, validate_after=frozenset(), limits={"limit_val_batches": 1})
-        return self._train(plan, indices=LATER)
+        return self._train(dataclasses.replace(plan, recorded={"indices": LATER}))
 
     @functools.cached_property
     def aggregation(self) -> Run:
@@ -172,9 +207,10 @@ class TrialRuns:
                 name="the resumed run",
                 storage=self._make_storage(),
                 resume_from=run.checkpoints[batches],
+                recorded={"reads_state": True, "watches": True},
                 trusted=True,  # this process wrote the checkpoint
             )
-            self._resumed[key] = self._train(plan, reads_state=True, watches=True)
+            self._resumed[key] = self._train(plan)
         return self._resumed[key]
 
     @property
@@ -199,7 +235,7 @@ class TrialRuns:
     def train_elsewhere(self, hash_seed: str) -> TrainingRecord:
         """Return the record of another process under a hash seed; raises Stuck."""
         threads = int(self.straight.record.environment["threads"])
-        plan = self.boundaries.apply(self.plan("another process", threads=threads))
+        plan = self.boundaries.apply(self.plan("another process", threads=threads, recorded={}))
         ((result,),) = train_in_processes(self.source, [([plan], None)], hash_seed)
         return result.record
 
@@ -217,7 +253,7 @@ class TrialRuns:
                 hparams = {**settings.hparams, "global_batch_size": whole // into}
                 settings = dataclasses.replace(settings, hparams=hparams, batches=into, aggregation_frequency=into)
             plan = self.plan(f"a run of a batch in {into}", settings, **make_options(data))
-            self._halved[into] = self._train(plan, keeps_weights=True)
+            self._halved[into] = self._train(plan)
         return self._halved[into]
 
     @functools.cached_property

@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from det_lightning.testing.checks import BadTrial
 
 # pytest and this plugin keep using their first import.
 _KEPT = {"__main__", "conftest", "det_lightning"}
+_MANY_FILES = 10_000
 _PACKAGE = str(Path(__file__).parents[2])
 _OBSERVING = (__file__, str(Path(__file__).parents[1] / "observation"))
 # Functions of det_lightning that call optimizers, schedulers and backward passes, possibly through the user's code.
@@ -181,3 +182,17 @@ def find_user_line(directory: Path, beyond_context: bool = False) -> str | None:
         if line is None and is_own_file(file, directory):
             line = f"{Path(file).relative_to(directory)}:{number}"
     return line
+
+
+def list_files(directories: Iterable[Path]) -> dict[Path, int]:
+    """Return the files below directories with the times of their changes; of large directories only a part."""
+    found: dict[Path, int] = {}
+    for directory in directories:
+        for folder, folders, names in os.walk(directory):
+            folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+            for path in (Path(folder, name) for name in names):
+                with contextlib.suppress(OSError):  # a file that is removed meanwhile
+                    found[path] = path.stat().st_mtime_ns
+            if len(found) > _MANY_FILES:
+                break
+    return found
