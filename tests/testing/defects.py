@@ -306,10 +306,10 @@ DEFECTS = {
             r"the training dataset \(Noted\): inputs \(LINE\)",
             "data that change while they are read",
         )(reads="self.inputs[index] *= 0.9", sample="self.inputs[index].clone()"),
-        case("hyperparameter that is changed", r"the hyperparameters \(dict\): \['lr'\]")(
+        case("hyperparameter that is changed", r"the hyperparameters \(dict\): \['lr'\] \(LINE\)")(
             first="self.context.get_hparams()['lr'] *= 0.9", loss="self.loss(batch) * self.context.get_hparam('lr')"
         ),
-        case("environment variable", r"the environment \(dict\): \['STEPS'\]")(
+        case("environment variable", r"the environment \(dict\): \['STEPS'\] \(LINE\)")(
             first="os.environ['STEPS'] = os.environ.get('STEPS', '') + '.'",
             loss="self.loss(batch) * len(os.environ['STEPS'])",
         ),

@@ -27,6 +27,8 @@ _RESULTS = ("model", "optimizer", "scheduler", "stateful")
 # Run after the content of a checkpoint was collected.
 _LATE_HOOKS = ("on_checkpoint_end", "on_checkpoint_write_end", "on_checkpoint_upload_end")
 _CHECKPOINT_HOOKS = ("on_checkpoint_save_start", "on_checkpoint_load_start")
+# Names in lines that change settings.
+_SETTERS = {"hyperparameters": [".get_hparams", ".hparams", "hparams"], "environment": [".environ"]}
 _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "learning rate scheduler"}
 
 
@@ -174,7 +176,7 @@ def _describe_loss(holder: Holder, paths: list[str], lines: Mapping[str, str]) -
     names_itself = holder.kind in ("callback", "trial") or holder.path.startswith("the ")
     kind = "" if names_itself else f"{_WORDS.get(holder.kind, holder.kind)} "
     names = [*_first_words(holder, paths), holder.path.rpartition(".")[2]]
-    words = names if holder.kind == "module" else [f".{name}" for name in names]
+    words = _SETTERS.get(holder.kind, names if holder.kind == "module" else [f".{name}" for name in names])
     line = next((f" ({lines[word]})" for word in words if word in lines), "")
     return f"{kind}{holder.path} ({holder.type_name}): {list_names(_relative_names(holder, paths))}{line}"
 

@@ -90,6 +90,7 @@ class CallWatch(TorchFunctionMode):
         self._repeated: dict[str, str] = {}  # the first repeated value of each line
         # By parameter: the gradients of a step, and gradients that a backward pass added to them, with its line.
         self._used: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
+        self._by_storage: dict[int | None, torch.Tensor] = {}  # parameters by the memory of these gradients
         self._added: dict[torch.Tensor, tuple[torch.Tensor | None, str | None]] = {}
 
     @contextlib.contextmanager
@@ -192,6 +193,7 @@ class CallWatch(TorchFunctionMode):
         for parameter in _collect_parameters(optimizer):
             if parameter.grad is not None and not parameter.grad.is_sparse:
                 self._used[parameter] = (parameter.grad, parameter.grad._version)
+                self._by_storage[_find_storage(parameter.grad)] = parameter
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         context = self._observer.context
@@ -251,8 +253,8 @@ class CallWatch(TorchFunctionMode):
     def _find_changed(self, name: str, changed: Any = None) -> None:
         """Note a change in place of gradients with which an optimizer has stepped, unless it clears them."""
         storages = {_find_storage(part) for part in (changed if isinstance(changed, list | tuple) else [changed])}
-        used = [p.grad for p, (gradient, _) in self._used.items() if p.grad is gradient]
-        if any(gradient.any() for gradient in used if _find_storage(gradient) in storages - {None}):
+        used = {p: self._used[p][0] for p in map(self._by_storage.get, storages) if p in self._used}
+        if any(parameter.grad is gradient and gradient.any() for parameter, gradient in used.items()):
             self._note("gradient", f"{name}() {TOO_LATE}")
 
 
