@@ -116,8 +116,8 @@ def grow_not(runs: TrialRuns) -> None:
     if batches[0] == batches[1]:
         raise NotCompared("the validation has a single sample, or its loader has no length")
     draws = one.observer.draws
-    whole, half = (run.observer.validations[0][1] for run in (one, halved))
-    pairs = {name: [_as_number(metrics[name]) for metrics in (whole, half)] for name in whole if name in half}
+    first, other = (run.observer.validations[0][1] for run in (one, halved))
+    pairs = {name: [_as_number(metrics[name]) for metrics in (first, other)] for name in first if name in other}
     numbers_only = {name: values for name, values in pairs.items() if not math.isnan(values[0])}
     if not numbers_only:
         raise NotCompared("no metric of the validation is a number")

@@ -96,7 +96,9 @@ class CallWatch(TorchFunctionMode):
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
         """Watch a training."""
-        groups = [(dist, name, f"torch.distributed.{name}()") for name in COLLECTIVES if hasattr(dist, name)]
+        groups: list[tuple[Any, str, str]] = [
+            (dist, name, f"torch.distributed.{name}()") for name in COLLECTIVES if hasattr(dist, name)
+        ]
         groups += [(wrapper, "__init__", f"{wrapper.__name__}(...)") for wrapper in _WRAPPERS]
         schedulers = [cls for cls in _find_subclasses(TorchLRScheduler) if "step" in vars(cls)]
         with contextlib.ExitStack() as undo, pytest.MonkeyPatch.context() as patch, self:
@@ -109,10 +111,10 @@ class CallWatch(TorchFunctionMode):
                 _patch(patch, torch.amp.GradScaler, name, self._unscale)
             _patch(patch, nn.Module, "train", self._switch)
             _patch(patch, PyTorchTrialContext, "wrap_model", self._observer.note_wrapped)
-            for owner in (PyTorchTrialContext, PyTorchExperimentalContext):
-                _patch(patch, owner, "wrap_reducer", self._observer.note_reducer)
-            for owner, name in itertools.product((nn.utils, nn.utils.clip_grad), _CLIPS):
-                _patch(patch, owner, name, functools.partial(self._clip, name))
+            for context in (PyTorchTrialContext, PyTorchExperimentalContext):
+                _patch(patch, context, "wrap_reducer", self._observer.note_reducer)
+            for module, name in itertools.product((nn.utils, nn.utils.clip_grad), _CLIPS):
+                _patch(patch, module, name, functools.partial(self._clip, name))
             for library, seed, restore in _SEEDING:
                 call = f"{library.__name__}.{seed}("
                 _patch(patch, library, seed, functools.partial(self._seed, call))

@@ -50,6 +50,7 @@ class ProcessRuns:
 
     ranks: list[Run]
     one: Run
+    elsewhere: Run  # in the process alone, as long as the runs in this process
     halved: Run  # one process that validates with half as many samples in a batch
     sets_batch_size: bool  # whether there is a global batch size to share
     remarks: list[str]
@@ -117,8 +118,10 @@ def _train_role(
         dist.destroy_process_group()
 
 
-def train_two_and_one(source: TrialSource, straight: Run, make_plan: PlanMaker, code: TrialCode) -> ProcessRuns:
-    """Train in two processes and in one; ``straight`` is a run in this process.
+def train_two_and_one(
+    source: TrialSource, straight: Run, make_plan: PlanMaker, code: TrialCode, elsewhere: RunPlan
+) -> ProcessRuns:
+    """Train in two processes and in one; ``straight`` is a run in this process, and ``elsewhere`` the plan of another.
 
     Raises CheckFailed if the two processes fail, and NotCompared if there is nothing to compare.
     """
@@ -129,7 +132,7 @@ def train_two_and_one(source: TrialSource, straight: Run, make_plan: PlanMaker, 
     settings = dataclasses.replace(settings, batches=min(_BATCHES, seen.training.full_batches or _BATCHES))
     batch_size = seen.validation.batch_size
     remarks: list[str] = []
-    results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size))
+    results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size, elsewhere))
     freezing = [f"{line} freezes parameters" for line in code.find(calls("requires_grad_"), assigns("requires_grad"))]
     if (failure := results[0][-1].failure) is not None and "got no gradient in a batch" in failure.text:
         reason = failure.text.splitlines()[-1].partition(": ")[2].partition(". ")[0]
@@ -140,14 +143,14 @@ def train_two_and_one(source: TrialSource, straight: Run, make_plan: PlanMaker, 
                 "connects the processes",
                 details=[f"frozen after wrap_model(): {list_names(late)}", *freezing],
             )
-        results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size, FIND_UNUSED))
+        results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size, elsewhere, FIND_UNUSED))
         remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {reason}")
     elif frozen := [name for name, began in seen.frozen.items() if began]:
         where = [*freezing, "the trial freezes parameters"][0]
         remarks.append(f"{where} ({list_names(frozen)}): several processes need strategy={FIND_UNUSED!r} from then on")
     _require_success(results, seen.calls["process group"])
-    (first,), (second,), (halved, one) = results
-    return ProcessRuns([first, second], one, halved, "global_batch_size" in settings.hparams, remarks)
+    (first,), (second,), (another, halved, one) = results
+    return ProcessRuns([first, second], one, another, halved, "global_batch_size" in settings.hparams, remarks)
 
 
 def train_two(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) -> list[Run]:
@@ -166,7 +169,7 @@ def make_options(data: ShortenedData) -> dict[str, Any]:
 
 
 def _plan_roles(
-    make_plan: PlanMaker, settings: RunSettings, batch_size: int | None, strategy: str | None = None
+    make_plan: PlanMaker, settings: RunSettings, batch_size: int | None, elsewhere: RunPlan, strategy: str | None = None
 ) -> list[Role]:
     """Return the roles of two processes, and of one process for comparison."""
     data = ShortenedData(validation_samples=None if batch_size is None else 4 * batch_size, loads_here=True)
@@ -176,7 +179,7 @@ def _plan_roles(
     half_data = dataclasses.replace(data, halves_validation_batch=True)
     halved = make_plan("half batches", once, **{**options, "data": half_data})
     one = make_plan("one process", settings, **options)
-    return [*(([plan], rank) for rank in range(SIZE)), ([halved, one], None)]
+    return [*(([plan], rank) for rank in range(SIZE)), ([elsewhere, halved, one], None)]
 
 
 def _train_to_end(source: TrialSource, roles: list[Role]) -> list[list[Run]]:

@@ -16,8 +16,9 @@ from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.processor_time import Stuck
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
-from det_lightning.testing.training.execution import Run, RunPlan, train
+from det_lightning.testing.training.execution import Failure, Run, RunPlan, train
 from det_lightning.testing.training.process_runs import (
+    HASH_SEED,
     ProcessRuns,
     make_options,
     share_evenly,
@@ -130,7 +131,7 @@ class TrialRuns:
         if plan.recorded is None:
             plan = dataclasses.replace(plan, recorded={})
         run = None if self._builds_once else train(self.source, plan)
-        if run is not None and (run.failure is None or not self._may_build_elsewhere(run)):
+        if run is not None and (run.was_built or self._is_build_explained(run.failure)):
             return run
         try:
             ((alone,),) = train_in_processes(self.source, [([plan], None)])
@@ -139,10 +140,10 @@ class TrialRuns:
         self._builds_once = alone.was_built
         return alone if run is None or alone.was_built else run
 
-    def _may_build_elsewhere(self, run: Run) -> bool:
-        """Return whether another process might build the trial, of which nothing is known to be missing."""
+    def _is_build_explained(self, failure: Failure | None) -> bool:
+        """Return whether it is known why the trial cannot be built, so that another process need not try."""
         is_tried = self._builds_once is not None or not isinstance(self.source, ImportedTrial)
-        return not (run.was_built or is_tried) and explain_failure(self.source, self.settings, run.failure) is None
+        return is_tried or failure is None or explain_failure(self.source, self.settings, failure) is not None
 
     @functools.cached_property
     def probe(self) -> Run:
@@ -228,16 +229,24 @@ class TrialRuns:
     def _process_outcome(self) -> ProcessRuns | CheckFailed | NotCompared:
         try:
             straight = self.require(self.straight)
-            return train_two_and_one(self.source, straight, self.plan, self.code)
+            return train_two_and_one(self.source, straight, self.plan, self.code, self._plan_elsewhere())
         except (CheckFailed, NotCompared) as e:
             return e
 
     def train_elsewhere(self, hash_seed: str) -> TrainingRecord:
         """Return the record of another process under a hash seed; raises Stuck."""
-        threads = int(self.straight.record.environment["threads"])
-        plan = self.boundaries.apply(self.plan("another process", threads=threads, recorded={}))
-        ((result,),) = train_in_processes(self.source, [([plan], None)], hash_seed)
+        ((result,),) = train_in_processes(self.source, [([self._plan_elsewhere()], None)], hash_seed)
         return result.record
+
+    def _plan_elsewhere(self) -> RunPlan:
+        threads = int(self.straight.record.environment["threads"])
+        return self.boundaries.apply(self.plan("another process", threads=threads, recorded={}))
+
+    def train_first_elsewhere(self, hash_seed: str) -> TrainingRecord:
+        """Return such a record too, of the process that is compared with two if it has this hash seed."""
+        if hash_seed == HASH_SEED and isinstance(outcome := self._process_outcome, ProcessRuns):
+            return outcome.elsewhere.record
+        return self.train_elsewhere(hash_seed)
 
     def halved(self, into: int) -> Run:
         """Validate and then train on a batch at once, divided ``into`` equal parts between which nothing is updated.
