@@ -52,7 +52,9 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
             f"{fn.value}() of a trial needs data: pass dataloaders=, or use validate(). A trial has training and "
             "validation data only."
         )
-    others = {type(one).__name__ for one in trainer.loggers if not isinstance(one, pl.loggers.Logger)}
+    unsupported = _find_unsupported_callbacks(trainer)
+    unknown = [one for one in trainer.loggers if not isinstance(one, pl.loggers.Logger) and _describe(one) is None]
+    others = {type(one).__name__ for one in unknown}
     if others:
         trainer.loggers = []  # Lightning would call them after the refusal, too
     wrong = {
@@ -88,7 +90,7 @@ def refuse_unsupported_flags(trainer: pl.Trainer, aggregation: int | None = None
         ),
     }
     found = [f"{flag}: {instead}" for flag, (used, instead) in wrong.items() if used]
-    _refuse(found + _find_unsupported_callbacks(trainer))
+    _refuse(found + unsupported)
 
 
 def _refuse(found: list[str]) -> None:

@@ -25,7 +25,7 @@ _LEFT_OUT = re.compile(
     rf"{re.escape(_PACKAGE)}|<frozen |.*/importlib/__init__|.*/contextlib\.py"
     r"|.*/site-packages/(det_lightning|pytorch_lightning|lightning|lightning_fabric)/"
 )
-_INSTALLED = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<")
+_INSTALLED = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<frozen ")
 _FRAME = re.compile(r'(?:\[\w+\]:)? *File "(.*)", line \d+, in ')
 _ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
@@ -41,9 +41,8 @@ def _choose_left_out(frames: Sequence[_Frame]) -> set[int]:
     first = min(ours, default=len(frames))
     called = range(first, len(frames))
     users = [index for index in called if index not in ours and not frames[index].file.startswith(_INSTALLED)]
-    last = users[-1] if users else first - 1
     if len(frames) - 1 in ours and frames[-1].source.startswith("raise "):
-        return ours | set(range(last + 1, len(frames)))
+        return ours
     return ours if users else set()
 
 
@@ -60,9 +59,15 @@ def shorten_traceback(error: BaseException) -> None:
     for entry in [one for index, one in enumerate(rest) if index not in left_out]:
         head.tb_next, head = entry, entry
     head.tb_next = None
-    said = "" if error.__cause__ is None else str(error.__cause__)
-    if said and said in str(error):
+    cause = error.__cause__
+    is_said = cause is not None and str(cause) != "" and str(cause) in str(error)
+    if cause is not None and is_said and all(map(_is_of_library, _walk(cause.__traceback__))):
         error.__cause__ = None  # which leaves the context suppressed
+
+
+def _is_of_library(entry: TracebackType) -> bool:
+    file = entry.tb_frame.f_code.co_filename
+    return file.startswith(_INSTALLED) or _LEFT_OUT.match(file) is not None
 
 
 def shorten_lines(lines: Iterable[str]) -> Iterator[str]:

@@ -96,7 +96,7 @@ def _best_first(entries: list[tuple[dict[str, Any], bool]]) -> list[dict[str, An
 def _entry(info: CheckpointInfo) -> tuple[dict[str, Any], bool]:
     """Return what is known of a checkpoint, and whether smaller values of its metric are better."""
     notes = info.notes
-    written = info.age(time.time())[0] or info.written
+    written = info.believable_time(time.time()) or info.written
     entry = {
         "uuid": info.id,
         "complete": info.complete,

@@ -219,7 +219,7 @@ def prune(
         deleted = carry_out(plan, pruned)
     if json:
         content = {"dry_run": dry_run, "to_delete": plan.to_delete, "deleted": deleted, "kept": plan.kept}
-        left = {"perhaps_being_written": plan.perhaps_being_written, "not_in_an_index": plan.unknown}
+        left = {"perhaps_being_written": plan.perhaps_being_written, "of_unknown_trials": plan.unknown}
         print_json({**content, "in_use": plan.in_use, **left})
     elif not plan.to_delete and not deleted:
         print_lines(["Nothing to delete."])

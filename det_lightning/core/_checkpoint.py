@@ -118,8 +118,8 @@ class CheckpointContext:
         names = choose_share(ranks, directory, selector)
         merged = self._merge_metadata(ranks, metadata)
         staging, target = self._begin(ranks)
-        self._announce(staging)
         with staging or contextlib.nullcontext():
+            self._announce(ranks, staging)
             if directory is not None:
                 put(directory, names, target, self.storage)
             ranks.allgather(None)  # all files are there
@@ -149,7 +149,7 @@ class CheckpointContext:
                 yield directory, target.name
             merged = self._merge_metadata(ranks, metadata)
             if not target.is_local:
-                self._announce(staging)
+                self._announce(ranks, staging)
                 put(directory, choose_share(ranks, directory, None), target, self.storage)
                 ranks.allgather(None)
         self._complete(ranks, staging, target, merged)
@@ -253,10 +253,12 @@ class CheckpointContext:
         checkpoint_id = ranks.broadcast(None if staging is None else staging.directory.name)
         return staging, self.storage.root.checkpoint(checkpoint_id)
 
-    def _announce(self, staging: StagingDirectory | None) -> None:
-        """Mark the checkpoint in a remote storage before files are uploaded; after a kill, the mark shows the rest."""
-        if staging is not None and not self.storage.is_local:
-            announce(self.storage.root, staging.directory.name, self.storage.retry)
+    def _announce(self, ranks: DistributedContext, staging: StagingDirectory | None) -> None:
+        """Mark the checkpoint in a remote storage before any rank uploads; after a kill, the mark shows the rest."""
+        if not self.storage.is_local:
+            with fail_together(ranks):
+                if staging is not None:
+                    announce(self.storage.root, staging.directory.name, self.storage.retry)
 
     def _merge_metadata(self, ranks: DistributedContext, metadata: dict[str, Any] | None) -> dict[str, Any]:
         require(metadata is None or isinstance(metadata, dict), "metadata=", "a dict", metadata)

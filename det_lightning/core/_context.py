@@ -176,7 +176,9 @@ def init(
     if task is not None and (checkpoint_storage is None or is_try()):
         checkpoint_storage = task.checkpoint_storage
     elif is_try():
-        checkpoint_storage = make_try_storage()
+        is_chief = distributed is None or distributed.rank == 0
+        checkpoint_storage = make_try_storage() if is_chief else None
+        checkpoint_storage = checkpoint_storage if distributed is None else distributed.broadcast(checkpoint_storage)
     storage = CheckpointStorage(checkpoint_storage)
     distributed = distributed or DistributedContext()
     _print_stacks_on_signal()

@@ -6,7 +6,7 @@ import enum
 import signal
 
 from det_lightning.arguments import find_member
-from det_lightning.core._task import TrialTask
+from det_lightning.core._task import TrialTask, remove_try_storages
 from det_lightning.escaping import get_logger
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.signals import EndSignals, end_by_signal
@@ -126,6 +126,7 @@ class PreemptContext:
         """
         is_over = self._try_is_over if self._task is None else self._requested
         if is_over and not self._was_asked:
+            remove_try_storages()
             end_by_signal(signal.SIGTERM)
 
     def acknowledge_preemption_signal(self) -> None:

@@ -35,6 +35,8 @@ TASK_VARIABLE = "DET_LIGHTNING_TASK"
 TRY_VARIABLE = "DET_LIGHTNING_TRY"
 TRY_BATCHES = 4
 
+_try_storages: list[str] = []
+
 # The year 10000, later than any clock shows.
 _END_OF_TIME = 253402300800
 
@@ -202,8 +204,15 @@ def is_try() -> bool:
 def make_try_storage() -> str:
     """Return the directory for the checkpoints of a try outside of experiments; it goes when the process ends."""
     directory = tempfile.mkdtemp(prefix="det-lightning-try-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    _try_storages.append(directory)
+    atexit.register(remove_try_storages)
     return directory
+
+
+def remove_try_storages() -> None:
+    """Remove the directories of a try; also before an end by a signal, which runs no functions of ``atexit``."""
+    while _try_storages:
+        shutil.rmtree(_try_storages.pop(), ignore_errors=True)
 
 
 def current_task() -> TrialTask | None:

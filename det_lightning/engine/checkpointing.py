@@ -17,7 +17,7 @@ from det_lightning.checkpoint.format.layout import LIGHTNING_FILE, RESUME_FILE, 
 from det_lightning.checkpoint.format.manifest import digest_file
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
-from det_lightning.checkpoint.retention.trial_lock import TrialLock, lock_trial
+from det_lightning.checkpoint.retention.trial_lock import TrialLock, lock_trial, remove_dead_locks
 from det_lightning.checkpoint.storage.background import WORKER_DIED, CheckpointQueue, defer_signal
 from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -295,6 +295,7 @@ def clean(storage: CheckpointStorage) -> None:
             options = {**storage.options, "skip_instance_cache": True}
             storage = CheckpointStorage(storage.root.url, options=options, retry=storage.retry)
         storage.remove_leftovers()
+        remove_dead_locks(storage.root)
     except errors.StorageError as e:
         logger.warning("The files of killed runs in %s cannot be removed: %s", storage, e)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
+from det_lightning.core._task import is_try
 from det_lightning.distributed.backend import list_parameters
 from det_lightning.engine.metrics import MetricWindow, to_numpy
 from det_lightning.escaping import get_logger
@@ -194,7 +195,7 @@ class Evaluation:
         self._trial = trial
         self._context = context
         self._single_batch = test_mode == 1
-        self._most_batches = _MOST_TRIED if test_mode > 1 else None
+        self._most_batches = _MOST_TRIED if test_mode > 1 and is_try() else None
         #: Whether the current validation has more batches than a try evaluates.
         self.is_cut = False
         self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)

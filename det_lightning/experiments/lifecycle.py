@@ -186,8 +186,7 @@ def delete_checkpoints(
 ) -> Iterator[tuple[int, str]]:
     """Delete the checkpoints beyond ``save_experiment_best`` and the like; yield trial and id of each deleted one.
 
-    Checkpoints that are already gone take no other's place; they are yielded, too. A checkpoint stays if a live run,
-    such as a trial of another experiment, has resumed from it.
+    Checkpoints that are already gone take no other's place; they are yielded, too.
     """
     retention = Retention.from_config(directory.config()["checkpoint_storage"])
     lookup = lookup or CheckpointLookup(directory.checkpoint_storage())

@@ -465,7 +465,11 @@ def _explain_loss(error: RuntimeError, loss: torch.Tensor, gradient: torch.Tenso
     elif loss.dim() > 0 and loss.numel() > 1 and gradient is None:
         problem = f"the loss has the shape {tuple(loss.shape)}, not (): reduce it, as with loss.mean()"
     elif "a second time" in str(error):
-        problem = "the loss had a backward pass before, as by loss.backward(): call context.backward() alone, and once"
+        problem = (
+            "a part of the loss's graph had a backward pass before: by loss.backward() beside context.backward(), with "
+            "a state that is kept from an earlier batch without detach(), or with another loss without "
+            "retain_graph=True"
+        )
     else:
         return
     error.args = (f"In context.backward(), {problem}. {error}",)

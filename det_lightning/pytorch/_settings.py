@@ -16,7 +16,7 @@ from det_lightning.core._task import TrialTask
 from det_lightning.escaping import get_logger
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, as_plain
 from det_lightning.hyperparameters import choose_hparams, find_ranges
-from det_lightning.masking import mask_settings
+from det_lightning.masking import is_masked, mask_settings
 from det_lightning.pytorch._random_state import require_seed
 
 if TYPE_CHECKING:
@@ -217,10 +217,12 @@ class SettingsLookups:
         return self.settings.hparams
 
     def get_hparam(self, name: str) -> Any:
-        """Return the hyperparameter ``name``; raise a ValueError if the value is missing, masked or left out."""
+        """Return the hyperparameter ``name``; raise a ValueError if it is missing or masked."""
         hparams = self.get_hparams()
         if name not in hparams:
             raise ValueError(self.settings.explain_missing(name))
+        if is_masked(hparams[name]):
+            raise ValueError(f"The hyperparameter {name!r} is masked in the checkpoint: pass its value in hparams=.")
         if name == "global_batch_size":
             logger.warning("Use get_global_batch_size() or get_per_slot_batch_size() rather than the hyperparameter.")
         return hparams[name]

@@ -239,7 +239,13 @@ class Trainer:
         )
         if is_try():
             schedule = {"max_length": schedule.get("max_length")}
-            place = None if self._experiment else make_try_storage()
+            if self._experiment is None and latest_checkpoint not in (None, "last"):
+                where = {"checkpoint_storage": checkpoint_storage, "checkpoint_policy": None, "checkpoint_period": None}
+                own = choose_callback(self._context, checkpoints, {}, **where)
+                latest_checkpoint = own.storage.find(latest_checkpoint)
+            chief = self._context.distributed.rank == 0
+            place = None if self._experiment else make_try_storage() if chief else ""
+            place = self._context.distributed.broadcast(place)
             checkpoints = DeterminedCheckpoint(place, policy="none", period=Batch(sys.maxsize))
             checkpoint_policy = checkpoint_period = checkpoint_storage = None
         max_length = schedule.get("max_length")

@@ -148,7 +148,7 @@ class WrappedParts:
         A rank at another point in the program may have sent anything.
         """
         found = self._distributed.allgather(does)
-        if any(theirs != does for theirs in found):
+        if any(type(theirs) is not str or theirs != does for theirs in found):
             each = "; ".join(f"rank {rank} {theirs!s:.200}" for rank, theirs in enumerate(found))
             raise errors.InvalidExperimentException(f"The ranks do not do the same: {each}. {_WAY_OUT}")
 

@@ -477,7 +477,7 @@ def test_prune_keeps_what_the_rule_keeps(flags: list[str], left: list[str], inde
     reported = json_of("prune", storage, *flags, "--yes")
     assert left_in(indexed) == left
     assert reported["deleted"] == planned["to_delete"]
-    assert reported["not_in_an_index"] == [alone.name]
+    assert reported["of_unknown_trials"] == [alone.name]
     assert "Nothing to delete." in run("prune", storage, *flags, "--yes").stdout
     assert {entry["trial"] for entry in json_of("ls", storage)["checkpoints"]} >= {"a", "b"} & {n[0] for n in left}
 

@@ -133,7 +133,7 @@ class CheckpointReading:
     """
 
     trusted: bool = False
-    storage_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    storage_options: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     newest_first: Sequence[str] = ()
     recorded: Collection[str] = ()
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from det_lightning import errors
 from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
 from det_lightning.checkpoint.retention.trial_checkpoints import make_record
-from det_lightning.checkpoint.retention.trial_lock import is_trial_live, lock_for_pruning
+from det_lightning.checkpoint.retention.trial_lock import is_trial_live, lock_for_pruning, remove_dead_locks
 from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo, CheckpointNotes
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
@@ -95,7 +95,8 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
     deleted = []
     for trial, records in plan.by_rule.items():
         ids = [record.id for record in records]
-        lock = lock_for_pruning(storage.root, *trial)
+        with explain_errors("locking a trial in", storage.root):
+            lock = lock_for_pruning(storage.root, *trial)
         if lock is None:
             logger.warning("Not deleted, as a run has begun to train trial %s: %s", trial.trial, ", ".join(ids))
             continue
@@ -106,6 +107,7 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
     deleted += [checkpoint_id for checkpoint_id in plan.incomplete if _delete(storage, checkpoint_id)]
     with explain_errors("cleaning", storage.root):
         remove_old_bookkeeping(storage.root)
+        remove_dead_locks(storage.root)
     return deleted + storage.remove_leftovers()
 
 

@@ -6,6 +6,7 @@ holds the lock. Object stores, SFTP and disks without locks have no such protect
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ import uuid
 from pathlib import Path
 
 from det_lightning import errors
-from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.location import Location, explain_errors
 from det_lightning.checkpoint.storage.staging import remove_if_empty
 from det_lightning.escaping import get_logger
 from det_lightning.files.local_files import LockedFile, is_locked, lock_file, write_whole
@@ -29,6 +30,7 @@ _TRIAL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _PRUNING = "a pruning"
 _PAUSE_S = 0.5
 _MOST_PAUSES = 120
+_PAUSES_WITHOUT_HOLDER = 2
 
 
 def is_trial_name(name: str) -> bool:
@@ -55,22 +57,42 @@ class TrialLock:
         lock = lock_file(path, unprotected="two runs that train one trial at the same time are not told apart")
         if lock is None:
             return None
-        holder = path.with_suffix(".json")
-        write_whole(holder, json.dumps([purpose, os.getpid(), socket.gethostname()]).encode())
-        return cls(lock, holder)
+        taken = cls(lock, path.with_suffix(".json"))
+        try:
+            write_whole(path.with_suffix(".json"), json.dumps([purpose, os.getpid(), socket.gethostname()]).encode())
+        except OSError:
+            taken.release()
+            raise
+        return taken
 
     def release(self) -> None:
         """Give the right up. A second release has no effect."""
         lock, self._lock = self._lock, None
-        if lock is not None and self._holder is not None:
+        if lock is None or self._holder is None:
+            return
+        try:
             self._holder.unlink(missing_ok=True)
             lock.remove()
             remove_if_empty(lock.path.parent)
+        except OSError as e:  # of a disk that fails, which must not hide what the run has ended with
+            logger.warning("The lock %s cannot be removed: %s", lock.path, e)
+            lock.release()
 
 
 def lock_for_pruning(root: Location, experiment: str, trial: str) -> TrialLock | None:
     """Return the lock of a trial whose checkpoints are deleted, None if a live run has it; a starting run waits."""
     return TrialLock.take(root, experiment, trial, _PRUNING)
+
+
+def remove_dead_locks(root: Location) -> None:
+    """Remove the files of killed runs; the locks ended with their processes."""
+    if not root.is_local:
+        return
+    folder = root.bookkeeping(_DIRECTORY).local_path
+    for path in folder.glob("*.lock"):
+        with contextlib.suppress(OSError):  # another user's, or just removed
+            if is_locked(path) is False and (lock := lock_file(path)) is not None:
+                TrialLock(lock, path.with_suffix(".json")).release()
 
 
 def is_trial_live(root: Location, experiment: str, trial: str) -> bool:
@@ -105,17 +127,26 @@ def lock_trial(root: Location, experiment: str | None, given: str | None, inheri
             lock,
         )
     name = str(uuid.uuid4())
-    return name, TrialLock.take(root, experiment or name, name) or TrialLock()
+    with explain_errors("locking a trial in", root):
+        return name, TrialLock.take(root, experiment or name, name) or TrialLock()
 
 
 def _take_after_pruning(root: Location, experiment: str, trial: str) -> TrialLock | str:
     """Return the lock, or a description of the process that holds it; wait for a pruning."""
-    for _ in range(_MOST_PAUSES):
-        lock = TrialLock.take(root, experiment, trial)
+    described = ""
+    for pause in range(_MOST_PAUSES):
+        try:
+            with explain_errors("locking a trial in", root):
+                lock = TrialLock.take(root, experiment, trial)
+        except errors.StorageError as e:
+            if isinstance(e.__cause__, PermissionError):
+                return f"that of another user, whose lock cannot be opened: {e.__cause__}"
+            raise
         if lock is not None:
             return lock
         purpose, described = _read_holder(_path(root, experiment, trial).with_suffix(".json"))
-        if purpose != _PRUNING:
+        # The holder's name comes a moment after the lock, and goes a moment before.
+        if purpose != _PRUNING and (purpose or pause > _PAUSES_WITHOUT_HOLDER):
             break
         time.sleep(_PAUSE_S)
     return described

@@ -170,15 +170,10 @@ class CheckpointInfo:
         """When the checkpoint was written, in seconds since 1970: by the metadata, otherwise by the storage."""
         return self.file_time if self.notes.time_s is None else self.notes.time_s
 
-    def age(self, now: float) -> tuple[float, ...]:
-        """Return a key that is larger for a checkpoint written later.
-
-        A time that lies in the future, after ``now``, is not true; then the storage's own time counts. The noted times
-        of a trial grow from one checkpoint to the next, whatever the clock does.
-        """
+    def believable_time(self, now: float) -> float | None:
+        """Return the time in the metadata or, if that lies in the future after ``now``, the storage's; else None."""
         times = (self.notes.time_s, self.file_time)
-        believed = next((one for one in times if one is not None and one <= now + _TOLERANCE_S), 0.0)
-        return believed, self.time or 0.0, self.file_time or 0.0, self.notes.steps_completed or 0
+        return next((one for one in times if one is not None and one <= now + _TOLERANCE_S), None)
 
 
 def newest_first(infos: Sequence[CheckpointInfo]) -> Iterator[CheckpointInfo]:
@@ -186,17 +181,34 @@ def newest_first(infos: Sequence[CheckpointInfo]) -> Iterator[CheckpointInfo]:
 
     In a large bucket the times of the listing order them, and only the few newest are read.
     """
-    now = time.time()
     left = list(infos)
     at_once = len(left)
     if len(left) > _MANY and left[0].directory.is_object_store:
         left.sort(key=_listed_time, reverse=True)
         at_once = _FEW_NEWEST
     while left:
-        read = call_in_parallel(left[0].directory, lambda info: (info.age(now), info), left[:at_once])
-        yield from (info for _, info in sorted(read, key=lambda pair: pair[0], reverse=True))
+        call_in_parallel(left[0].directory, lambda info: info.file_time, left[:at_once])
+        yield from _sort_newest_first(left[:at_once])
         left = left[at_once:]
         at_once *= 4
+
+
+def _sort_newest_first(infos: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
+    """Return the checkpoints, the one written last first.
+
+    The noted times of a trial grow from one checkpoint to the next, whatever the clock does: a checkpoint whose times
+    all lie in the future was written right after the one before.
+    """
+    now = time.time()
+    latest: dict[tuple[str | None, str | None], float] = {}  # of each trial so far
+    ages: dict[str, tuple[float, ...]] = {}
+    for info in sorted(infos, key=lambda info: info.time or 0.0):
+        notes = info.notes
+        trial = (notes.experiment, notes.trial)
+        written = info.believable_time(now)
+        latest[trial] = latest.get(trial, 0.0) if written is None else written
+        ages[info.id] = (latest[trial], info.time or 0.0, info.file_time or 0.0, notes.steps_completed or 0)
+    return sorted(infos, key=lambda info: ages[info.id], reverse=True)
 
 
 def _listed_time(info: CheckpointInfo) -> float:
@@ -212,7 +224,17 @@ def scan(root: Location, complete: bool) -> list[CheckpointInfo]:
     else:
         types = root.list_types()
         infos = [CheckpointInfo(root / name) for name, kind in types.items() if kind == "directory" and is_name(name)]
-    return sorted((info for info in infos if info.is_part(complete)), key=lambda info: info.id)
+    return sorted((info for info in infos if _is_readable_part(info, complete)), key=lambda info: info.id)
+
+
+def _is_readable_part(info: CheckpointInfo, complete: bool) -> bool:
+    """Return whether a directory is a checkpoint; one that must not be read, such as ``lost+found``, is none."""
+    try:
+        return info.is_part(complete)
+    except errors.StorageError as e:
+        if isinstance(e.__cause__, PermissionError):
+            return False
+        raise
 
 
 def _list_bucket(root: Location) -> dict[str, dict[str, Mapping[str, Any]]]:

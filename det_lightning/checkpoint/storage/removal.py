@@ -17,7 +17,7 @@ from fsspec import AbstractFileSystem
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.storage.location import Location, explain_errors, is_own_id, new_id
+from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, is_own_id, new_id
 from det_lightning.checkpoint.storage.staging import (
     MARKS_DIR,
     STAGING_PREFIX,
@@ -137,7 +137,12 @@ def _remove_unfinished(root: Location, checkpoint: Location) -> bool:
 
 
 def remove_old_bookkeeping(root: Location) -> None:
-    """Remove the files that only earlier releases read."""
+    """Remove the files that only earlier releases read, and what their killed writers had marked."""
+    marks = root.bookkeeping("partial")
+    for name in marks.list_names():
+        checkpoint_id, _, _ = name.rpartition(".")
+        if is_name(checkpoint_id) and is_over(marks / name):
+            _remove_unfinished(root, root.checkpoint(checkpoint_id))
     for name in _OLD_BOOKKEEPING:
         root.bookkeeping(name).remove()
 

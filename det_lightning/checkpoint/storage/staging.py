@@ -178,6 +178,8 @@ class RemoteStaging(_Staging):
             in_order = in_upload_order([*(names or ()), METADATA_FILE])
             upload(self.directory, in_order, self._target, self._retry, unchanged)
         except errors.StorageError as e:
+            if names is None:  # the other files are not here
+                raise
             # Without its mark, the directory is not mistaken for one that a killed writer left.
             self._own_mark.remove()
             self.is_kept = True

@@ -268,10 +268,11 @@ def open_checkpoint(
     if location.is_local:
         if not location.local_path.is_dir():
             raise errors.CheckpointNotFound(f"There is no checkpoint directory {location}.")
-        if not (location.local_path / METADATA_FILE).exists():
+        is_complete = (location.local_path / METADATA_FILE).exists()
+        if not is_complete:
             require_checkpoint(location)
         # Resuming from a link means resuming from its target.
-        with _explain_vanishing(location):
+        with _explain_vanishing(location, is_complete):
             yield location.resolve_link().local_path
         return
     if not is_name(location.name):
@@ -285,18 +286,19 @@ def open_checkpoint(
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         directory = pathlib.Path(folder) / location.name
         directory.mkdir()
-        with _explain_vanishing(location):
+        with _explain_vanishing(location, METADATA_FILE in files):
             download(location, names, directory, retry, progress)
         yield directory
 
 
 @contextlib.contextmanager
-def _explain_vanishing(checkpoint: Location) -> Iterator[None]:
+def _explain_vanishing(checkpoint: Location, is_complete: bool) -> Iterator[None]:
     """Say of an error in reading a checkpoint that it was deleted meanwhile, if it was."""
     try:
         yield
     except (errors.CheckpointError, OSError) as e:
-        if checkpoint.is_dir():
+        # The metadata go first.
+        if (checkpoint / METADATA_FILE).exists() if is_complete else checkpoint.is_dir():
             raise
         raise errors.CheckpointNotFound(
             f"Checkpoint {checkpoint} was deleted while it was read, by the retention of a run or by hand. Use another "
