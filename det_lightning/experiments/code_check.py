@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from det_lightning.startup_hook import STARTUP_HOOK
 _EVALUATIONS = ("evaluate_batch", "evaluate_full_dataset")
 # With one of these, a trial may report further metrics.
 _MORE_METRICS = {"build_callbacks", "wrap_reducer"}
-_MAKE_NAMES = ("exec", "globals", "setattr", "vars")
+_MAKE_NAMES = ("exec", "globals", "locals", "setattr", "vars")
 
 
 def check_code(config: ExperimentConfig, code: Path, name: str) -> None:
@@ -39,15 +40,17 @@ def _find_mistake(config: ExperimentConfig, code: Path) -> tuple[tuple[str, ...]
     if config.trial_class is None:
         message = _describe_word(config.entrypoint, code)
         return None if message is None else (("entrypoint",), message)
+    if not isinstance(config.entrypoint, str) or set("&;|=$") & set(config.entrypoint):
+        return None  # such a command may run anywhere, as after `cd`
     variables = str(config.environment.environment_variables)
     if "PYTHONPATH" in variables or (code / STARTUP_HOOK).exists():  # there may be modules elsewhere
         return None
     module, name = split_spec(config.trial_class)
     place = code.joinpath(*module.split("."))
-    file = next((file for file in (Path(f"{place}.py"), place / "__init__.py") if file.is_file()), None)
+    file = next((file for file in (place / "__init__.py", Path(f"{place}.py")) if file.is_file()), None)
     if file is None:
         top = module.partition(".")[0]
-        if place.is_dir() or (top and importlib.util.find_spec(top) is not None):
+        if place.is_dir() or _is_installed(top):
             return None
         here = [".".join(one.relative_to(code).with_suffix("").parts) for one in code.glob("**/*.py")]
         advice = "`det-lightning run CONFIG DIR` names the directory with the code"
@@ -70,9 +73,18 @@ def _find_mistake(config: ExperimentConfig, code: Path) -> tuple[tuple[str, ...]
     return ("searcher", "metric"), f"{called} does not return {metric}{suggest(metric, metrics)}"
 
 
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # as of __main__
+        return True
+
+
 def _describe_word(entrypoint: object, code: Path) -> str | None:
     """Return a message for an entrypoint that is a Python module, or its file, in place of a class or a command."""
     if not isinstance(entrypoint, str) or entrypoint.split() != [entrypoint] or shutil.which(entrypoint) is not None:
+        return None
+    if os.access(code / entrypoint, os.X_OK):
         return None
     file = Path(f"{entrypoint.removesuffix('.py')}.py")
     if not (code / file).is_file():
@@ -88,12 +100,21 @@ def _find_metrics(trial: ast.ClassDef) -> tuple[ast.FunctionDef | None, set[str]
     attributes = {node.attr for node in ast.walk(trial) if isinstance(node, ast.Attribute)}
     evaluations = [methods[name] for name in _EVALUATIONS if name in methods and not methods[name].decorator_list]
     is_whole = [ast.unparse(base).rpartition(".")[2] for base in trial.bases] == ["PyTorchTrial"]
+    is_whole = is_whole and not trial.decorator_list and not any(map(_passes_context_on, ast.walk(trial)))
     if len(evaluations) != 1 or not is_whole or _MORE_METRICS & {*attributes, *methods}:
         return None, None
     returned = [node.value for node in ast.walk(evaluations[0]) if isinstance(node, ast.Return)]
     keys = [key for value in returned for key in (value.keys if isinstance(value, ast.Dict) else [None])]
     names = {key.value if isinstance(key, ast.Constant) else None for key in keys}
     return evaluations[0], None if None in names else {str(name) for name in names}
+
+
+def _passes_context_on(node: ast.AST) -> bool:
+    """Return whether a call gets the context, on which it may register reducers: not so ``super().__init__``."""
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) == "super().__init__":
+        return False
+    given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return any(ast.unparse(one) in ("context", "self.context") for one in given)
 
 
 def _find_names(tree: ast.Module) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 import time
@@ -17,9 +16,8 @@ import pytorch_lightning as pl
 from fsspec.implementations.memory import MemoryFileSystem
 from pytorch_lightning.loggers.logger import DummyLogger
 
-from det_lightning import errors, pytorch
+from det_lightning import pytorch
 from det_lightning.adapters.inference import GivenEvaluation
-from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.core import DistributedContext
 from tests.conformance.trials import callback
 from tests.distributed.group_ranks import in_processes
@@ -276,27 +274,3 @@ def test_stop_of_one_rank_stops_all(hook: str, tmp_path: Path) -> None:
         return len(trained)
 
     assert in_processes(2, tmp_path, run) == [2 * PERIOD] * 2
-
-
-def be_suspended_while_another_run_takes_the_trial(storage: str) -> None:
-    root = CheckpointStorage(storage).root
-    (claim,) = [root / file for file in root.find_files() if "/runs/" in file]
-    claim.write(json.dumps({**json.loads(claim.read()), "token": "another", "machine": "elsewhere"}).encode())
-    now = time.time
-    time.time = lambda: now() + 3600  # in this process, which ends soon
-
-
-def test_lost_trial_ends_every_rank(tmp_path: Path) -> None:
-    storage = "memory://lost-claims"
-
-    class SuspendedTrial(SmallTrial):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            if (self.context.distributed.rank, batch_idx) == (0, PERIOD + 1):
-                be_suspended_while_another_run_takes_the_trial(storage)
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    ends = in_processes(
-        2, tmp_path, lambda context: train(context, tmp_path, SuspendedTrial, checkpoint_storage=storage)
-    )
-    assert [type(end) for end in ends] == [errors.StorageError] * 2
-    assert all("belongs to another run now" in str(end) for end in ends)

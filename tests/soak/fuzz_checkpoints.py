@@ -161,7 +161,7 @@ def work(corpus: dict[str, Files], seed: int, numbers: range, folder: Path, resu
         answers: Counter[str] = Counter()
         # All readers share most of their code: one that reads all is enough for many.
         others = [*READERS][1:]
-        readers = ["read_checkpoint", others[number % len(others)], "old_indexes"]
+        readers = ["read_checkpoint", others[number % len(others)]]
         findings = read_one(directory, watch, answers, readers)
         results.send(("end", number, kind, answers, findings))
         if number % 50 == 0:

@@ -200,11 +200,11 @@ def _sort_newest_first(infos: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
     all lie in the future was written right after the one before.
     """
     now = time.time()
-    latest: dict[tuple[str | None, str | None], float] = {}  # of each trial so far
+    latest: dict[tuple[str | None, str], float] = {}  # of each trial so far
     ages: dict[str, tuple[float, ...]] = {}
     for info in sorted(infos, key=lambda info: info.time or 0.0):
         notes = info.notes
-        trial = (notes.experiment, notes.trial)
+        trial = (notes.experiment, notes.trial or info.id)
         written = info.believable_time(now)
         latest[trial] = latest.get(trial, 0.0) if written is None else written
         ages[info.id] = (latest[trial], info.time or 0.0, info.file_time or 0.0, notes.steps_completed or 0)

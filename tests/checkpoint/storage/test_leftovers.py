@@ -131,6 +131,13 @@ CheckpointStorage(sys.argv[1]).delete(sys.argv[2])
     assert [path.name for path in tmp_path.iterdir()] == [kept]
 
 
+@pytest.mark.skipif(os.name == "nt" or os.getuid() == 0, reason="root may read everything")
+def test_unreadable_directory_is_no_checkpoint(tmp_path: Path) -> None:
+    kept = write(CheckpointStorage(tmp_path))
+    (tmp_path / "lost+found").mkdir(mode=0)
+    assert CheckpointStorage(tmp_path).list_ids() == [kept]
+
+
 def test_nothing_is_removed_through_a_link(tmp_path: Path) -> None:
     (tmp_path / ".det_lightning/removed").mkdir(parents=True)
     (tmp_path / ".det_lightning/removed" / new_id()).symlink_to(tmp_path)
