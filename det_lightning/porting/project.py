@@ -172,7 +172,8 @@ def _find_reads(graph: FileGraph, configuration: FilePort) -> Iterator[tuple[str
     own = {name.partition(":")[2] for name in configuration.facts.classes}
     lineage = [*own]
     for name in lineage:  # grows
-        lineage += [base for file in files for derived, base in file.facts.bases if derived == name]
+        bases = [base for file in files for derived, base in file.facts.bases if derived == name]
+        lineage += [base for base in dict.fromkeys(bases) if base not in lineage]
     for file in files:
         # A script may give hyperparameters itself.
         is_script = file in started and "hparams=" not in file.before

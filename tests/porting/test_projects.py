@@ -471,6 +471,25 @@ def test_missing_hyperparameters_are_named(line: str, missing: str, given: str) 
     assert project.entry_points[0].outcome is Outcome.waits
 
 
+@pytest.mark.parametrize(
+    ("code", "base"),
+    [
+        ("import base\nclass T(base.T): pass\n", "T(PyTorchTrial)"),
+        ("from base import B\nclass T(B): pass\n", "B(PyTorchTrial)"),
+        ("import base\nclass A(base.T): pass\nclass T(A): pass\n", "T(PyTorchTrial)"),
+    ],
+)
+def test_bases_of_any_name_are_read(code: str, base: str) -> None:
+    init = "def __init__(self, context): context.get_hparam('flag')"
+    config = OF_MODEL.replace("searcher", "hyperparameters: {lr: 1}\nsearcher", 1)
+    project = made(
+        const_yaml=config,
+        model_py=f"from determined.pytorch import PyTorchTrial\n{code}",
+        base_py=f"from determined.pytorch import PyTorchTrial\nclass {base}:\n    {init}\n",
+    )
+    assert reasons(project, "const.yaml") == ["no flag in hyperparameters: base.py:3 reads it"]
+
+
 @pytest.mark.parametrize(("arguments", "missing"), [("", True), ("hparams={'flag': 1}", False)])
 def test_scripts_may_give_hyperparameters(arguments: str, missing: bool) -> None:
     script = (
