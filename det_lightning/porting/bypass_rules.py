@@ -16,7 +16,10 @@ _DEVICE = re.compile(r"(cuda|mps|xpu)(:\d+)?")
 _TO_CONTEXT = "wrapped models and batches are placed already; move other tensors with context.to_device(...)"
 _CHOSEN = ("a GPU is chosen by hand", "remove it; each process has its own device, context.device")
 _TAKES_DEVICE = {"to", "device", "set_default_device"}
-_ASKS_DEVICE = {"is_available", "device_count", "is_cuda"}
+_COUNTS_GPUS = {"is_available", "device_count"}
+_ASKS_DEVICE = {*_COUNTS_GPUS, "is_cuda"}
+# A part of these is evaluated under a condition only, or later.
+_CHOICES = (ast.If, ast.IfExp, ast.Try, ast.Match, ast.BoolOp, ast.Lambda)
 #: Names that connect processes, or share models and data: the reason and the advice.
 PROCESS_NAMES = {
     "DataParallel": ("your own DataParallel", "wrap the model with context.wrap_model() only"),
@@ -73,7 +76,9 @@ def find_bypasses(tree: ast.Module, left_out: Container[ast.AST] = ()) -> Iterat
     names = find_torch_names(tree)
     variables = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     flags = _find_device_flags(tree)
-    for node, is_conditional, is_certain in _walk_conditions(tree, left_out, flags):
+    # A file that asks for GPUs anywhere may choose by the answer in many ways.
+    asks = any(get_name(node) in _COUNTS_GPUS for node in ast.walk(tree))
+    for node, is_conditional, is_certain in _walk_conditions(tree, left_out, flags, is_certain=not asks):
         line = getattr(node, "lineno", 0)
         if (device := _find_choice(node, flags)) is not None:
             reason, advice, name, follows = device
@@ -97,7 +102,7 @@ def _walk_conditions(
             yield child, is_conditional, is_certain
             decides = isinstance(child, ast.If | ast.IfExp) and depends_on_device(child.test, flags)
             is_start = isinstance(child, ast.If) and get_name(getattr(child.test, "left", None)) == "__name__"
-            goes_on = is_certain and (is_start or not isinstance(child, ast.If | ast.IfExp | ast.Try | ast.Match))
+            goes_on = is_certain and (is_start or not isinstance(child, _CHOICES))
             yield from _walk_conditions(child, left_out, flags, is_conditional or decides, goes_on)
 
 

@@ -390,6 +390,11 @@ def test_context_advice_is_for_trials(script: str, expected: str) -> None:
         ("device = torch.device('cuda' if args.cuda else 'cpu')", False),
         ("isinstance(x, torch.cuda.FloatTensor)", False),
         ("try: x.cuda()\n    except AssertionError: pass", False),
+        ("device = 'cuda'\n    if not torch.cuda.is_available(): device = 'cpu'", False),
+        ("def to_gpu(x): return x.cuda()\n    if torch.cuda.is_available(): to_gpu(x)", False),
+        ("def to_gpu(x):\n        if torch.cuda.device_count() == 0: return x\n        return x.cuda()", False),
+        ("args.gpu and model.cuda()", False),
+        ("torch.load(file, map_location=lambda storage, location: storage.cuda())", False),
     ],
 )
 @pytest.mark.parametrize("has_gpu", [True, False])
