@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from det_lightning.files.file_kinds import require_file
+from det_lightning.porting.counterparts import read_methods
 from det_lightning.porting.entry_points import EntryPoint, find_entry_points, find_needs, shorten
 from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph
@@ -174,12 +175,15 @@ def _find_reads(graph: FileGraph, configuration: FilePort) -> Iterator[tuple[str
     for name in lineage:  # grows
         bases = [base for file in files for derived, base in file.facts.bases if derived == name]
         lineage += [base for base in dict.fromkeys(bases) if base not in lineage]
+    # Determined calls these in any case; the last two belong to trials before 0.12.13.
+    called = {"", *read_methods("_pytorch_trial.py", "PyTorchTrial"), "build_model", "optimizer"}
     for file in files:
         # A script may give hyperparameters itself.
         is_script = file in started and "hparams=" not in file.before
         for read in file.facts.reads:
             is_inherited = read.owner in lineage and read.function == "__init__"
-            is_read = read.owner in own or is_inherited or (is_script and not read.owner)
+            is_called = read.owner in own and read.function in called
+            is_read = is_called or is_inherited or (is_script and not read.owner)
             if is_read and not is_accepted(file.before.splitlines()[read.line - 1]):
                 yield f"{shorten(file.path)}:{read.line}", read
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ class Read(NamedTuple):
     name: str
     line: int
     owner: str  # the class around; empty outside of classes
-    function: str  # the function around, or empty
+    function: str  # the innermost function around, or empty
 
 
 def find_reads(text: str) -> tuple[Read, ...]:
@@ -82,11 +83,19 @@ def _walk(node: ast.AST, sections: dict[str, str], owner: str, function: str) ->
         if isinstance(child, ast.ClassDef):
             yield from _walk(child, sections, child.name, "")
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _walk(child, sections, owner, function or child.name)
+            end = _find_exit(child)
+            yield from (read for read in _walk(child, sections, owner, child.name) if read.line <= end)
         elif not isinstance(child, _CONDITIONAL) or _is_start(child):
             if (found := _find_read(child, sections)) is not None:
                 yield Read(*found, getattr(child, "lineno", 0), owner, function)
             yield from _walk(child, sections, owner, function)
+
+
+def _find_exit(function: ast.AST) -> float:
+    """Return the line of the first return or raise under a condition: what is below may not run."""
+    choices = [node for node in ast.walk(function) if isinstance(node, (*_CONDITIONAL, ast.For))]
+    exits = [inner for node in choices for inner in ast.walk(node) if isinstance(inner, ast.Return | ast.Raise)]
+    return min((node.lineno for node in exits), default=math.inf)
 
 
 def _is_start(node: ast.AST) -> bool:

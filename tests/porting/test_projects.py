@@ -462,6 +462,13 @@ NO_FLAG = "no flag in hyperparameters: model.py:10 reads it"
         ("h = context.get_hparams(); assert 'flag' in h; h['flag']", ""),
         ("if context.get_hparam('lr'): context.get_hparam('flag')", ""),
         ("try: context.get_hparam('flag')\n        except KeyError: pass", ""),
+        ("if lr:\n            return\n        context.get_hparam('flag')", ""),
+        ("if lr: raise ValueError\n        context.get_hparam('flag')", ""),
+        ("for x in lr:\n            if x: return\n        context.get_hparam('flag')", ""),
+        ("def schedule(): return context.get_hparam('flag')", ""),
+        ("pass\n    def schedule(self): return self.context.get_hparam('flag')", ""),
+        ("pass\n    def build_callbacks(self): return self.context.get_hparam('flag')", NO_FLAG.replace("10", "11")),
+        ("context.get_hparam('flag')\n        if lr: return", NO_FLAG),
     ],
 )
 @pytest.mark.parametrize("given", ["lr: 1", "lr: {type: double, minval: 0, maxval: 1}"])
