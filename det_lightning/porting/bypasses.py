@@ -192,13 +192,16 @@ def note_cluster_uses(file: PythonFile, paths: Mapping[str, str]) -> None:
 
 
 def _check_processes(file: PythonFile) -> None:
-    """Note processes that a script starts itself, and the argument of a launcher that starts them."""
+    """Note ranks that a script starts itself, and the argument of a launcher that starts them."""
     imports = [one for one in file.find(cst.Import, cst.ImportFrom) if "multiprocessing" in file.source(one)]
     aliases = [alias for one in imports if not isinstance(one.names, cst.ImportStar) for alias in one.names]
     names = {alias.evaluated_alias or alias.evaluated_name.split(".")[0] for alias in aliases} - {"torch"}
     for call in file.find(cst.Call):
         name = dotted_name(call.func)
-        if last_name(call.func) in _STARTS and ("multiprocessing." in name or name.split(".")[0] in names):
+        # Other processes write logs, or fetch data.
+        is_rank = last_name(call.func) != "Process" or "rank" in file.source(call).lower()
+        is_start = last_name(call.func) in _STARTS and ("multiprocessing." in name or name.split(".")[0] in names)
+        if is_start and is_rank:
             file.note(call, Severity.check, f"{name}() starts processes of its own", _LAUNCHED)
         elif last_name(call.func) == "add_argument" and call.args and read_string(call.args[0].value) in _LOCAL_RANK:
             reason = f"{file.source(call.args[0])} is passed by torch.distributed.launch only"
