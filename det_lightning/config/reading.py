@@ -25,6 +25,9 @@ from det_lightning.errors import ConfigError, ConfigMistake
 from det_lightning.files.file_kinds import require_file
 from det_lightning.masking import is_masked
 
+# Keys of several sections: one there is no sign that another section was meant.
+_OF_ANY = ("name", "type")
+
 Source = str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -144,7 +147,7 @@ def _explain(error: Any, hyperparameters: Any) -> str:
     if error["type"] != UNKNOWN_KEY:
         return str(error["msg"])
     fields = [tuple(rule.field.split(".")) for rule in FIELD_RULES]
-    found = [field for field in fields if field[-1] == path[-1] and field[:-1] != path[:-1]]
+    found = [field for field in fields if field[-1] == path[-1] not in _OF_ANY and field[:-1] != path[:-1]]
     meant = [".".join(field) if len(field) > 1 else f"{field[0]} at the top level" for field in found]
     if isinstance(hyperparameters, dict) and path[-1] in hyperparameters:
         meant.append(f"hyperparameters.{path[-1]}")

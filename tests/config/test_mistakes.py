@@ -24,6 +24,7 @@ AZURE_TWICE = "checkpoint_storage: {type: azure, container: c, connection_string
         ("lr: 2\nhyperparameters: {lr: 1}", 1, "lr", "unknown key here; did you mean hyperparameters.lr?"),
         ("slots_per_trial: 2", 1, "slots_per_trial", "unknown key here; did you mean resources.slots_per_trial?"),
         ("resources: {debug: true}", 1, "resources.debug", "unknown key here; did you mean debug at the top level?"),
+        ("searcher: {type: single}", 1, "searcher.type", "unknown key; known are "),
         ("max_restarts: -1", 1, "max_restarts", "must be at least 0; got -1"),
         ("max_restarts: '5'", 1, "max_restarts", "must be an integer; got '5'"),
         ("max_restarts: true", 1, "max_restarts", "must be an integer; got true"),
