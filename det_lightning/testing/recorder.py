@@ -227,7 +227,10 @@ def find_models(trial: Any) -> dict[str, Any]:
 
 def learning_rates(trial: Any) -> list[list[float]]:
     """Return the learning rate of each parameter group of each wrapped optimizer."""
-    return [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in trial.context.optimizers]
+    return [
+        [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        for optimizer in trial.context.optimizers
+    ]
 
 
 def make_callback(api: Any, log: TrainingLog) -> Any:

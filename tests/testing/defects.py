@@ -475,6 +475,11 @@ HARMLESS = {
             init="self.teacher = context.wrap_model(torch.nn.Linear(3, 1))",
             first="with torch.no_grad():\n    self.teacher(batch[0])",
         ),
+        case("an optimizer without a learning rate")(
+            above="class Plain(torch.optim.Optimizer):\n    def step(self, closure=None):\n"
+            "        for p in self.param_groups[0]['params']:\n            p.data.sub_(p.grad, alpha=0.1)\n",
+            sgd="context.wrap_optimizer(Plain(self.head.parameters(), {}))",
+        ),
         case("a bias before a batch norm, whose gradient is rounding noise")(
             layers=BATCH_NORM, adam="torch.optim.SGD(self.body.parameters(), lr=0.001)"
         ),
@@ -548,6 +553,13 @@ HARMLESS = {
             reads="state = torch.get_rng_state()\ntorch.manual_seed(index)\ntorch.set_rng_state(state)"
         ),
         case("a batch norm frozen later on")(layers=BATCH_NORM, first="if batch_idx >= 5:\n    self.body[1].eval()"),
+        case("clipping and scaling with keywords")(
+            begins=SCALER,
+            backward=SCALED.replace("(loss)", "(outputs=loss)", 1),
+            adam_step="self.context.step_optimizer(self.adam, scaler=self.scaler, "
+            "clip_grads=lambda ps: torch.nn.utils.clip_grad_norm_(parameters=ps, max_norm=1))",
+            step=STEP_SCALED,
+        ),
         case("a batch norm that is always frozen")(layers="torch.nn.Linear(3, 4), Frozen(4)"),
         case("evaluation mode without dropout")(layers="torch.nn.Linear(3, 4)", last="self.body.eval()"),
     ],

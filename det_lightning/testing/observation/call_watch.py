@@ -51,15 +51,16 @@ def _patch(
     patch: pytest.MonkeyPatch,
     owner: Any,
     name: str,
-    before: Callable[..., Any],
+    before: Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None],
     after: Callable[[], None] | None = None,
 ) -> None:
-    """Let ``before`` see the arguments of each call of a function; arguments that it returns replace them."""
+    """Let ``before`` see the arguments of each call; positional and keyword arguments that it returns replace them."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        result = original(*(before(*args, **kwargs) or args), **kwargs)
+        args, kwargs = before(*args, **kwargs) or (args, kwargs)
+        result = original(*args, **kwargs)
         if after is not None:
             after()
         return result
@@ -165,13 +166,13 @@ class CallWatch(TorchFunctionMode):
         gradient, version = self._used.get(parameter, (None, 0))
         return gradient is not None and parameter.grad is gradient and gradient._version == version
 
-    def _scale(self, scaler: torch.amp.GradScaler, *args: Any) -> None:
+    def _scale(self, scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:
         self._scales = scaler.is_enabled()
 
     def _unscale(self, _: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         self._observer.scaled -= _collect_parameters(optimizer)
 
-    def _clip(self, name: str, parameters: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def _clip(self, name: str, parameters: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         advice = (
             f"pass clip_grads=lambda parameters: torch.nn.utils.{name}(parameters, ...) to context.step_optimizer()"
@@ -183,7 +184,7 @@ class CallWatch(TorchFunctionMode):
             self._note("gradient", f"{name}() clips gradients of a scaled loss: {_UNSCALED} first")
         else:
             self._note("clip", f"{name}() clips the gradients of one batch; {advice}")
-        return (parameters, *args)
+        return (parameters, *args), kwargs
 
     def _clear(self, owner: Any, *args: Any, **kwargs: Any) -> None:
         gradients = [parameter.grad for parameter in _collect_parameters(owner) if parameter.grad is not None]

@@ -289,7 +289,7 @@ class Observer(recorder.TrainingLog):
     def note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the norms of the gradients with which an optimizer is about to step."""
         names = {parameter: name for name, parameter in self._parameters()}
-        moving = [parameter for group in optimizer.param_groups if group["lr"] for parameter in group["params"]]
+        moving = [parameter for group in optimizer.param_groups if group.get("lr", 1) for parameter in group["params"]]
         norms = {names[p]: p.grad for p in moving if p in names and p.grad is not None and not p.grad.is_sparse}
         self.stepped.append({name: float(gradient.double().norm()) for name, gradient in norms.items()})
 

@@ -223,15 +223,15 @@ def remove_chance() -> Iterator[None]:
         return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
 
     def with_running_statistics(
-        inputs: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
+        input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
         training: bool = False, *args: Any, **kwargs: Any,
     ) -> torch.Tensor:  # fmt: skip
         own = training and running_mean is None
-        return batch_norm(inputs, running_mean, running_var, weight, bias, own, *args, **kwargs)
+        return batch_norm(input, running_mean, running_var, weight, bias, own, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
         for name in DROPOUTS:
-            patch.setattr(functional, name, lambda inputs, *args, **kwargs: inputs)
+            patch.setattr(functional, name, lambda input, *args, **kwargs: input)
         patch.setattr(functional, "scaled_dot_product_attention", without_dropout)
         patch.setattr(functional, "batch_norm", with_running_statistics)
         yield
