@@ -514,6 +514,11 @@ HARMLESS = {
             evaluated='{"validation_loss": self.loss(batch) * len(batch[0])}',
         ),
         case("a number of samples")(evaluated='{"validation_loss": self.loss(batch), "n": len(batch[0])}'),
+        case("a learning rate that is scaled by the global batch size")(
+            init="self.rate = 0.1 * context.get_global_batch_size() / 256",
+            returned='{"loss": loss, "rate": self.rate}',
+            evaluated='{"validation_loss": self.loss(batch), "rate": self.rate}',
+        ),
         case("a number of samples and a learning rate in training")(
             returned='{"loss": loss, "n": len(batch[0]), "rate": self.scheduler.get_last_lr()[0]}'
         ),

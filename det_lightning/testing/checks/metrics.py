@@ -99,30 +99,32 @@ def grow_not(runs: TrialRuns) -> None:
     for name, whole, halves in _pair_metrics(one, halved):
         parts = [whole, sum(halves)]
         is_count = whole == one.observer.lengths[0] or not all(halves)
-        if not is_count and _is_same(parts, is_noisy) and abs(whole - fmean(halves)) > 0.1 * abs(whole):
+        is_setting = halves[0] == halves[1]  # such as a learning rate that is scaled by the global batch size
+        if not (is_count or is_setting) and _is_same(parts, is_noisy) and abs(whole - fmean(halves)) > 0.1 * abs(whole):
             raise CheckFailed(
                 f"Training metric {name!r} is a sum over the batch: {whole:.6g} in a batch, and "
                 f"{' and '.join(f'{half:.6g}' for half in halves)} in its halves.",
                 _SUMS,
                 details=runs.code.find(is_text(name)),
             )
-    for run in (one, halved):
+    validated = (one, runs.half_validation)
+    for run in validated:
         if not run.observer.validations:
             runs.require(run)
-    sizes = [run.observer.validation.batch_size for run in (one, halved)]
+    sizes = [run.observer.validation.batch_size for run in validated]
     if None in sizes or sizes[0] == sizes[1]:
         raise NotCompared("the batches of this validation cannot be halved")
-    batches = [run.observer.validation.batches or 1 for run in (one, halved)]
+    batches = [run.observer.validation.batches or 1 for run in validated]
     if batches[0] == batches[1]:
         raise NotCompared("the validation has a single sample, or its loader has no length")
     draws = one.observer.draws
-    first, other = (run.observer.validations[0][1] for run in (one, halved))
+    first, other = (run.observer.validations[0][1] for run in validated)
     pairs = {name: [_as_number(metrics[name]) for metrics in (first, other)] for name in first if name in other}
     numbers_only = {name: values for name, values in pairs.items() if not math.isnan(values[0])}
     if not numbers_only:
         raise NotCompared("no metric of the validation is a number")
     for name, values in numbers_only.items():
-        if all(_counts(run, value) for run, value in zip((one, halved), values, strict=True)):
+        if all(_counts(run, value) for run, value in zip(validated, values, strict=True)):
             continue
         both = f"{values[0]:.6g} with batches of {sizes[0]}, and {values[1]:.6g} on the same samples with batches of"
         is_other = abs(values[0] - values[1]) > 0.1 * abs(values[0])

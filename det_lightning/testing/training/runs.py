@@ -254,16 +254,24 @@ class TrialRuns:
         Dropout and the statistics of batch norms are off.
         """
         if into not in self._halved:
-            size = self.straight.observer.validation.batch_size
-            samples = None if size is None else 4 * size
-            data = ShortenedData(validation_samples=samples, halves_validation_batch=into > 1, loads_here=True)
             settings = dataclasses.replace(share_evenly(self.settings), batches=1)
             if isinstance(whole := settings.hparams.get("global_batch_size"), int) and into > 1:
                 hparams = {**settings.hparams, "global_batch_size": whole // into}
                 settings = dataclasses.replace(settings, hparams=hparams, batches=into, aggregation_frequency=into)
-            plan = self.plan(f"a run of a batch in {into}", settings, **make_options(data))
-            self._halved[into] = self._train(plan)
+            self._halved[into] = self._validate_first(f"a run of a batch in {into}", settings)
         return self._halved[into]
+
+    @functools.cached_property
+    def half_validation(self) -> Run:
+        """The run of one undivided batch again, with half as many samples in each batch of its validation."""
+        settings = self.halved(1).plan.settings
+        return self._validate_first("a run with half validation batches", settings, halves_validation_batch=True)
+
+    def _validate_first(self, name: str, settings: RunSettings, **data: Any) -> Run:
+        size = self.straight.observer.validation.batch_size
+        samples = None if size is None else 4 * size
+        options = make_options(ShortenedData(validation_samples=samples, loads_here=True, **data))
+        return self._train(self.plan(name, settings, **options))
 
     @functools.cached_property
     def conversion(self) -> Conversion:
