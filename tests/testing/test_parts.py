@@ -13,7 +13,7 @@ import pytest
 from det_lightning.hyperparameters import choose_hparams
 from det_lightning.porting.bypass_rules import DEVICE, PROCESSES
 from det_lightning.testing.checks import BadTrial
-from det_lightning.testing.observation.source_scan import TrialCode, counts_in_epoch
+from det_lightning.testing.observation.source_scan import TrialCode
 from det_lightning.testing.options import read_config
 from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import RunPlan, train
@@ -158,7 +158,11 @@ class MyTrial:
         self.means = torch.zeros(3)
         self.moved = torch.zeros(3).to(context.device)
         self.scale = torch.tensor(2.0)
+        self.classes = torch.arange(10)
         self.context = context
+
+    def evaluate_batch(self, batch, batch_idx):
+        return {} if batch_idx == 0 else {"classes": self.classes.tolist()}
 
     def train_batch(self, batch, epoch_idx, batch_idx):
         if batch_idx == len(self.loader) - 1 or batch_idx % len(self.loader) == 0:
@@ -166,6 +170,10 @@ class MyTrial:
         self.context.step_optimizer(self.optimizer)
         self.weight.grad.clamp_(-1, 1)
         self.weight.grad.zero_()
+        self.weight.grad = torch.zeros_like(self.weight)
+        self.weight.grad.detach().clone().mul_(2)
+        self.weight.grad.norm().clamp_(max=1)
+        self.weight.grad.data[0].mul_(2)
 """
 
 
@@ -173,8 +181,11 @@ def test_scan_finds_remarks(tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(REMARKS)
     code = TrialCode([tmp_path / "model_def.py"], tmp_path)
     assert code.find_unmoved() == ["model_def.py:6: self.means = torch.zeros(3)"]
-    assert code.find(counts_in_epoch) == ["model_def.py:12: batch_idx == len(self.loader) - 1"]
-    assert code.find_late_changes() == ["model_def.py:15: self.weight.grad.clamp_(-1, 1)"]
+    assert code.find_counts_in_epoch() == ["model_def.py:16: batch_idx == len(self.loader) - 1"]
+    assert code.find_late_changes() == [
+        "model_def.py:19: self.weight.grad.clamp_(-1, 1)",
+        "model_def.py:24: self.weight.grad.data[0].mul_(2)",
+    ]
 
 
 def test_each_import_is_fresh(tmp_path: Path) -> None:

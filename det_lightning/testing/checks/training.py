@@ -19,7 +19,6 @@ from det_lightning.testing.observation.source_scan import (
     assigns,
     calls,
     compares_index,
-    counts_in_epoch,
     depends_on_hash,
     is_text,
 )
@@ -270,7 +269,7 @@ def trains_through_its_context(runs: TrialRuns) -> list[str]:
         "validations",
     )
     runs.require(run)
-    counts = runs.code.find(counts_in_epoch)
+    counts = runs.code.find_counts_in_epoch()
     return [f"{line}: batch_idx counts all batches of the training, not those of the epoch" for line in counts]
 
 

@@ -30,6 +30,10 @@ _FACTORIES = (
     "rand",
     "randn",
 )
+# Methods that return Python's or NumPy's values.
+_PLAIN = ("tolist", "item", "numpy")
+_ZEROS = ("zeros", "zeros_like", "new_zeros")
+_VIEWS = ("detach", "view", "flatten")
 _REPORTING = ("print", "log", "debug", "info", "warning", "write", "add_", "set_postfix", "flush")
 
 Test = Callable[[ast.AST], bool]
@@ -135,12 +139,21 @@ class TrialCode:
         }
         return self.find(lambda node: may_be_unseeded(node) and node not in messages)
 
+    def find_counts_in_epoch(self) -> list[str]:
+        """Return comparisons that take ``batch_idx`` for an index in the epoch, as it is in an evaluation only."""
+        functions = [n for tree in self._trees.values() for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+        evaluations = [function for function in functions if function.name.startswith("evaluate_")]
+        evaluated = {part for function in evaluations for part in ast.walk(function)}
+        return self.find(lambda node: _counts_in_epoch(node) and node not in evaluated)
+
     def find_unmoved(self) -> list[str]:
         """Return tensors that a trial makes on the CPU, keeps in an attribute, uses and never moves to a device."""
         nodes = [node for tree in self._trees.values() for node in ast.walk(tree)]
         moved = {_mark_name(part) for node in nodes if _is_call(node, _MOVING) for part in ast.walk(node)}
         users = [n for n in nodes if isinstance(n, ast.FunctionDef) and not n.name.startswith(("__init__", "build_"))]
-        used = {_mark_name(part) for user in users for part in ast.walk(user)} - moved
+        plain = {node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr in _PLAIN}
+        parts = (part for user in users for part in ast.walk(user) if part not in plain)
+        used = set(map(_mark_name, parts)) - moved
         found = []
         for file, tree in self._trees.items():
             for trial in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
@@ -255,6 +268,15 @@ def _is_call(node: ast.AST, names: Collection[str]) -> bool:
     return isinstance(node, ast.Call) and get_name(node.func) in names
 
 
+def _is_gradient(node: ast.AST) -> bool:
+    """Return whether an expression is ``.grad``, or a part or view of it, rather than a copy or a new tensor."""
+    if isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
+        return _is_gradient(node.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
+        return _is_gradient(node.func.value)
+    return get_name(node) == "grad"
+
+
 def _makes_tensor(node: ast.AST) -> bool:
     """Return whether a call of torch makes a tensor on the CPU; a single number works with tensors on any device."""
     if not isinstance(node, ast.Call) or any(given.arg == "device" for given in node.keywords):
@@ -269,12 +291,21 @@ def _changes_gradient(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         name = get_name(node.func)
         is_foreach = name.startswith("_foreach_") and any("grad" in ast.unparse(given) for given in node.args)
-        of_gradient = isinstance(node.func, ast.Attribute) and "grad" in _read_names(node.func.value)
+        of_gradient = isinstance(node.func, ast.Attribute) and _is_gradient(node.func.value)
         return name.endswith("_") and "zero" not in name and (is_foreach or of_gradient)
     if isinstance(node, ast.AugAssign):
         return get_name(node.target) == "grad"
-    is_cleared = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    is_cleared = isinstance(node, ast.Assign) and (isinstance(node.value, ast.Constant) or _is_call(node.value, _ZEROS))
     return isinstance(node, ast.Assign) and not is_cleared and any(get_name(t) == "grad" for t in node.targets)
+
+
+def _counts_in_epoch(node: ast.AST) -> bool:
+    """Return whether a comparison takes ``batch_idx`` for an index in the epoch: with 0 or with the length of data."""
+    if not isinstance(node, ast.Compare) or any(isinstance(part, ast.Mod) for part in ast.walk(node)):
+        return False
+    sides = (node.left, *node.comparators)
+    ends = [getattr(side, "value", None) == 0 or any(_is_call(p, ("len",)) for p in ast.walk(side)) for side in sides]
+    return any(ends) and any(get_name(part) == "batch_idx" for side in sides for part in ast.walk(side))
 
 
 # Tests for TrialCode.find()
@@ -354,12 +385,3 @@ def is_text(text: str) -> Test:
 def is_attribute(name: str) -> Test:
     """Return a test for an attribute, such as a member of an enumeration."""
     return lambda node: isinstance(node, ast.Attribute) and node.attr == name
-
-
-def counts_in_epoch(node: ast.AST) -> bool:
-    """Return whether a comparison takes ``batch_idx`` for an index in the epoch: with 0 or with the length of data."""
-    if not isinstance(node, ast.Compare) or any(isinstance(part, ast.Mod) for part in ast.walk(node)):
-        return False
-    sides = (node.left, *node.comparators)
-    ends = [getattr(side, "value", None) == 0 or any(_is_call(p, ("len",)) for p in ast.walk(side)) for side in sides]
-    return any(ends) and any(get_name(part) == "batch_idx" for side in sides for part in ast.walk(side))
