@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -119,10 +121,16 @@ def _train_role(
 
 
 def train_two_and_one(
-    source: TrialSource, straight: Run, make_plan: PlanMaker, code: TrialCode, elsewhere: RunPlan
+    source: TrialSource,
+    straight: Run,
+    make_plan: PlanMaker,
+    code: TrialCode,
+    elsewhere: RunPlan,
+    builds_once: bool = False,
 ) -> ProcessRuns:
     """Train in two processes and in one; ``straight`` is a run in this process, and ``elsewhere`` the plan of another.
 
+    If the trial ``builds_once`` in a process, each of these single runs has a process of its own.
     Raises CheckFailed if the two processes fail, and NotCompared if there is nothing to compare.
     """
     seen = straight.observer
@@ -132,7 +140,8 @@ def train_two_and_one(
     settings = dataclasses.replace(settings, batches=min(_BATCHES, seen.training.full_batches or _BATCHES))
     batch_size = seen.validation.batch_size
     remarks: list[str] = []
-    results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size, elsewhere))
+    plan_roles = functools.partial(_plan_roles, make_plan, settings, batch_size, elsewhere, builds_once)
+    results = _train_to_end(source, plan_roles())
     freezing = [f"{line} freezes parameters" for line in code.find(calls("requires_grad_"), assigns("requires_grad"))]
     if (failure := results[0][-1].failure) is not None and "got no gradient in a batch" in failure.text:
         reason = failure.text.splitlines()[-1].partition(": ")[2].partition(". ")[0]
@@ -143,13 +152,13 @@ def train_two_and_one(
                 "connects the processes",
                 details=[f"frozen after wrap_model(): {list_names(late)}", *freezing],
             )
-        results = _train_to_end(source, _plan_roles(make_plan, settings, batch_size, elsewhere, FIND_UNUSED))
+        results = _train_to_end(source, plan_roles(FIND_UNUSED))
         remarks.append(f"with several processes this trial needs strategy={FIND_UNUSED!r}: {reason}")
     elif frozen := [name for name, began in seen.frozen.items() if began]:
         where = [*freezing, "the trial freezes parameters"][0]
         remarks.append(f"{where} ({list_names(frozen)}): several processes need strategy={FIND_UNUSED!r} from then on")
     _require_success(results, seen.calls["process group"])
-    (first,), (second,), (another, halved, one) = results
+    first, second, another, halved, one = itertools.chain.from_iterable(results)
     return ProcessRuns([first, second], one, another, halved, "global_batch_size" in settings.hparams, remarks)
 
 
@@ -169,9 +178,14 @@ def make_options(data: ShortenedData) -> dict[str, Any]:
 
 
 def _plan_roles(
-    make_plan: PlanMaker, settings: RunSettings, batch_size: int | None, elsewhere: RunPlan, strategy: str | None = None
+    make_plan: PlanMaker,
+    settings: RunSettings,
+    batch_size: int | None,
+    elsewhere: RunPlan,
+    builds_once: bool,
+    strategy: str | None = None,
 ) -> list[Role]:
-    """Return the roles of two processes, and of one process for comparison."""
+    """Return the roles of two processes, and of one process for comparison, or of one for each of its plans."""
     data = ShortenedData(validation_samples=None if batch_size is None else 4 * batch_size, loads_here=True)
     options = make_options(data)
     plan = make_plan("two processes", settings, strategy=strategy, **options)
@@ -179,7 +193,9 @@ def _plan_roles(
     half_data = dataclasses.replace(data, halves_validation_batch=True)
     halved = make_plan("half batches", once, **{**options, "data": half_data})
     one = make_plan("one process", settings, **options)
-    return [*(([plan], rank) for rank in range(SIZE)), ([elsewhere, halved, one], None)]
+    alone = [elsewhere, halved, one]
+    groups = [[each] for each in alone] if builds_once else [alone]
+    return [*(([plan], rank) for rank in range(SIZE)), *((group, None) for group in groups)]
 
 
 def _train_to_end(source: TrialSource, roles: list[Role]) -> list[list[Run]]:

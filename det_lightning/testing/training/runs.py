@@ -229,7 +229,8 @@ class TrialRuns:
     def _process_outcome(self) -> ProcessRuns | CheckFailed | NotCompared:
         try:
             straight = self.require(self.straight)
-            return train_two_and_one(self.source, straight, self.plan, self.code, self._plan_elsewhere())
+            builds_once = self._builds_once is True
+            return train_two_and_one(self.source, straight, self.plan, self.code, self._plan_elsewhere(), builds_once)
         except (CheckFailed, NotCompared) as e:
             return e
 
