@@ -627,14 +627,22 @@ HARMLESS = {
         )
     ],
     "two processes agree with one": [
+        case("a trial that can be built once, in each process")(
+            begins="import multiprocessing\nmultiprocessing.set_start_method('fork')"
+        ),
         case("a layer that is frozen for the end of each batch only")(
             first="self.head.requires_grad_(True)", last="self.head.requires_grad_(False)"
-        )
+        ),
     ],
 }
 
 #: Trials for which a check has nothing to compare.
 NOT_COMPARED = {
+    "checkpoint contains all the state that training changes": [
+        case("random numbers without a seed", "two uninterrupted runs differ already")(
+            loss="self.loss(batch) * (1 + np.random.default_rng().random())"
+        )
+    ],
     "moves every trainable parameter": [
         case("a gradient later on", "head.weight, head.bias got no gradient in 12 batches.*LINE")(
             first="self.head.requires_grad_(batch_idx > 99)"

@@ -43,6 +43,8 @@ def is_complete(runs: TrialRuns) -> list[str]:
             *dict.fromkeys(cause for cause, _ in essential.values()),
             details=essential,
         )
+    if difference and compare_runs(runs.straight, runs.again) is not None:
+        raise NotCompared("two uninterrupted runs differ already")
     if difference:
         raise CheckFailed(f"A resumed run differs, and no state was found that explains it. {difference}")
     remarks = [
