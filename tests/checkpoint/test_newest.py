@@ -101,7 +101,8 @@ def test_last_of_a_trial_whose_clock_is_ahead(tmp_path: Path) -> None:
     """Both the time in the metadata and the file's are not true; another trial, which was written before, is older."""
     storage = CheckpointStorage(tmp_path)
     own = {"experiment": "e", "trial": "t"}
-    times = [(1, {**own, "time": NOW - 50}), (2, {**own, "time": AHEAD}), (3, {"time": NOW - 60})]
+    times: list[tuple[int, dict[str, Any]]] = [(1, {**own, "time": NOW - 50}), (2, {**own, "time": AHEAD})]
+    times.append((3, {"time": NOW - 60}))
     ids = [write(storage, steps, notes) for steps, notes in times]
     os.utime(tmp_path / ids[1] / "metadata.json", (AHEAD, AHEAD))
     assert [*storage.newest_first()] == [str(tmp_path / ids[number]) for number in (1, 0, 2)]
