@@ -215,7 +215,7 @@ class DeterminedCheckpoint(pl.Callback):
                 logger.warning("No storage of checkpoints is set: checkpoints go to %s.", self.storage)
             else:
                 logger.info("Checkpoints go to %s.", self.storage)
-            self._checkpoints.claim(trainer.ckpt_path, resumed)
+            self._checkpoints.lock(trainer.ckpt_path, resumed)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Reserve, on the chief, the memory for copies of the state."""

@@ -183,7 +183,7 @@ def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
     _remove_leftovers(file)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent) as directory:
-            lock = lock_new_file(pathlib.Path(directory, _LOCK), b"")
+            lock = lock_new_file(pathlib.Path(directory, _LOCK))
             unfinished = pathlib.Path(directory, "unfinished")
             try:
                 yield unfinished

@@ -280,15 +280,18 @@ class CheckpointContext:
         """Write the manifest; no rank returns before."""
         with fail_together(ranks):
             if staging is not None:
-                with staging:
-                    if self._task is not None:
-                        self._task.report_begun(target.name, metadata["steps_completed"], self.storage)
-                    staging.commit(metadata)
+                self._commit(staging, metadata)
         if staging is None:
             return
         logger.info("Checkpoint %s is in %s.", target.name, self.storage)
         if self._task is not None:
             self._task.report("checkpoint", metadata["steps_completed"], {"checkpoint_id": target.name})
+
+    def _commit(self, staging: StagingDirectory, metadata: dict[str, Any]) -> None:
+        with staging:
+            if self._task is not None:
+                self._task.report_begun(staging.directory.name, metadata["steps_completed"], self.storage)
+            staging.commit(metadata)
 
     def _find(self, storage_id: str) -> Location:
         return Location.parse(self.storage.find(storage_id), self.storage.options)

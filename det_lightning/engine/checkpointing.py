@@ -94,7 +94,7 @@ class RunCheckpoints:
         self._unreported = 0
         self._batches_of: dict[str, int] = {}
 
-    def claim(self, path: str | os.PathLike[str] | None, resumed: CheckpointContent | None) -> None:
+    def lock(self, path: str | os.PathLike[str] | None, resumed: CheckpointContent | None) -> None:
         """Lock a trial, learn its checkpoints, and remove in a thread the remains of killed runs.
 
         The chief calls this with the path or URL, and the content, of the checkpoint to resume from. Raise a

@@ -178,14 +178,14 @@ def lock_file(
     return None
 
 
-def lock_new_file(path: pathlib.Path, content: bytes = b"") -> LockedFile:
-    """Create a file that no other process wants; the file gets its name once locked, where there are locks."""
+def lock_new_file(path: pathlib.Path) -> LockedFile:
+    """Create an empty file that no other process wants; the file gets its name once locked, where there are locks."""
     unnamed = path.with_suffix(".new")
     while True:
         try:
-            locked = lock_file(unnamed, content)
+            locked = lock_file(unnamed)
         except NoLocks:
-            unnamed.write_bytes(content)
+            unnamed.touch()
             locked = LockedFile(unnamed, None)
         # Before the lock, another process may look at the file, or remove the file as a dead process's.
         with contextlib.suppress(FileNotFoundError):

@@ -239,13 +239,11 @@ class Trainer:
         )
         if is_try():
             schedule = {"max_length": schedule.get("max_length")}
-            if self._experiment is None and latest_checkpoint not in (None, "last"):
-                where = {"checkpoint_storage": checkpoint_storage, "checkpoint_policy": None, "checkpoint_period": None}
-                own = choose_callback(self._context, checkpoints, {}, **where)
-                latest_checkpoint = own.storage.find(latest_checkpoint)
-            chief = self._context.distributed.rank == 0
-            place = None if self._experiment else make_try_storage() if chief else ""
-            place = self._context.distributed.broadcast(place)
+            place = None  # of an experiment
+            if self._experiment is None:
+                latest_checkpoint = _find_for_try(self._context, checkpoints, checkpoint_storage, latest_checkpoint)
+                ranks = self._context.distributed
+                place = ranks.broadcast(make_try_storage() if ranks.rank == 0 else None)
             checkpoints = DeterminedCheckpoint(place, policy="none", period=Batch(sys.maxsize))
             checkpoint_policy = checkpoint_period = checkpoint_storage = None
         max_length = schedule.get("max_length")
@@ -361,6 +359,19 @@ def choose_callback(
     arguments = context.settings.configuration.complete(**call)
     given.fill_in(**{name.removeprefix("checkpoint_"): value for name, value in arguments.items()}, **names)
     return given
+
+
+def _find_for_try(
+    context: PyTorchTrialContext,
+    checkpoints: DeterminedCheckpoint | None,
+    storage: Any,
+    latest: str | os.PathLike[str] | None,
+) -> str | os.PathLike[str] | None:
+    """Return the path of a checkpoint in the storage that a script names, which a try does not write to."""
+    if latest is None or latest == "last":
+        return latest
+    where = {"checkpoint_storage": storage, "checkpoint_policy": None, "checkpoint_period": None}
+    return choose_callback(context, checkpoints, {}, **where).storage.find(latest)
 
 
 def make_lightning_trainer(

@@ -98,7 +98,7 @@ class CheckpointInfo:
         with explain_errors("reading", self.directory):
             return (self.directory / name).exists()
 
-    def is_part(self, complete: bool = False) -> bool:
+    def exists(self, complete: bool = False) -> bool:
         """Return whether the directory is a checkpoint or a part of one; if ``complete``, with ``metadata.json``."""
         return any(self.has_file(marker) for marker in (_MARKERS[:1] if complete else _MARKERS))
 
@@ -224,13 +224,13 @@ def scan(root: Location, complete: bool) -> list[CheckpointInfo]:
     else:
         types = root.list_types()
         infos = [CheckpointInfo(root / name) for name, kind in types.items() if kind == "directory" and is_name(name)]
-    return sorted((info for info in infos if _is_readable_part(info, complete)), key=lambda info: info.id)
+    return sorted((info for info in infos if _is_there(info, complete)), key=lambda info: info.id)
 
 
-def _is_readable_part(info: CheckpointInfo, complete: bool) -> bool:
+def _is_there(info: CheckpointInfo, complete: bool) -> bool:
     """Return whether a directory is a checkpoint; one that must not be read, such as ``lost+found``, is none."""
     try:
-        return info.is_part(complete)
+        return info.exists(complete)
     except errors.StorageError as e:
         if isinstance(e.__cause__, PermissionError):
             return False
@@ -264,7 +264,7 @@ def call_in_parallel(root: Location, function: Callable[[Any], _Result], argumen
 
 def is_checkpoint(directory: Location) -> bool:
     """Return whether a directory has a file of a checkpoint."""
-    return CheckpointInfo(directory).is_part()
+    return CheckpointInfo(directory).exists()
 
 
 def require_checkpoint(directory: Location) -> None:

@@ -186,12 +186,12 @@ def _in_method(file: ModuleFile, method: cst.FunctionDef, kind: type[_Node]) -> 
 
 def _rewrite_return(file: ModuleFile, method: cst.FunctionDef, returned: cst.Return, lines: list[str]) -> None:
     is_last = returned is list_statements(method.body)[-1]
-    for literal in _find_values(file, method, returned.value):
-        for element in literal.elements if isinstance(literal, cst.Dict) else []:
-            for value in _find_values(file, method, element.value):
-                name = called_method(value) or (last_name(value.func) if isinstance(value, cst.Call) else "")
-                if name in _RETURN_NO_NUMBER or isinstance(value, _NO_NUMBERS):
-                    file.todo(element.value, "Lightning logs numbers only: choose one number, or leave the metric out")
+    literals = [literal for literal in _find_values(file, method, returned.value) if isinstance(literal, cst.Dict)]
+    for metric in [element.value for literal in literals for element in literal.elements]:
+        for value in _find_values(file, method, metric):
+            name = called_method(value) or (last_name(value.func) if isinstance(value, cst.Call) else "")
+            if name in _RETURN_NO_NUMBER or isinstance(value, _NO_NUMBERS):
+                file.todo(metric, "Lightning logs numbers only: choose one number, or leave the metric out")
     file.replace_statement(returned, lines if is_last else [*lines, "return"])
 
 

@@ -154,15 +154,12 @@ class TrialCode:
         plain = {node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr in _PLAIN}
         parts = (part for user in users for part in ast.walk(user) if part not in plain)
         used = set(map(_mark_name, parts)) - moved
-        found = []
-        for file, tree in self._trees.items():
-            for trial in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
-                kept = [node for node in ast.walk(trial) if isinstance(node, ast.Assign) and _makes_tensor(node.value)]
-                is_trial = any(map(defines("train_batch"), trial.body))
-                for node in (node for node in kept if is_trial and isinstance(node.targets[0], ast.Attribute)):
-                    if not used.isdisjoint(map(_mark_name, node.targets)):
-                        found.append(f"{file}:{node.lineno}: {ast.unparse(node)}")
-        return found
+        return [
+            f"{file}:{node.lineno}: {ast.unparse(node)}"
+            for file, tree in self._trees.items()
+            for node in _find_kept_tensors(tree)
+            if not used.isdisjoint(map(_mark_name, node.targets))
+        ]
 
     def _nodes(self) -> Iterator[tuple[str, ast.AST]]:
         """Yield expressions and functions with their lines, except in parts for scripts only."""
@@ -170,6 +167,14 @@ class TrialCode:
             for node in _walk(tree, _find_script_parts(tree)):
                 if isinstance(node, ast.expr | ast.FunctionDef):
                     yield f"{file}:{node.lineno}", node
+
+
+def _find_kept_tensors(tree: ast.AST) -> Iterator[ast.Assign]:
+    """Yield what a trial's class assigns to attributes, if it makes a tensor."""
+    for trial in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        if any(map(defines("train_batch"), trial.body)):
+            kept = (node for node in ast.walk(trial) if isinstance(node, ast.Assign) and _makes_tensor(node.value))
+            yield from (node for node in kept if isinstance(node.targets[0], ast.Attribute))
 
 
 def _walk(tree: ast.AST, left_out: set[ast.AST]) -> Iterator[ast.AST]:

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import inspect
+import itertools
 import os
 import sys
 import traceback
@@ -185,14 +186,13 @@ def find_user_line(directory: Path, beyond_context: bool = False) -> str | None:
 
 
 def list_files(directories: Iterable[Path]) -> dict[Path, int]:
-    """Return the files below directories with the times of their changes; of large directories only a part."""
+    """Return the files below directories with the times of their changes; of many files only a part."""
     found: dict[Path, int] = {}
-    for directory in directories:
-        for folder, folders, names in os.walk(directory):
-            folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
-            for path in (Path(folder, name) for name in names):
-                with contextlib.suppress(OSError):  # a file that is removed meanwhile
-                    found[path] = path.stat().st_mtime_ns
-            if len(found) > _MANY_FILES:
-                break
+    for folder, folders, names in itertools.chain.from_iterable(map(os.walk, directories)):
+        if len(found) > _MANY_FILES:
+            break
+        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
+        for path in (Path(folder, name) for name in names):
+            with contextlib.suppress(OSError):  # a file that is removed meanwhile
+                found[path] = path.stat().st_mtime_ns
     return found
