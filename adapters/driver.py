@@ -14,8 +14,8 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals, lightning_loops
 from det_lightning.adapters.building import ModuleSchedule
-from det_lightning.adapters.flags import TakenFlags
-from det_lightning.adapters.given_data import GivenLoaders, warn_of_lost_state
+from det_lightning.adapters.call_dataloaders import CallDataloaders, warn_of_lost_state
+from det_lightning.adapters.flags import InterceptedFlags
 from det_lightning.adapters.hooks import DrivenModule, WatchedHooks, refuse_unsupported_methods
 from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
@@ -109,7 +109,7 @@ class RunDriver:
         lightning_internals.move_to_epoch(trainer, run.state.epochs_trained)
         lightning_loops.allow_validation(trainer, due=False)
         step_zero = self._validates_at_step_zero and run.state.batches_trained == 0
-        if (step_zero and trainer.enable_validation) or self.act():
+        if (step_zero and trainer.enable_validation) or self.run_due_actions():
             lightning_internals.run_validation(trainer)
         lightning_internals.show_logging_step(trainer, run.state.batches_trained + 1)
 
@@ -228,7 +228,7 @@ class RunDriver:
         return False
 
     @_end_run_on_invalid_hp()
-    def act(self) -> bool:
+    def run_due_actions(self) -> bool:
         """Report, save and stop up to a validation; return whether Lightning must validate now."""
         # A callback of Lightning, such as its Timer, may end the run, which then validates first.
         state = self.run.state
@@ -249,10 +249,10 @@ class RunDriver:
             self.run.keep_state_before_validation()
         return validates_at_stop
 
-    def act_after_step(self) -> None:
+    def run_due_actions_after_step(self) -> None:
         """Report, save or stop after a step of Lightning, and let Lightning validate if a validation is due."""
         lightning_internals.save_by_time(self._trainer)
-        lightning_loops.allow_validation(self._trainer, due=self.act())
+        lightning_loops.allow_validation(self._trainer, due=self.run_due_actions())
 
     def end_validation_epoch(self) -> None:
         """Reduce and report the metrics of the validation."""
@@ -265,7 +265,7 @@ class RunDriver:
             self._checkpoints.save_after_validation(self._validation_metrics)
         # Lightning's validation is not over yet: a checkpoint by policy is part of the validation, the rest is not.
         with torch.enable_grad():
-            self.act()
+            self.run_due_actions()
 
     @_end_run_on_invalid_hp()
     def finish(self) -> None:
@@ -421,13 +421,13 @@ class ModuleRuns:
     Attributes:
         latest: the current or the latest run.
         fitted: the latest run of a ``fit``.
-        taken: the flags that the trial obeys in place of Lightning, during a call of a trainer.
+        intercepted: the flags that the trial obeys in place of Lightning, during a call of a trainer.
     """
 
     def __init__(self, schedule: ModuleSchedule, initial_type: Any) -> None:
         self.latest: TrialRun | None = None
         self.fitted: TrialRun | None = None
-        self.taken: TakenFlags | None = None
+        self.intercepted: InterceptedFlags | None = None
         self._initial_type = initial_type
         self._schedule = schedule
         self._fitted_by: pl.Trainer | None = None
@@ -435,7 +435,7 @@ class ModuleRuns:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy no runs and no trainer: these belong to the original module."""
-        return {**vars(self), "latest": None, "fitted": None, "taken": None, "_fitted_by": None}
+        return {**vars(self), "latest": None, "fitted": None, "intercepted": None, "_fitted_by": None}
 
     def check_before_launch(self, module: Any, trainer: pl.Trainer) -> None:
         """Refuse unsupported flags before a strategy starts processes."""
@@ -456,19 +456,19 @@ class ModuleRuns:
         if trainer.world_size > 1:
             use_trial_strategy(trainer)
         lightning_loops.use_trial_loops(trainer)
-        self.taken = TakenFlags(trainer)
+        self.intercepted = InterceptedFlags(trainer)
         add_callbacks(trainer)
 
     def restore_flags(self) -> None:
         """Give the trainer its flags back."""
-        if self.taken is not None:
-            self.taken.restore()
-            self.taken = None
+        if self.intercepted is not None:
+            self.intercepted.restore()
+            self.intercepted = None
 
     def start(self, module: Any, base: type[pl.LightningModule]) -> None:
         """Make the run of a trainer's call; the module, which derives from ``base``, gets the driver."""
-        taken = self.taken
-        assert taken is not None
+        intercepted = self.intercepted
+        assert intercepted is not None
         trainer: Any = module.trainer  # mypy does not see attributes set by Lightning's connectors
         trial, context = module.require_built_trial()
         if not trainer.training and self.fitted is not None and self.fitted.before_final_validation is None:
@@ -481,7 +481,7 @@ class ModuleRuns:
         period = None if checkpoints is None else checkpoints.policy.period
         schedule = self._schedule.complete(trainer, context.position, period)
         reporter = LightningReporter(module, base, self._training_names)
-        hooks = WatchedHooks(trainer, module, base, taken)
+        hooks = WatchedHooks(trainer, module, base, intercepted)
         options = RunOptions(
             resumed=module.resume_content,
             stop_request=module.stop_request,
@@ -498,7 +498,7 @@ class ModuleRuns:
             checkpoints.attach(run)
         at_step_zero = self._schedule.validates_at_step_zero
         module.driver = RunDriver(trainer, run, checkpoints, hooks, reporter, at_step_zero)
-        loaders = GivenLoaders(trial, context, taken.data, trainer)
+        loaders = CallDataloaders(trial, context, intercepted.data, trainer)
         calls = TrialCalls(
             after_training_step=module.after_training_step,
             after_validation_step=module.after_validation_step,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.adapters import given_data, lightning_internals
+from det_lightning.adapters import call_dataloaders, lightning_internals
 from det_lightning.adapters.building import TRIAL_PRECISIONS, take_precision
 from det_lightning.adapters.lightning_package import OTHER, PACKAGE, VARIABLE, TrainerFn, pl
 from det_lightning.adapters.strategies.processes import REPLACED_STRATEGIES, TRIAL_STRATEGIES
@@ -133,7 +133,7 @@ def _uncompile(module: pl.LightningModule) -> bool:
     return True
 
 
-class TakenFlags:
+class InterceptedFlags:
     """Flags obeyed by the trial itself, and off for Lightning until :meth:`restore`.
 
     Attributes:
@@ -144,8 +144,8 @@ class TakenFlags:
     def __init__(self, trainer: pl.Trainer) -> None:
         self.data: dict[str, Callable[[], Any]] = {}
         if trainer.training or trainer.validating:
-            given_data.refuse_moving_hooks(lightning_internals.find_datamodule(trainer))
-            self.data = lightning_internals.take_given_data(trainer)
+            call_dataloaders.refuse_moving_hooks(lightning_internals.find_datamodule(trainer))
+            self.data = lightning_internals.take_call_dataloaders(trainer)
         self._trainer = trainer
         self._clip_val = trainer.gradient_clip_val
         self._check_val_every_n_epoch = trainer.check_val_every_n_epoch

@@ -15,7 +15,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters import lightning_internals
-from det_lightning.adapters.flags import TakenFlags
+from det_lightning.adapters.flags import InterceptedFlags
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.engine.train_and_evaluate import find_overridden, overrides
 from det_lightning.escaping import get_logger
@@ -46,7 +46,7 @@ _WATCHED = [*_UPDATE_HOOKS, *_OF_BATCHES, "on_validation_end"]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def answers(instead: str) -> Callable[[_Method], _Method]:
+def requires_super(instead: str) -> Callable[[_Method], _Method]:
     """Mark a method whose result Lightning needs: overrides must call ``super()``; errors advise ``instead``."""
 
     def mark(method: _Method) -> _Method:
@@ -56,12 +56,12 @@ def answers(instead: str) -> Callable[[_Method], _Method]:
     return mark
 
 
-def _is_answer(attribute: Any) -> bool:
+def _requires_super(attribute: Any) -> bool:
     return hasattr(attribute, "instead")
 
 
 class DrivenModule(pl.LightningModule):
-    """A module whose subclasses may override every hook, but must not replace a method marked by :func:`answers`.
+    """A module whose subclasses may override every hook, but must not replace one marked by :func:`requires_super`.
 
     Raises:
         InvalidExperimentException: a subclass hides an attribute that drives the trial, or a step does not take an
@@ -71,7 +71,7 @@ class DrivenModule(pl.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trial_answers: dict[str, Any] = {}
+        self.called_super: dict[str, Any] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -80,7 +80,9 @@ class DrivenModule(pl.LightningModule):
     @classmethod
     def list_marked_methods(cls) -> dict[str, Any]:
         """Return the marked methods by name, from the classes that drive the trial."""
-        return {name: method for base in cls.__mro__[::-1] for name, method in vars(base).items() if _is_answer(method)}
+        return {
+            name: method for base in cls.__mro__[::-1] for name, method in vars(base).items() if _requires_super(method)
+        }
 
     @classmethod
     def find_wrong_steps(cls) -> dict[str, str]:
@@ -89,20 +91,20 @@ class DrivenModule(pl.LightningModule):
         return {
             name: f"{method.instead}; {way}"
             for name, method in cls.list_marked_methods().items()
-            if name.endswith("_step") and not _is_answer(inspect.getattr_static(cls, name))
+            if name.endswith("_step") and not _requires_super(inspect.getattr_static(cls, name))
             if not lightning_internals.takes_dataloader_iter(getattr(cls, name))
         }
 
-    def require_answer(self, name: str) -> None:
+    def require_super_call(self, name: str) -> None:
         """Raise an InvalidExperimentException if no override has called the marked method."""
-        if name not in self.trial_answers:
+        if name not in self.called_super:
             call = f"{type(self).__name__}.{name}() has not called super().{name}()"
             _refuse(type(self), {name: f"{call}: {self.list_marked_methods()[name].instead}"})
 
     def require_same(self, name: str, used: Sequence[Any]) -> None:
         """Raise an InvalidExperimentException if Lightning ``used`` other objects than the marked method returned."""
-        self.require_answer(name)
-        if list(map(id, used)) != list(map(id, self.trial_answers[name])):
+        self.require_super_call(name)
+        if list(map(id, used)) != list(map(id, self.called_super[name])):
             way = f"{type(self).__name__}.{name}() must return what super().{name}() returns"
             _refuse(type(self), {name: f"{way}: {self.list_marked_methods()[name].instead}"})
 
@@ -155,16 +157,20 @@ class WatchedHooks:
     """
 
     def __init__(
-        self, trainer: pl.Trainer, module: pl.LightningModule, base: type[pl.LightningModule], taken: TakenFlags
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        base: type[pl.LightningModule],
+        intercepted: InterceptedFlags,
     ) -> None:
-        self._taken = taken
+        self._intercepted = intercepted
         self._trainer = trainer
         callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
         watched = (callback for callback in callbacks if not _saves_by_epoch(callback))
         self._of_callbacks = [(callback, find_overridden(callback, pl.Callback, _WATCHED)) for callback in watched]
         self._of_module = find_overridden(module, base, _WATCHED)
         self._module = module
-        self._clips = taken.clip_val is not None or overrides(module, base, "configure_gradient_clipping")
+        self._clips = intercepted.clip_val is not None or overrides(module, base, "configure_gradient_clipping")
         self._profiler: Any = trainer.profiler  # type: ignore[attr-defined]
         self._profiles = not isinstance(self._profiler, pl.profilers.PassThroughProfiler)
         self._has_warned = False
@@ -210,7 +216,7 @@ class WatchedHooks:
     def _warn_of_own_clipping(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._has_warned:
             self._has_warned = True
-            clip_val = self._taken.clip_val
+            clip_val = self._intercepted.clip_val
             flag = "configure_gradient_clipping()" if clip_val is None else f"gradient_clip_val={clip_val}"
             logger.warning(
                 "%s has no effect on %s: the trial clips its gradients with step_optimizer(clip_grads=...). Leave out "
@@ -220,7 +226,9 @@ class WatchedHooks:
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         self._module.configure_gradient_clipping(
-            optimizer, gradient_clip_val=self._taken.clip_val, gradient_clip_algorithm=self._taken.clip_algorithm
+            optimizer,
+            gradient_clip_val=self._intercepted.clip_val,
+            gradient_clip_algorithm=self._intercepted.clip_algorithm,
         )
 
 

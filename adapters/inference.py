@@ -14,8 +14,8 @@ from typing_extensions import Self
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals
 from det_lightning.adapters.building import TrialBuilder
-from det_lightning.adapters.given_data import take_only_loader
-from det_lightning.adapters.hooks import DrivenModule, answers
+from det_lightning.adapters.call_dataloaders import take_only_loader
+from det_lightning.adapters.hooks import DrivenModule, requires_super
 from det_lightning.adapters.lightning_checkpoint import SavedTrial, rename_models
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.checkpoint.format.content import CheckpointReading
@@ -251,7 +251,7 @@ class InferenceModule(DrivenModule):
             )
         return self.runnable, self.context
 
-    @answers(
+    @requires_super(
         "make the optimizers and schedulers in the trial's __init__, with wrap_optimizer() and wrap_lr_scheduler()"
     )
     def configure_optimizers(self) -> Any:
@@ -263,7 +263,7 @@ class InferenceModule(DrivenModule):
             optimizer if isinstance(optimizer, torch.optim.Optimizer) else PlainOptimizer(optimizer)
             for optimizer in context.optimizers
         ]
-        self.trial_answers["configure_optimizers"] = optimizers
+        self.called_super["configure_optimizers"] = optimizers
         return optimizers, schedulers
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:

@@ -39,8 +39,8 @@ from det_lightning.checkpoint.storage.location import Location, explain_errors, 
 from det_lightning.checkpoint.storage.transfer import RetryPolicy, download
 from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_lightning_parts, list_parts
 from det_lightning.distributed.backend import DDP_PREFIX
+from det_lightning.engine.collect_content import RunContent
 from det_lightning.engine.run import TrialRun, require_resumable
-from det_lightning.engine.run_content import RunContent
 from det_lightning.masking import is_masked, mask_text
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._weights import load_models

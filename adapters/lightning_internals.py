@@ -126,7 +126,7 @@ def move_to_epoch(trainer: pl.Trainer, epochs_trained: int) -> None:
 # The data of a call
 
 
-def take_given_data(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
+def take_call_dataloaders(trainer: pl.Trainer) -> dict[str, Callable[[], Any]]:
     """Let Lightning ask the module for all data of ``fit`` or ``validate``; return functions for the data of the call.
 
     The key of a function is the name of the replaced method of the module.
@@ -260,7 +260,7 @@ def choose_exit_code(trainer: pl.Trainer, exit_code: int) -> int:
 
 
 @contextlib.contextmanager
-def interrupts_come_through() -> Iterator[None]:
+def reraise_keyboard_interrupt() -> Iterator[None]:
     """Raise the ``KeyboardInterrupt`` that Lightning turns into an exit, and handle the next Ctrl-C as before."""
     handler = signal.getsignal(signal.SIGINT)
     try:

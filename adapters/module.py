@@ -7,9 +7,9 @@ from typing import Any
 
 from det_lightning import errors
 from det_lightning.adapters.building import ModuleSchedule, TrialBuilder
+from det_lightning.adapters.call_dataloaders import holds_nothing
 from det_lightning.adapters.driver import ModuleRuns, RunDriver, StopIterationGuard
-from det_lightning.adapters.given_data import holds_nothing
-from det_lightning.adapters.hooks import answers
+from det_lightning.adapters.hooks import requires_super
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
 from det_lightning.adapters.lightning_package import TrainerFn, pl
@@ -18,7 +18,7 @@ from det_lightning.engine.boundary import Reporter, StopRequest
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial
 from det_lightning.pytorch._settings import ExpConf
 from det_lightning.units import TrainUnit
 
@@ -171,12 +171,14 @@ class TrialModule(InferenceModule):
             strategy.checkpoint_io = TrialCheckpointIO(strategy.checkpoint_io, self._reading)
         # The trial's callbacks would see a sanity check as a validation; Determined has none.
         self.trainer.num_sanity_val_steps = 0
-        taken = self._runs.taken
-        assert taken is not None
-        runnable, context = self.trial_builder.build(self.trainer, taken.precision, taken.accumulated_batches)
+        intercepted = self._runs.intercepted
+        assert intercepted is not None
+        runnable, context = self.trial_builder.build(
+            self.trainer, intercepted.precision, intercepted.accumulated_batches
+        )
         self.adopt_trial(runnable, context)
         if context.distributed.rank == 0:
-            read = runnable.config_fields if isinstance(runnable, SelfSavingTrial) else ()
+            read = runnable.config_fields if isinstance(runnable, ExternalStateTrial) else ()
             context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS, read=read)
 
     def begin_data(self, method: str) -> None:
@@ -187,16 +189,16 @@ class TrialModule(InferenceModule):
             # Now and not with the first batch, because an iterator draws from the global random state.
             self.trial_run.data.training.begin()
 
-    @answers("return the data from the trial's build_training_data_loader()")
+    @requires_super("return the data from the trial's build_training_data_loader()")
     def train_dataloader(self) -> Any:
         """Return the training data of the run as callbacks see them; before a run, what the trial builds."""
         if self.driver is None:
             return self.build_training_loader()
         data = self.trial_run.data.shown_training
-        self.trial_answers["train_dataloader"] = [data]
+        self.called_super["train_dataloader"] = [data]
         return data
 
-    @answers("return the data from the trial's build_validation_data_loader()")
+    @requires_super("return the data from the trial's build_validation_data_loader()")
     def val_dataloader(self) -> Any:
         """Return the validation data of the run as callbacks see them; before a run, what the trial builds."""
         if self.driver is None:
@@ -204,36 +206,38 @@ class TrialModule(InferenceModule):
         data = self.trial_run.data.shown_validation
         if holds_nothing(self.trial_run.data.validation.loader):
             return []
-        self.trial_answers["val_dataloader"] = [data]
+        self.called_super["val_dataloader"] = [data]
         return data
 
     # Training and validation
 
-    @answers("put it in the trial's train_batch(), or in on_train_batch_start() and on_train_batch_end()")
+    @requires_super("put it in the trial's train_batch(), or in on_train_batch_start() and on_train_batch_end()")
     def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
         """Train on batches up to the end of the step; see ``RunDriver.train``."""
-        self.trial_answers["training_step"] = None
+        self.called_super["training_step"] = None
         with StopIterationGuard():
             return self.require_driver().train(dataloader_iter)
 
-    @answers("put it in the trial's evaluate_batch(), or in on_validation_batch_start() and on_validation_batch_end()")
+    @requires_super(
+        "put it in the trial's evaluate_batch(), or in on_validation_batch_start() and on_validation_batch_end()"
+    )
     def validation_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
         """Evaluate batches up to the end of the step; see ``RunDriver.evaluate``."""
-        self.trial_answers["validation_step"] = None
+        self.called_super["validation_step"] = None
         with StopIterationGuard():
             return self.require_driver().evaluate(dataloader_iter)
 
     def after_training_step(self) -> None:
         """Report, save or stop after a step, and after the hooks at the end of the step."""
-        self.require_answer("training_step")
-        del self.trial_answers["training_step"]
+        self.require_super_call("training_step")
+        del self.called_super["training_step"]
         with StopIterationGuard():
-            self.require_driver().act_after_step()
+            self.require_driver().run_due_actions_after_step()
 
     def after_validation_step(self) -> None:
         """Check that the trial has evaluated the step."""
-        self.require_answer("validation_step")
-        del self.trial_answers["validation_step"]
+        self.require_super_call("validation_step")
+        del self.called_super["validation_step"]
 
     def after_validation(self) -> None:
         """Save or stop after a validation, and after the hooks at the end of the validation."""
@@ -285,7 +289,7 @@ class TrialModule(InferenceModule):
 
 def _make_state_without_run() -> dict[str, Any]:
     without: dict[str, Any] = dict.fromkeys(["driver", "checkpoints", "stop_request", "resume_content"])
-    return {**without, "reporters": [], "trial_answers": {}, "_tested": None}
+    return {**without, "reporters": [], "called_super": {}, "_tested": None}
 
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 
-from det_lightning.adapters.lightning_internals import choose_exit_code, interrupts_come_through
+from det_lightning.adapters.lightning_internals import choose_exit_code, reraise_keyboard_interrupt
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.module import TrialModule, require_trial_module
 from det_lightning.arguments import refuse_texts, wrong_argument
@@ -133,7 +133,7 @@ def interrupts_in_one_line(
 ) -> Iterator[None]:
     """Raise a ``KeyboardInterrupt`` after Ctrl-C, even from a saved run; log one line on the saved progress."""
     try:
-        with interrupts_come_through():
+        with reraise_keyboard_interrupt():
             yield
     except KeyboardInterrupt as caught:
         interrupt = caught

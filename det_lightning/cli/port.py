@@ -125,7 +125,7 @@ def _port_project(
 
     project = port_project(paths)
     if tries:
-        from det_lightning.porting.trying import try_project
+        from det_lightning.porting.smoke_run import try_project
 
         project = try_project(project, paths)
     if write:

@@ -64,7 +64,7 @@ class StopRequest:
 class EarlyEnd:
     """Agrees with the other ranks on the end of the run; ``preempted`` if a process was asked to end.
 
-    The wishes of the ranks travel with the metrics of a workload or a validation. Ranks exchange wishes again before
+    The flags of the ranks travel with the metrics of a workload or a validation. Ranks exchange flags again before
     going on only if user code has since run on any rank, or a checkpoint was written.
     """
 
@@ -76,7 +76,7 @@ class EarlyEnd:
         self._exchange = exchange
         self._agreed: RankFlag | None = None
 
-    def wishes(self, users_code_follows: bool) -> RankFlag:
+    def stop_flags(self, users_code_follows: bool) -> RankFlag:
         """Return flags for the other ranks; ``users_code_follows`` says that user code runs before :meth:`agree`."""
         stop = RankFlag.STOP if self._context.get_stop_requested() else RankFlag(0)
         preempt = RankFlag.PREEMPT if self.stop_request.requested else RankFlag(0)
@@ -94,8 +94,8 @@ class EarlyEnd:
         """Return whether any rank wants to stop, or was asked to end; all ranks must call this."""
         agreed = self._agreed
         if agreed is None:
-            wishes = self.wishes(users_code_follows=False)
-            agreed = RankFlag(self._exchange.unite(wishes))
+            flags = self.stop_flags(users_code_follows=False)
+            agreed = RankFlag(self._exchange.unite(flags))
             self.note(agreed)
         stops = RankFlag.STOP in agreed
         # A trial that wants to stop is done: a scheduler must not start the trial again.
@@ -275,8 +275,8 @@ class BoundaryExchange:
         return to_numpy(self._reducers.reduce_metrics(for_training, self._ranks.allgather))
 
     def _flags(self, users_code_follows: bool) -> RankFlag:
-        wishes = self.early_end.wishes(users_code_follows)
-        return wishes | RankFlag.CHECKPOINT_COMPLETED if self._has_checkpoint_news() else wishes
+        flags = self.early_end.stop_flags(users_code_follows)
+        return flags | RankFlag.CHECKPOINT_COMPLETED if self._has_checkpoint_news() else flags
 
     def _note(self, of_all_ranks: int) -> None:
         flags = RankFlag(of_all_ranks)

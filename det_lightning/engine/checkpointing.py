@@ -25,8 +25,8 @@ from det_lightning.checkpoint.storage.location import Location, is_name, new_id
 from det_lightning.checkpoint.storage.writing import ReportWritten
 from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_parts
 from det_lightning.core._reports import as_float
+from det_lightning.engine.collect_content import RunContent
 from det_lightning.engine.run import TrialRun
-from det_lightning.engine.run_content import RunContent
 from det_lightning.engine.shard_writing import SharedCheckpoint
 from det_lightning.escaping import get_logger
 from det_lightning.ranks.distributed_context import DistributedContext

@@ -43,7 +43,7 @@ class LoaderFactory:
         The trial repeats its own data, unless they know their position.
         """
         parts = find_stateful(loader)
-        return Passes(loader, self.context.position, parts) if parts else loader
+        return RepeatingLoader(loader, self.context.position, parts) if parts else loader
 
     def arrange(self, shown: ShownLoader, method: str) -> Any:
         """Return the data of a method of the module, such as ``train_dataloader``, as callbacks see them."""
@@ -104,7 +104,7 @@ class TrialData:
         self._rank = context.distributed.rank
         self._resumed = options.resumed
         self.global_batch: GlobalBatch | None = None
-        self._passes: Passes | None = None
+        self._passes: RepeatingLoader | None = None
         journal, self._resumed_at = read_journal(options.resumed, self._rank, self._replicas)
         self.journal = PassJournal(journal, position=self._resumed_at.get("training"))
         limit = options.epoch_limit
@@ -193,10 +193,10 @@ class TrialData:
         parts = find_stateful(resumable, is_positioned=True)
         if not parts:
             return resumable
-        return self._continue_passes(Passes(resumable, self._context.position, parts, is_positioned=True))
+        return self._continue_passes(RepeatingLoader(resumable, self._context.position, parts, is_positioned=True))
 
     def _continue_passes(self, loader: Any) -> Any:
-        if isinstance(loader, Passes):
+        if isinstance(loader, RepeatingLoader):
             self._passes = loader
             self.journal.ask_data = loader.state_dict
             if self._resumed is not None and self._resumed.resume is not None and "data" in self._resumed_at:
@@ -230,7 +230,7 @@ class TrialData:
         return None not in lengths and len(set(lengths)) == 1
 
 
-class Passes:
+class RepeatingLoader:
     """Endless passes over a loader whose ``parts`` know their position, and the state of these for checkpoints.
 
     Samplers are told the number of each pass. A resumed run without a state in the checkpoint leaves the position to

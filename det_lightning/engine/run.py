@@ -21,11 +21,11 @@ from det_lightning.engine.boundary import (
 )
 from det_lightning.engine.data_stream import LoaderFactory, TrialData
 from det_lightning.engine.metrics import average_metrics
-from det_lightning.engine.run_warnings import RunWarnings
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.train_and_evaluate import Evaluation, Training, TrialEvents, require_trainable
+from det_lightning.engine.training_warnings import RunWarnings
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial
 from det_lightning.pytorch._random_state import capture_rng, require_rng, restore_rng
 from det_lightning.pytorch._weights import load_resume_state, load_state
 from det_lightning.ranks.distributed_context import DistributedContext
@@ -99,7 +99,7 @@ class TrialRun:
         for callback in self.events.callbacks.values():
             callback.on_trial_startup(self.state.batches_trained, None if resumed is None else resumed.name)
             self._at_end.callback(callback.on_trial_shutdown)
-        if isinstance(self.trial, SelfSavingTrial):
+        if isinstance(self.trial, ExternalStateTrial):
             files = None if resumed is None else resumed.directory
             exact = resumed is not None and resumed.resume is not None
             self.trial.begin_run(files, self.state.batches_trained, exact)

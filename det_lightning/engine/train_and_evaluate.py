@@ -18,7 +18,7 @@ from det_lightning.engine.metrics import MetricWindow, to_numpy
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial, interface_mistakes, original_trial
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial, interface_mistakes, original_trial
 from det_lightning.pytorch._wrapped_parts import UpdateHooks
 
 logger = get_logger(__name__)
@@ -307,7 +307,7 @@ def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None
 
 
 def _find_wrapping_mistakes(trial: PyTorchTrial, context: PyTorchTrialContext) -> Iterator[str]:
-    if isinstance(trial, SelfSavingTrial):
+    if isinstance(trial, ExternalStateTrial):
         return
     name = type(trial).__name__
     if not context.models:

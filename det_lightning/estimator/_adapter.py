@@ -20,12 +20,12 @@ from det_lightning.estimator._tensorflow import tf
 from det_lightning.estimator._trial import EstimatorTrial
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial
 
 logger = get_logger(__name__)
 
 
-class EstimatorAdapter(SelfSavingTrial):
+class EstimatorAdapter(ExternalStateTrial):
     """Trains the Estimator of a trial: each batch is one run of the session.
 
     A ``trial`` built before comes with the ``own_context``. With ``single_batch``, validations use one batch.

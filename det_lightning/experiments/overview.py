@@ -12,7 +12,7 @@ from det_lightning.escaping import get_logger
 from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import find_runner, read_events
-from det_lightning.experiments.hook_run import describe_hook_end
+from det_lightning.experiments.hook_progress import describe_hook_end
 from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus
 from det_lightning.experiments.trial_process import is_running, read_status
 from det_lightning.experiments.trial_reports import read_curves, take_unread_reports

@@ -16,7 +16,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.experiments.directory import ExperimentDirectory, Options
-from det_lightning.experiments.hook_run import describe_hook_end
+from det_lightning.experiments.hook_progress import describe_hook_end
 from det_lightning.experiments.launcher import Launcher, TrialStart
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import RunProcesses, read_status

@@ -19,7 +19,7 @@ from det_lightning.core._task import read_record
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.escaping import get_logger
 from det_lightning.experiments import supervisor
-from det_lightning.experiments.hook_run import describe_hook_end
+from det_lightning.experiments.hook_progress import describe_hook_end
 from det_lightning.experiments.supervisor import Process
 from det_lightning.files.local_files import NO_LOCKS, is_locked
 

@@ -118,7 +118,7 @@ class PyTorchTrial(abc.ABC):
         return data_length(batch)
 
 
-class SelfSavingTrial(PyTorchTrial):
+class ExternalStateTrial(PyTorchTrial):
     """A trial that trains with another library, wraps nothing, and keeps the weights as files in checkpoints.
 
     Attributes:

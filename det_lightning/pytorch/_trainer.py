@@ -29,7 +29,7 @@ from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.masking import mask_url
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial
 from det_lightning.pytorch._random_state import isolated_rng, seed_everything
 from det_lightning.pytorch._settings import ExpConf, RunConfiguration
 from det_lightning.ranks.distributed_context import DistributedContext
@@ -164,7 +164,7 @@ class Trainer:
         self._experiment = None if task is None else ExperimentReporter(task)
         self._checkpoints: DeterminedCheckpoint | None = None
         if context.distributed.rank == 0:
-            read = trial.config_fields if isinstance(trial, SelfSavingTrial) else ()
+            read = trial.config_fields if isinstance(trial, ExternalStateTrial) else ()
             context.settings.configuration.report("init()", read=read)
 
     def configure_profiler(

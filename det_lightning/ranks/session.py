@@ -70,7 +70,7 @@ class ProgressWatch:
         exchanges: number of completed exchanges.
         awaited: the missing ranks of the current exchange.
         describe_progress: returns the batches for messages, for example ``"after 12 batches"``.
-        gave_up: another rank that gave up on the hyperparameters, with the reason, as far as this rank has heard.
+        gave_up: another rank that gave up on the hyperparameters, with the reason, as far as this rank has polled.
         ending: why the run is to end: a signal, a rank that gave up and left, or a lost store; else empty.
     """
 
@@ -111,10 +111,10 @@ class ProgressWatch:
         if self._records_signals:
             stop_recording()
 
-    def hear(self) -> None:
+    def poll(self) -> None:
         """Update :attr:`gave_up`."""
-        heard = (look(self._store, GAVE_UP) or b"").decode()
-        self.gave_up = "" if heard.startswith(f"rank {self._rank} ") else heard
+        polled = (look(self._store, GAVE_UP) or b"").decode()
+        self.gave_up = "" if polled.startswith(f"rank {self._rank} ") else polled
 
     def _watch(self) -> None:
         has_store = True
@@ -129,7 +129,7 @@ class ProgressWatch:
 
     def _listen(self) -> None:
         """Note when a rank receives a signal that ends processes, or gives up and leaves."""
-        self.hear()
+        self.poll()
         if not self._signum and self._records_signals and (received := read_signal()):
             self._store.set(_SIGNALLED, str(received).encode())
         self._signum = self._signum or int(look(self._store, _SIGNALLED) or 0)
@@ -239,8 +239,8 @@ class Session:
         if os.getpid() != self._process:
             return  # a fork must not use its parent's connection
         self.watch.stop()
-        with contextlib.suppress(RuntimeError):  # the store is lost, and what was heard before counts
-            self.watch.hear()
+        with contextlib.suppress(RuntimeError):  # the store is lost, and what was polled before counts
+            self.watch.poll()
         everyone_left = False
         # An error here means that nobody is left to notify, or that the connection failed.
         with contextlib.suppress(RuntimeError):

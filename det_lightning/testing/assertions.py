@@ -14,7 +14,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.testing.checks import CHECKS, CheckFailed, NotCompared
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
 from det_lightning.testing.training.execution import Run, compare_runs, train
-from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.trainings import TrialRuns
 from det_lightning.testing.training.trial_source import GivenTrial
 
 # The hooks that TrainedTrial.events shows.

@@ -22,7 +22,7 @@ from det_lightning.testing.options import TrialOptions, trial_options
 from det_lightning.testing.processor_time import BUDGET_S, handle_signal, within_processor_time
 
 if TYPE_CHECKING:
-    from det_lightning.testing.training.runs import TrialRuns
+    from det_lightning.testing.training.trainings import TrialRuns
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "--trial": {"metavar": "MODULE:CLASS", "help": "check this trial; also path/to/file.py:CLASS"},
@@ -172,7 +172,7 @@ class TrialSession:
         with warnings.catch_warnings():
             # Warnings from importing Lightning and others are not errors of the trial, whatever -W says.
             warnings.simplefilter("ignore")
-            from det_lightning.testing.training.runs import TrialRuns
+            from det_lightning.testing.training.trainings import TrialRuns
 
         return TrialRuns(self._options)
 

@@ -374,11 +374,11 @@ class OnlyTraining(pl.LightningDataModule):
         ({"dataloaders": [1]}, {"val_dataloader": [1]}),
     ],
 )
-def test_take_given_data_and_find_datamodule(arguments: dict[str, Any], given: dict[str, Any]) -> None:
+def test_take_call_dataloaders_and_find_datamodule(arguments: dict[str, Any], given: dict[str, Any]) -> None:
     class Module(Asking):
         def ask(self) -> None:
             assert lightning_internals.find_datamodule(self.trainer) is arguments.get("datamodule")
-            taken = lightning_internals.take_given_data(self.trainer)
+            taken = lightning_internals.take_call_dataloaders(self.trainer)
             assert {name: give() for name, give in taken.items()} == given
             source: Any = self.trainer.fit_loop._data_source
             assert is_validation or source.instance is self
@@ -565,13 +565,13 @@ def test_choose_exit_code_of_a_single_process() -> None:
     assert lightning_internals.choose_exit_code(make_trainer(), 75) == 75
 
 
-def test_interrupts_come_through() -> None:
+def test_reraise_keyboard_interrupt() -> None:
     class Module(Watched):
         def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
             raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), lightning_internals.interrupts_come_through():
+    with pytest.raises(KeyboardInterrupt), lightning_internals.reraise_keyboard_interrupt():
         fitted(Module)
     assert signal.getsignal(signal.SIGINT) is before
 

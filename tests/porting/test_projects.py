@@ -12,7 +12,7 @@ import pytest
 
 from det_lightning.porting import Finding, Outcome, ProjectPort, Severity, port_project
 from det_lightning.porting.reader_pool import ReaderPool
-from det_lightning.porting.trying import try_project
+from det_lightning.porting.smoke_run import try_project
 from tests.experiments.running import run
 
 PROJECTS = Path(__file__).parent / "projects"

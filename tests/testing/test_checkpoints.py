@@ -15,7 +15,7 @@ from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.checks import old_checkpoints as checks
 from det_lightning.testing.checks.old_checkpoints import read_metrics
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.trainings import TrialRuns
 from det_lightning.testing.training.trial_source import ImportedTrial
 from tests.testing.changed_trials import CORRECT
 

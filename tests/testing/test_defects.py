@@ -11,7 +11,7 @@ import pytest
 from det_lightning.testing.checks import CHECKS, BadTrial, CheckFailed, NotCompared
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.training.reference import record_ours
-from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.trainings import TrialRuns
 from tests.testing.changed_trials import CORRECT, Case
 from tests.testing.defects import DEFECTS, HARMLESS, NOT_COMPARED
 

@@ -9,7 +9,7 @@ import pytest
 from det_lightning.testing.checks import CheckFailed
 from det_lightning.testing.checks.training import is_deterministic_elsewhere
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.trainings import TrialRuns
 from tests.testing.changed_trials import case
 
 pytestmark = pytest.mark.slow

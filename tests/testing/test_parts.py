@@ -17,7 +17,7 @@ from det_lightning.testing.observation.source_scan import TrialCode
 from det_lightning.testing.options import read_config
 from det_lightning.testing.records.record import RunSettings
 from det_lightning.testing.training.execution import RunPlan, train
-from det_lightning.testing.training.runs import Boundaries
+from det_lightning.testing.training.trainings import Boundaries
 from det_lightning.testing.training.trial_source import ImportedTrial
 from tests.testing.changed_trials import case
 

@@ -16,7 +16,7 @@ import det_lightning.testing.report
 from det_lightning.testing.checks import CHECKS, PYTORCH
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.training.reference import record_ours
-from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.trainings import TrialRuns
 from tests.testing.changed_trials import CORRECT, case
 from tests.warm_python import WarmPython
 

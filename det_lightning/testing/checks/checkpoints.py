@@ -17,7 +17,7 @@ from det_lightning.testing.records.comparison import value_differences
 from det_lightning.testing.records.difference import usual_causes
 from det_lightning.testing.records.record import shorten_repr
 from det_lightning.testing.training.execution import Run, compare_runs
-from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.trainings import TrialRuns
 
 #: The cause of a loss of state, and whether the state is a result of training, or decides what the trial does.
 Loss = tuple[str, bool]

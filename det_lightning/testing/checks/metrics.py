@@ -18,7 +18,7 @@ import numpy as np
 from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.source_scan import defines, is_attribute, is_text
 from det_lightning.testing.training.execution import Run
-from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.trainings import TrialRuns
 
 # Rounding, and random numbers, make a sum over half of a batch another value than half of the sum.
 _SHARE = 1e-3

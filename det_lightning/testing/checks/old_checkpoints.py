@@ -14,7 +14,7 @@ from det_lightning.checkpoint import CheckpointContent, load_checkpoint, open_ch
 from det_lightning.checkpoint.format.layout import METADATA_FILE
 from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.training.execution import train, validate
-from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.trainings import TrialRuns
 
 # Other releases of torch and other devices sum in another order.
 _TOLERANCE = 1e-3

@@ -13,8 +13,8 @@ from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.source_scan import defines, makes_sum, reads_rank, scales_by_size, sizes_batch
 from det_lightning.testing.records.record import TrainingRecord, distance, read_number
 from det_lightning.testing.training.execution import Run, compare_runs
-from det_lightning.testing.training.process_runs import SIZE, ProcessRuns, train_two
-from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.in_processes import SIZE, ProcessRuns, train_two
+from det_lightning.testing.training.trainings import TrialRuns
 
 # Another order of summation, or averaging the means of uneven parts, stays far below this; a sum for a mean does not.
 _SHARE = 0.05

@@ -25,8 +25,8 @@ from det_lightning.testing.observation.source_scan import (
 from det_lightning.testing.processor_time import Stuck
 from det_lightning.testing.records.difference import find_cancelling_gradients, usual_causes
 from det_lightning.testing.training.execution import compare_records, compare_runs
-from det_lightning.testing.training.process_runs import HASH_SEED
-from det_lightning.testing.training.runs import TrialRuns
+from det_lightning.testing.training.in_processes import HASH_SEED
+from det_lightning.testing.training.trainings import TrialRuns
 
 
 def trains(runs: TrialRuns) -> None:

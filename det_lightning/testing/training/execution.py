@@ -18,7 +18,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
-from det_lightning.adapters.lightning_internals import interrupts_come_through
+from det_lightning.adapters.lightning_internals import reraise_keyboard_interrupt
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
 from det_lightning.distributed.backend import choose_device
@@ -163,7 +163,7 @@ def _fit_module(trial_class: type, plan: RunPlan, observer: Observer) -> None:
         reporting_period=Batch(plan.settings.reporting_period),
         step_zero_validation=False,
     )
-    with interrupts_come_through():
+    with reraise_keyboard_interrupt():
         _make_trainer(max_epochs=-1, callbacks=[_make_checkpoints(plan)], **plan.limits).fit(module)
     observer.end(observer.trial)
 
@@ -172,7 +172,7 @@ def validate(source: TrialSource, plan: RunPlan) -> Run:
     """Validate with the weights of the checkpoint to resume from; see :func:`train`."""
 
     def validate_trial(trial_class: type) -> None:
-        with interrupts_come_through():
+        with reraise_keyboard_interrupt():
             _make_trainer().validate(_make_module(trial_class, plan), ckpt_path=plan.resume_from, verbose=False)
 
     return _observe_run(source, plan, Observer(), validate_trial)

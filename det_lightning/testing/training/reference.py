@@ -21,7 +21,7 @@ from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import Difference, Tolerance
 from det_lightning.testing.records.record import RecordError, RunSettings, TrainingRecord, parse_record, read_record
 from det_lightning.testing.training.execution import RunPlan, train
-from det_lightning.testing.training.process_runs import HASH_SEED, train_in_processes
+from det_lightning.testing.training.in_processes import HASH_SEED, train_in_processes
 from det_lightning.testing.training.trial_source import GivenTrial, ImportedTrial, TrialSource
 
 #: The records of a trial on the real determined and here, and their first difference.

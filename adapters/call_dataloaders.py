@@ -14,7 +14,7 @@ from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.engine.data_stream import (
     LoaderFactory,
-    Passes,
+    RepeatingLoader,
     find_stateful,
     length_or_none,
     list_samplers,
@@ -25,7 +25,7 @@ from det_lightning.engine.train_and_evaluate import overrides
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial, SelfSavingTrial, original_trial
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial, original_trial
 
 logger = get_logger(__name__)
 
@@ -63,11 +63,11 @@ def warn_of_lost_state(trainer: pl.Trainer) -> None:
         )
 
 
-class GivenLoaders(LoaderFactory):
+class CallDataloaders(LoaderFactory):
     """Builds the loaders of a run from the data of a call; the trial builds the loaders of missing data.
 
     A loader of torch over a map-style dataset becomes a ``det_lightning.pytorch.DataLoader``, sharded and resumed like
-    a loader of the trial. ``sources`` come from ``take_given_data``.
+    a loader of the trial. ``sources`` come from ``take_call_dataloaders``.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class GivenLoaders(LoaderFactory):
         self._sources = sources
         self._trainer = trainer
         self._given: dict[str, Any] = {}
-        if sources and isinstance(trial, SelfSavingTrial):
+        if sources and isinstance(trial, ExternalStateTrial):
             raise errors.UnsupportedTrainerFlags(
                 f"{type(original_trial(trial)).__name__} reads its own data; pass no data to the trainer."
             )
@@ -108,7 +108,7 @@ class GivenLoaders(LoaderFactory):
         """Return endless passes over training data of the call, from the position of the run on."""
         if "train_dataloader" not in self._sources:
             return super().repeat(loader)
-        return Passes(loader, self.context.position, find_stateful(loader), skips=True)
+        return RepeatingLoader(loader, self.context.position, find_stateful(loader), skips=True)
 
     def arrange(self, shown: ShownLoader, method: str) -> Any:
         """Return data as callbacks see them: in a list or dict if the call was given one."""

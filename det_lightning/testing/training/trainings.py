@@ -17,7 +17,7 @@ from det_lightning.testing.processor_time import Stuck
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Failure, Run, RunPlan, train
-from det_lightning.testing.training.process_runs import (
+from det_lightning.testing.training.in_processes import (
     HASH_SEED,
     ProcessRuns,
     make_options,

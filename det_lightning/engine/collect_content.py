@@ -15,7 +15,7 @@ from det_lightning.checkpoint.storage.snapshots import iterate_tensors
 from det_lightning.engine.run import StateBeforeValidation, TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
 from det_lightning.escaping import get_logger
-from det_lightning.pytorch._pytorch_trial import SelfSavingTrial, original_trial
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, original_trial
 from det_lightning.pytorch._random_state import capture_rng
 from det_lightning.pytorch._weights import collect_rest, collect_resume_state, collect_weights
 
@@ -42,7 +42,7 @@ class RunContent:
         context = run.context
         states = context.backend.states
         chief = context.distributed.rank == 0
-        files = run.trial.collect_files() if isinstance(run.trial, SelfSavingTrial) else None
+        files = run.trial.collect_files() if isinstance(run.trial, ExternalStateTrial) else None
         rng = capture_rng(context.device)
         shards: dict[str, torch.Tensor] = {}
         if states.writes_shards:
@@ -61,7 +61,7 @@ class RunContent:
         content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
         content.is_sharded = states.writes_shards
         content.shards = shards
-        if isinstance(run.trial, SelfSavingTrial):
+        if isinstance(run.trial, ExternalStateTrial):
             content.files = files
             content.notes.update(run.trial.describe_files())
         return content
@@ -102,7 +102,7 @@ class RunContent:
         complete = None not in plain.values()
         hparams, config = (plain["hparams"], plain["experiment_config"]) if complete else (None, None)
         self._load_data = make_load_data(hparams, config, f"{trial_class.__module__}:{trial_class.__qualname__}")
-        if isinstance(self._run.trial, SelfSavingTrial):
+        if isinstance(self._run.trial, ExternalStateTrial):
             self._load_data["trial_type"] = self._run.trial.trial_type
 
     def _warn_of_losses(self, losses: list[str]) -> None:

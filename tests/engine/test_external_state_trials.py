@@ -11,11 +11,11 @@ import pytest
 
 from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
-from det_lightning.pytorch._pytorch_trial import SelfSavingTrial
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial
 from tests.trials import fit_trial
 
 
-class Counter(SelfSavingTrial):
+class Counter(ExternalStateTrial):
     """Its only weight is a number, which each batch increments and the file ``number.txt`` keeps."""
 
     trial_type = "CounterTrial"
