@@ -35,8 +35,7 @@ from det_lightning.checkpoint.format.lightning_file import (
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.format.standard_values import with_calls, with_plain_numbers
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import Location, explain_errors, new_id
-from det_lightning.checkpoint.storage.transfer import RetryPolicy, download
+from det_lightning.checkpoint.storage.location import Location, download, explain_errors, new_id
 from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_lightning_parts, list_parts
 from det_lightning.distributed.backend import DDP_PREFIX
 from det_lightning.engine.collect_content import RunContent
@@ -122,7 +121,7 @@ def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[
             raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
         return read(location.local_path)
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
-        download(location.parent, [location.name], pathlib.Path(folder), RetryPolicy())
+        download(location.parent, [location.name], pathlib.Path(folder))
         copied = pathlib.Path(folder) / location.name
         return read(copied, name=location)
 

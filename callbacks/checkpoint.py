@@ -205,11 +205,6 @@ class DeterminedCheckpoint(pl.Callback):
         resumed = module.resume_content
         state = None if resumed is None else resumed.resume
         self._checkpoints.begin(None if state is None else state.best_value)
-
-        def is_ending() -> bool:
-            return trainer.received_sigterm or (module.stop_request is not None and module.stop_request.requested)
-
-        self._checkpoints.queue.limit_retries_when(is_ending)
         if trainer.is_global_zero:
             if self._is_default:  # a warning, because warnings are shown even if logging is not configured
                 logger.warning("No storage of checkpoints is set: checkpoints go to %s.", self.storage)
@@ -217,19 +212,10 @@ class DeterminedCheckpoint(pl.Callback):
                 logger.info("Checkpoints go to %s.", self.storage)
             self._checkpoints.lock(trainer.ckpt_path, resumed)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Reserve, on the chief, the memory for copies of the state."""
-        if trainer.is_global_zero:
-            self._checkpoints.reserve_memory()
-
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Release the trial if the fit ended before training began."""
         if require_trial_module(self, pl_module).driver is None:
             self.close()
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let later requests to the storage be retried for the full time again."""
-        self.storage.limit_retries_when(lambda: False)
 
     def close(self) -> None:
         """Release the trial."""

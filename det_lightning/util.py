@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import random
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from det_lightning.checkpoint.storage.transfer import RetryPolicy
+from det_lightning import errors
 from det_lightning.missing_parts import attribute_error
 
 __all__ = ["download_gcs_blob_with_backoff", "filter_duplicates", "has_param", "is_overridden", "merge_dicts"]
 
 __path__: list[str] = []  # the import of a missing name becomes an error with the reason
 
-_REFUSALS = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
+# Answers of the server after which another attempt would not help.
+_REFUSALS = (401, 403, 404)
 
 
 def download_gcs_blob_with_backoff(blob: Any, n_retries: int = 32, max_backoff: int = 32) -> bytes:
@@ -47,19 +50,26 @@ def download_gcs_blob_with_backoff(blob: Any, n_retries: int = 32, max_backoff: 
             f"{type(blob).__name__}."
         )
 
-    def download() -> bytes:
+    before = random.getstate()  # the library draws its own pauses from the trial's generator
+    try:
+        return _download(blob, n_retries, max_backoff)
+    finally:
+        random.setstate(before)
+
+
+def _download(blob: Any, attempts: int, longest_wait_s: float) -> bytes:
+    for attempt in itertools.count():
         try:
             content: bytes = blob.download_as_bytes()
+            return content
         except Exception as error:
-            refusal = _REFUSALS.get(getattr(error, "code", 0))
-            if refusal is None:
-                raise
-            raise refusal(str(error)) from error
-        return content
-
-    retry = RetryPolicy(attempts=n_retries, longest_wait_s=max_backoff)
-    found: bytes = retry.call("downloading", download, where=getattr(blob, "name", blob))
-    return found
+            if getattr(error, "code", 0) in _REFUSALS or attempt + 1 >= attempts:
+                name = getattr(blob, "name", blob)
+                raise errors.StorageError(
+                    f"Failed while downloading {name}: {type(error).__name__}: {error}"
+                ) from error
+        time.sleep(min(2.0**attempt, longest_wait_s))
+    raise AssertionError("unreachable")
 
 
 def merge_dicts(base_dict: dict[Any, Any], source_dict: dict[Any, Any]) -> dict[Any, Any]:

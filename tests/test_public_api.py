@@ -41,7 +41,7 @@ PUBLIC = {
     """,
     "det_lightning.checkpoint": """
         CheckpointContent CheckpointInfo CheckpointPolicy CheckpointReading CheckpointRecord CheckpointStorage
-        ResumeState Retention RetryPolicy TrialState load_checkpoint open_checkpoint read_checkpoint
+        ResumeState Retention TrialState load_checkpoint open_checkpoint read_checkpoint
     """,
     "det_lightning.testing": "InMemoryStorage TrainedTrial assert_resumes assert_same_training run_trial",
     "det_lightning.adapters.strategies": "HorovodStrategy PerModelDDPStrategy PerModelFSDPStrategy",

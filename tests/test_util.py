@@ -67,7 +67,7 @@ def test_failed_downloads_name_the_blob(bucket: Any) -> None:
         util.download_gcs_blob_with_backoff(blob, n_retries=3, max_backoff=0)
     assert blob.attempts == 3
     blob = failing(bucket, "images/missing", failures=0)
-    with pytest.raises(errors.StorageError, match="Not found while downloading images/missing"):
+    with pytest.raises(errors.StorageError, match="Failed while downloading images/missing"):
         util.download_gcs_blob_with_backoff(blob)
     assert blob.attempts == 1
 

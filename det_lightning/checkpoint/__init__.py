@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.retention.policy import CheckpointPolicy, CheckpointRecord, Retention
     from det_lightning.checkpoint.safe_load import load_checkpoint, read_checkpoint
     from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
-    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-    from det_lightning.checkpoint.storage.transfer import RetryPolicy, open_checkpoint
+    from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage, open_checkpoint
 
 # Where each name comes from: a tool that only lists checkpoints must not wait for torch.
 _MODULES = {
@@ -18,9 +17,8 @@ _MODULES = {
     "ResumeState": "format.resume_state",
     **dict.fromkeys(("CheckpointPolicy", "CheckpointRecord", "Retention"), "retention.policy"),
     **dict.fromkeys(("load_checkpoint", "read_checkpoint"), "safe_load"),
-    "CheckpointStorage": "storage.checkpoint_storage",
+    **dict.fromkeys(("CheckpointStorage", "open_checkpoint"), "storage.checkpoint_storage"),
     "CheckpointInfo": "storage.checkpoint_info",
-    **dict.fromkeys(("RetryPolicy", "open_checkpoint"), "storage.transfer"),
 }
 
 __all__ = [
@@ -32,7 +30,6 @@ __all__ = [
     "CheckpointStorage",
     "ResumeState",
     "Retention",
-    "RetryPolicy",
     "TrialState",
     "load_checkpoint",
     "open_checkpoint",

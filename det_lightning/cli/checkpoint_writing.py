@@ -153,7 +153,7 @@ def annotate(
     export = MasterExport({str(file): file.read_bytes() for file in files})
     plan = plan_annotation(annotated, export)
     if not dry_run:
-        carry_out_annotation(plan, annotated)
+        carry_out_annotation(plan)
     lacking = {
         "experiments_without_metric": export.experiments_without_metric(),
         "experiments_without_checkpoints": export.experiments_without_checkpoints(),

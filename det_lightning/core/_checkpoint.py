@@ -14,7 +14,7 @@ from det_lightning.arguments import find_member, is_path, require
 from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
-from det_lightning.checkpoint.storage.staging import StagingDirectory, announce
+from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.core._reports import find_mistakes_in_steps
 from det_lightning.core._shards import (
     Selector,
@@ -121,7 +121,7 @@ class CheckpointContext:
         with staging or contextlib.nullcontext():
             self._announce(ranks, staging)
             if directory is not None:
-                put(directory, names, target, self.storage)
+                put(directory, names, target)
             ranks.allgather(None)  # all files are there
         self._complete(ranks, staging, target, merged)
         return target.name
@@ -150,7 +150,7 @@ class CheckpointContext:
             merged = self._merge_metadata(ranks, metadata)
             if not target.is_local:
                 self._announce(ranks, staging)
-                put(directory, choose_share(ranks, directory, None), target, self.storage)
+                put(directory, choose_share(ranks, directory, None), target)
                 ranks.allgather(None)
         self._complete(ranks, staging, target, merged)
 
@@ -178,7 +178,7 @@ class CheckpointContext:
         """
         ranks = self._share("download", storage_id, download_mode)
         names = self._select(ranks, storage_id, selector)
-        run_on_local_chief(ranks, lambda: fetch(self._find(storage_id), names, pathlib.Path(ckpt_dir), self.storage))
+        run_on_local_chief(ranks, lambda: fetch(self._find(storage_id), names, pathlib.Path(ckpt_dir)))
 
     @for_with_statement("with core_context.checkpoint.restore_path(...) as directory")
     def restore_path(
@@ -258,7 +258,7 @@ class CheckpointContext:
         if not self.storage.is_local:
             with fail_together(ranks):
                 if staging is not None:
-                    announce(self.storage.root, staging.directory.name, self.storage.retry)
+                    staging.announce()
 
     def _merge_metadata(self, ranks: DistributedContext, metadata: dict[str, Any] | None) -> dict[str, Any]:
         require(metadata is None or isinstance(metadata, dict), "metadata=", "a dict", metadata)

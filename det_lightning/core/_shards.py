@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import pathlib
 import shutil
 import tempfile
@@ -13,10 +12,8 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import METADATA_FILE
 from det_lightning.checkpoint.format.manifest import digest_file, leads_out
-from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.location import Location, download, explain_errors, upload
 from det_lightning.checkpoint.storage.staging import StagingDirectory
-from det_lightning.checkpoint.storage.transfer import download, upload
 from det_lightning.escaping import get_logger
 from det_lightning.ranks.distributed_context import DistributedContext
 
@@ -132,22 +129,23 @@ def choose_share(ranks: DistributedContext, directory: pathlib.Path | None, sele
     return [name for name in names if name not in conflicts or conflicts[name][0] == ranks.rank]
 
 
-def put(directory: pathlib.Path, names: list[str], target: Location, storage: CheckpointStorage) -> None:
+def put(directory: pathlib.Path, names: list[str], target: Location) -> None:
     """Copy files of a directory into a new checkpoint."""
     if target.is_local:
         _copy(directory, names, target.local_path)
     else:
-        upload(directory, select_files(names), target, storage.retry)
+        upload(directory, select_files(names), target)
 
 
-def fetch(source: Location, names: list[str], directory: pathlib.Path, storage: CheckpointStorage) -> None:
+def fetch(source: Location, names: list[str], directory: pathlib.Path) -> None:
     """Copy files and directories of a checkpoint into a directory, created if missing."""
     directory.mkdir(parents=True, exist_ok=True)
     if source.is_local:
         names = [name for name in names if not _leads_out(source.local_path, name)]
-        storage.retry.call("reading", functools.partial(_copy, source.local_path, names, directory), where=source)
+        with explain_errors("reading", source):
+            _copy(source.local_path, names, directory)
     else:
-        download(source, names, directory, storage.retry)
+        download(source, names, directory)
 
 
 def _leads_out(checkpoint: pathlib.Path, name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_lightning.arguments import find_member
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.location import explain_errors
 from det_lightning.core._preempt import PreemptContext
 from det_lightning.core._reports import Reports, read_report
 from det_lightning.core._task import TrialTask, default_directory, is_try, remember_run
@@ -225,8 +226,8 @@ class TrainContext:
         target = self._storage.root.bookkeeping("tensorboard", run)
         for path in files:
             copy = target / mangler(path.relative_to(directory), self._distributed.rank).as_posix()
-            write = functools.partial(copy.fs.put_file, str(path), copy.path)
-            self._storage.retry.call("writing", write, where=copy)
+            with explain_errors("writing", copy):
+                copy.fs.put_file(str(path), copy.path)
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
         """Report an early end of the script; ``with core.init()`` does this for ``InvalidHP``."""

@@ -18,11 +18,10 @@ from det_lightning.checkpoint.format.manifest import digest_file
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
 from det_lightning.checkpoint.retention.trial_lock import TrialLock, lock_trial, remove_dead_locks
-from det_lightning.checkpoint.storage.background import WORKER_DIED, CheckpointQueue, defer_signal
 from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, is_name, new_id
-from det_lightning.checkpoint.storage.writing import ReportWritten
+from det_lightning.checkpoint.storage.writing import WORKER_DIED, CheckpointQueue, ReportWritten, defer_signal
 from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_parts
 from det_lightning.core._reports import as_float
 from det_lightning.engine.collect_content import RunContent
@@ -123,12 +122,6 @@ class RunCheckpoints:
         self._run = run
         self._content = RunContent(run)
         self._distributed = run.context.distributed
-
-    def reserve_memory(self) -> None:
-        """Reserve memory for copies of the states of models, and of optimizers after a step."""
-        context = self._run.context
-        if not context.backend.states.is_sharded:
-            self.queue.reserve_memory(context.models, context.optimizers)
 
     def save(self) -> None:
         """Write a checkpoint; in the background, only begin, once the previous checkpoint is written."""
@@ -240,8 +233,12 @@ class RunCheckpoints:
     def abandon(self, exception: BaseException) -> None:
         """Finish checkpoints under way on this rank after the run has failed; other ranks may be gone."""
         self._unreported = 0
+        if self.queue.is_under_way():
+            logger.warning(
+                "A checkpoint is being written, and the process waits for the end. Ctrl-C discards the checkpoint."
+            )
         try:
-            self._report(self.queue.finish_in_a_hurry())
+            self._report(self.queue.take_complete(wait=True))
         except errors.CheckpointError as e:
             if e is not exception:  # this failure must not hide the error at the end of the run
                 logger.error("The run failed while a checkpoint was being written, and this checkpoint is lost: %s", e)
@@ -293,7 +290,7 @@ def clean(storage: CheckpointStorage) -> None:
         if not (storage.is_local or storage.root.is_object_store):
             # A connection such as SFTP's serves one thread at a time.
             options = {**storage.options, "skip_instance_cache": True}
-            storage = CheckpointStorage(storage.root.url, options=options, retry=storage.retry)
+            storage = CheckpointStorage(storage.root.url, options=options)
         storage.remove_leftovers()
         remove_dead_locks(storage.root)
     except errors.StorageError as e:

@@ -11,7 +11,6 @@ import torch
 from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.layout import make_load_data
 from det_lightning.checkpoint.format.resume_state import ResumeState
-from det_lightning.checkpoint.storage.snapshots import iterate_tensors
 from det_lightning.engine.run import StateBeforeValidation, TrialRun
 from det_lightning.engine.shard_writing import take_shards_of_run
 from det_lightning.escaping import get_logger
@@ -54,11 +53,10 @@ class RunContent:
         if not chief:
             part = CheckpointContent({}, dataclasses.replace(run.state), is_sharded=True, shards=shards)
             return part if states.writes_shards else None
-        copies = list(iterate_tensors(weights)) if states.is_sharded and not states.writes_shards else []
         state = {**weights, **collect_rest(context, run.events.callbacks, dict(rng))}
         run.events.emit("on_checkpoint_save_start", state)
         self._follow_settings()
-        content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=copies)
+        content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume)
         content.is_sharded = states.writes_shards
         content.shards = shards
         if isinstance(run.trial, ExternalStateTrial):

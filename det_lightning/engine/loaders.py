@@ -13,7 +13,7 @@ from torch.autograd import _profiler_enabled as profiler_enabled  # type: ignore
 from torch.utils import data
 from torch.utils.data import _DatasetKind, dataloader
 
-from det_lightning.checkpoint.storage.snapshots import iterate_tensors
+from det_lightning.checkpoint.storage.writing import iterate_tensors
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._random_state import Stateful, capture_rng, copy_sampling, isolated_rng, restore_rng
 

@@ -16,8 +16,7 @@ from det_lightning.checkpoint.format.manifest import describe_file
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import RESUME_ROOT, SHARDED_RESUME_VALUES, STATE_ROOT
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.staging import announce
-from det_lightning.checkpoint.storage.transfer import upload
+from det_lightning.checkpoint.storage.location import upload
 from det_lightning.checkpoint.storage.writing import ReportWritten
 from det_lightning.distributed.sharded_states import take_shards, write_parts
 from det_lightning.ranks.distributed_context import DistributedContext
@@ -66,8 +65,6 @@ class SharedCheckpoint:
 
         def write_together(directory: pathlib.Path) -> None:
             nonlocal is_met
-            if not self._storage.is_local:
-                announce(self._storage.root, self._checkpoint.name, self._storage.retry)
             is_met = True
             self._distributed.broadcast(None)
             self._content.described.update(self._write(directory))
@@ -110,5 +107,5 @@ class SharedCheckpoint:
         names = write_parts(self._content.shards, directory, self._distributed.rank)
         described = {name: describe_file(directory / name) for name in names}
         if not self._storage.is_local and self._distributed.rank != 0:
-            upload(directory, names, self._checkpoint, self._storage.retry)
+            upload(directory, names, self._checkpoint)
         return described

@@ -10,7 +10,7 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.storage.checkpoint_info import call_in_parallel
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.transfer import RetryPolicy
+from det_lightning.checkpoint.storage.location import explain_errors
 from det_lightning.experiments.state import Checkpoint, TrialRecord
 
 
@@ -19,20 +19,16 @@ class CheckpointLookup:
 
     Args:
         place: the storage of the experiment, as the directory of the experiment says.
-        retry: how often to ask a storage that fails.
         variables: environment variables of the trials, such as credentials of the storage.
     """
 
-    def __init__(
-        self, place: str | dict[str, Any], retry: RetryPolicy | None = None, variables: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, place: str | dict[str, Any], variables: Mapping[str, str] | None = None) -> None:
         self._place = place
-        self._retry = retry
         self._variables = dict(variables or {})
 
     def open(self) -> CheckpointStorage:
         """Return the storage of the experiment; for errors see ``CheckpointStorage``."""
-        return CheckpointStorage(self._place, retry=self._retry)
+        return CheckpointStorage(self._place)
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[None]:
@@ -62,7 +58,7 @@ class CheckpointLookup:
                 found.update(_filter_complete(self.open(), by_place.pop(None)))
             for place, ids in by_place.items():
                 try:
-                    found.update(_filter_complete(CheckpointStorage(place, retry=self._retry), ids))
+                    found.update(_filter_complete(CheckpointStorage(place), ids))
                 except (errors.StorageError, ValueError):
                     found.update(ids)
         return found
@@ -85,16 +81,14 @@ class CheckpointLookup:
 
 
 def _filter_complete(storage: CheckpointStorage, ids: list[str]) -> list[str]:
-    def look() -> list[bool]:
-        return call_in_parallel(storage.root, storage.is_complete, ids)
-
-    are_complete = storage.retry.call("looking for checkpoints in", look, where=storage)
+    are_complete = call_in_parallel(storage.root, storage.is_complete, ids)
     return [one for one, is_complete in zip(ids, are_complete, strict=True) if is_complete]
 
 
 def _require_directory(storage: CheckpointStorage, newest: Checkpoint) -> None:
     """Raise a ``StorageError`` if the storage is gone as a whole; a bucket without objects is just empty."""
-    exists = storage.retry.call("looking for", storage.root.exists, where=storage)
+    with explain_errors("looking for", storage.root):
+        exists = storage.root.exists()
     if not exists and not storage.root.is_object_store:
         raise errors.StorageError(
             f"{storage} does not exist, but trial {newest.trial_id} has written checkpoints there, the newest, "

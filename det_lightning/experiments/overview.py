@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from det_lightning import errors
-from det_lightning.checkpoint.storage.transfer import RetryPolicy
 from det_lightning.escaping import get_logger
 from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.directory import ExperimentDirectory
@@ -128,7 +127,7 @@ def _find_best_batches(state: ExperimentState, trial: TrialRecord, checkpoint: C
 
 def _locate(directory: ExperimentDirectory, checkpoints: list[Checkpoint]) -> dict[str, _Place]:
     """Return the places of checkpoints by id."""
-    lookup = CheckpointLookup(directory.checkpoint_storage(), RetryPolicy(attempts=1))
+    lookup = CheckpointLookup(directory.checkpoint_storage())
     root = existing = None
     try:
         root = str(lookup.open()).rstrip("/")

@@ -16,7 +16,7 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.layout import modernize
 from det_lightning.checkpoint.format.manifest import require_inside, require_unchanged, split_code
 from det_lightning.checkpoint.format.resume_state import read_settings
-from det_lightning.checkpoint.storage.transfer import open_checkpoint
+from det_lightning.checkpoint.storage.checkpoint_storage import open_checkpoint
 from det_lightning.compat import answering_determined
 from det_lightning.escaping import escape, get_logger, name_some
 from det_lightning.importing import import_only, load_class

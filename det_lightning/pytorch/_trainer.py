@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import sys
@@ -436,8 +435,7 @@ def choose_checkpoints(
     if distributed.rank == 0:
         storage = checkpoints.storage
         most = _MOST_FALLBACKS if checkpoints.fall_back else 1
-        find = functools.partial(_find_latest, storage, latest, checkpoints.job, most)
-        found = storage.retry.call("looking for a checkpoint in", find, where=storage.root)
+        found = _find_latest(storage, latest, checkpoints.job, most)
     chosen: list[str] = distributed.broadcast(found)
     return chosen
 

@@ -16,8 +16,7 @@ from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.checkpoint.exports import merge_checkpoint
 from det_lightning.checkpoint.format.layout import STAGING_MARK
-from det_lightning.checkpoint.storage.removal import remove_dead_stagings
-from det_lightning.checkpoint.storage.staging import StagingDirectory
+from det_lightning.checkpoint.storage.staging import StagingDirectory, remove_dead_stagings
 from tests.checkpoint.made_checkpoints import write_checkpoint
 
 

@@ -116,14 +116,11 @@ def test_download_does_not_follow_links(on_disk: CheckpointContext, tmp_path: Pa
     assert files_in(tmp_path / "copy").keys() == {"metadata.json"}
 
 
-def test_unwritable_copy_is_a_storage_error(
-    on_disk: CheckpointContext, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_copy_is_a_storage_error(on_disk: CheckpointContext, tmp_path: Path) -> None:
     storage_id = on_disk.upload(make_files(tmp_path / "own", part__data="more"))
     make_files(tmp_path / "copy", part="a file")
     with pytest.raises(errors.StorageError, match=storage_id):
         on_disk.download(storage_id, tmp_path / "copy")
-    assert "Trying again" not in caplog.text  # the file will still be in the way
 
 
 @pytest.mark.parametrize("name", ["../evil/file", "part/../../evil/file", "/evil/file"])

@@ -65,7 +65,6 @@ class CheckpointContent:
         shards: for a checkpoint to be written, the sharded tensors by name; every rank writes a part.
         described: size and checksum of the files that several ranks wrote, as in the manifest.
         kept: keeps a downloaded ``directory`` until all files have been read.
-        copies: tensors of ``state`` that nothing else uses; a write in the background need not copy these.
         files: a directory whose content moves into the checkpoint; None if there is none.
 
     Example:
@@ -94,7 +93,6 @@ class CheckpointContent:
     shards: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     described: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     kept: contextlib.ExitStack | None = None
-    copies: Sequence[torch.Tensor] = ()
     files: pathlib.Path | None = None
 
     @property

@@ -14,8 +14,7 @@ from det_lightning.checkpoint.retention.trial_lock import is_trial_live, lock_fo
 from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo, CheckpointNotes
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
-from det_lightning.checkpoint.storage.removal import remove_old_bookkeeping
-from det_lightning.checkpoint.storage.staging import is_over, list_marks
+from det_lightning.checkpoint.storage.staging import is_over, list_marks, remove_old_bookkeeping
 from det_lightning.escaping import escape, get_logger
 
 logger = get_logger(__name__)

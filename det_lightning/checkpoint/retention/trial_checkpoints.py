@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from det_lightning.checkpoint.format.manifest import with_entries
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy, CheckpointRecord
 from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
+from det_lightning.checkpoint.storage.location import explain_errors
 from det_lightning.escaping import get_logger
 from det_lightning.files.strict_json import to_json
 
@@ -60,9 +60,11 @@ class TrialCheckpoints:
 
     def learn(self) -> None:
         """Find the checkpoints of earlier runs; nothing is deleted before this run has written a checkpoint."""
-        storage = self._storage
-        found = storage.retry.call("reading", storage.list_checkpoints, where=storage.root)
-        own = [info for info in found if (info.notes.experiment, info.notes.trial) == self._names]
+        own = [
+            info
+            for info in self._storage.list_checkpoints()
+            if (info.notes.experiment, info.notes.trial) == self._names
+        ]
         self._records = {info.id: make_record(info, self._names[1], self._policy.metric) for info in own}
         self._latest = max([self._latest, *(record.order for record in self._records.values())])
 
@@ -130,7 +132,8 @@ class TrialCheckpoints:
         if storage.is_local:
             gone = [name for name in self._written if not storage.is_complete(name)]
         else:  # one listing
-            there = storage.retry.call("looking for checkpoints in", storage.root.list_names, where=storage.root)
+            with explain_errors("listing", storage.root):
+                there = storage.root.list_names()
             gone = [name for name in self._written if name not in there]
         if gone:
             raise errors.StorageError(
@@ -145,6 +148,7 @@ def add_metric(storage: CheckpointStorage, checkpoint_id: str, metric: dict[str,
     if not info.metadata or "metric" in info.metadata:
         return False
     content = to_json(with_entries(info.metadata, {"metric": metric})).encode()
-    write = functools.partial((info.directory / METADATA_FILE).write, content)
-    storage.retry.call("writing the metadata of", write, where=checkpoint_id)
+    file = info.directory / METADATA_FILE
+    with explain_errors("writing", file):
+        file.write(content)
     return True

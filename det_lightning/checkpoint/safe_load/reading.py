@@ -39,8 +39,8 @@ from det_lightning.checkpoint.safe_load.pickle_scanner import (
 from det_lightning.checkpoint.safe_load.safe_globals import ALLOWED, RANDOM_STATES, TENSORS, finish
 from det_lightning.checkpoint.safe_load.state_file import read_state
 from det_lightning.checkpoint.safe_load.stored_tensors import find_parts, find_stored, read_all_parts, read_whole
+from det_lightning.checkpoint.storage.checkpoint_storage import open_checkpoint
 from det_lightning.checkpoint.storage.location import Location, require_checkpoint_path
-from det_lightning.checkpoint.storage.transfer import open_checkpoint
 from det_lightning.escaping import get_logger
 from det_lightning.masking import mask_url, short_text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, METADATA_FILE, WRITTEN_KEY
@@ -60,14 +59,12 @@ def plan_annotation(storage: CheckpointStorage, export: MasterExport) -> Annotat
     return plan
 
 
-def carry_out_annotation(plan: Annotation, storage: CheckpointStorage) -> None:
+def carry_out_annotation(plan: Annotation) -> None:
     """Write the planned changes, each file completely or not at all."""
     for file, content in plan.changes:
-        with explain_errors("looking for", file):
-            if not file.exists():  # another process has just deleted the checkpoint
-                continue
-        write = functools.partial(file.write, to_json(content).encode("utf-8"))
-        storage.retry.call("writing", write, where=file)
+        with explain_errors("writing", file):
+            if file.exists():  # otherwise another process has just deleted the checkpoint
+                file.write(to_json(content).encode("utf-8"))
 
 
 def _plan_one(

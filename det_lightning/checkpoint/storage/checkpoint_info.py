@@ -258,7 +258,7 @@ def call_in_parallel(root: Location, function: Callable[[Any], _Result], argumen
     # A connection such as SFTP's must not be used by two threads at once.
     if not root.is_object_store or len(arguments) < 2:
         return [function(argument) for argument in arguments]
-    with concurrent.futures.ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+    with explain_errors("reading", root), concurrent.futures.ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
         return list(pool.map(function, arguments))
 
 

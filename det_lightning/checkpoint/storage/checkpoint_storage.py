@@ -1,20 +1,29 @@
-"""A storage of checkpoints: a directory for each, named by the id, below a common root."""
+"""A storage of checkpoints, a directory for each, named by the id; opening any of them as a local directory."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import difflib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import pathlib
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.storage import checkpoint_info, removal, staging
+from det_lightning.checkpoint.storage import checkpoint_info, staging
 from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
-from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name, new_id, require_checkpoint_path
+from det_lightning.checkpoint.storage.location import (
+    Location,
+    Progress,
+    download,
+    explain_errors,
+    is_name,
+    new_id,
+    require_checkpoint_path,
+)
 from det_lightning.checkpoint.storage.storage_config import resolve_storage
-from det_lightning.checkpoint.storage.transfer import RetryPolicy, require_writable
 from det_lightning.escaping import get_logger
 from det_lightning.masking import mask_url
 
@@ -39,7 +48,6 @@ class CheckpointStorage:
             configuration. By default the directory that Determined uses for local runs.
         options: options of the file system, such as ``{"endpoint_url": ...}`` or credentials; see the documentation of
             s3fs, gcsfs, adlfs, ...
-        retry: how often to try a transfer.
 
     Raises:
         StorageError: the URL cannot be opened, or a library is not installed.
@@ -57,19 +65,13 @@ class CheckpointStorage:
         root: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         *,
         options: Mapping[str, Any] | None = None,
-        retry: RetryPolicy | None = None,
     ) -> None:
         url, self.options = resolve_storage(root, dict(options or {}))
         self.root = Location.parse(url, self.options)
         self.is_local = self.root.is_local
-        self.retry = retry or RetryPolicy()
 
     def __str__(self) -> str:
         return str(self.root)
-
-    def limit_retries_when(self, is_ending: Callable[[], bool]) -> None:
-        """Retry failing transfers only briefly once ``is_ending`` says that the process was asked to end."""
-        self.retry = dataclasses.replace(self.retry, is_ending=is_ending)
 
     def write(
         self,
@@ -121,7 +123,7 @@ class CheckpointStorage:
         """
         new = new_id() if checkpoint_id is None else checkpoint_id
         try:
-            return (staging.LocalStaging if self.is_local else staging.RemoteStaging)(self.root, new, self.retry)
+            return (staging.LocalStaging if self.is_local else staging.RemoteStaging)(self.root, new)
         except errors.CheckpointError:
             raise
         except OSError as e:
@@ -129,7 +131,7 @@ class CheckpointStorage:
 
     def require_writable(self) -> None:
         """Raise a ``StorageError`` with the reason unless the storage can be written to, before hours of training."""
-        require_writable(self.root, self.retry)
+        _require_writable(self.root)
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint. An interruption leaves an incomplete checkpoint, never a damaged one.
@@ -137,10 +139,10 @@ class CheckpointStorage:
         Raises:
             CheckpointNotFound: there is none with this id, or the directory is not a checkpoint; nothing was removed.
         """
-        directory = self.retry.call("looking for", lambda: self._find_directory(checkpoint_id), where=checkpoint_id)
+        directory = self._find_directory(checkpoint_id)
         if directory is None:
             raise self._describe_unknown(checkpoint_id)
-        removal.delete(self.root, directory, self.retry)
+        staging.delete(self.root, directory)
 
     def replace(self, checkpoint_id: str, by: str) -> None:
         """Give the complete checkpoint ``by`` the id ``checkpoint_id``, and remove a checkpoint or link with this id.
@@ -153,14 +155,14 @@ class CheckpointStorage:
         old = self.root.checkpoint(checkpoint_id)
         new = self.root.checkpoint(by)
         with explain_errors(f"replacing {old} by", new):
-            removal.replace(self.root, old, new, self.retry)
+            staging.replace(self.root, old, new)
 
     def remove_leftovers(self) -> list[str]:
         """Remove the incomplete checkpoints of killed writers; return the ids."""
         if not self.is_local:
-            removal.remove_dead_stagings()
+            staging.remove_dead_stagings()
         with explain_errors("looking for incomplete checkpoints in", self.root):
-            return removal.remove_leftovers(self.root)
+            return staging.remove_leftovers(self.root)
 
     def list_ids(self, complete: bool = True) -> list[str]:
         """Return the sorted ids of the checkpoints, without links, and if ``complete`` without incomplete ones."""
@@ -206,9 +208,10 @@ class CheckpointStorage:
         Newest is what was written last, by the time in the metadata; a time that lies in the future does not count.
         """
         with explain_errors("reading", self.root):
-            for info in checkpoint_info.newest_first(checkpoint_info.scan(self.root, complete=True)):
-                if job is None or info.metadata.get("job") == job:
-                    yield info.directory.url
+            found = checkpoint_info.scan(self.root, complete=True)
+        for info in checkpoint_info.newest_first(found):
+            if job is None or info.metadata.get("job") == job:
+                yield info.directory.url
 
     def find(self, id_or_path: str | os.PathLike[str]) -> str:
         """Return the path or URL of a checkpoint, or of a link's target.
@@ -248,3 +251,98 @@ class CheckpointStorage:
         directory = self.root.checkpoint(name)
         with explain_errors("looking for", directory):
             return directory if directory.is_dir() else None
+
+
+def _require_writable(root: Location) -> None:
+    """Write a file to a storage and remove the file; raise a ``StorageError`` with the reason if that fails."""
+    content = b"to see whether it can be written"
+    if not root.is_local:
+        with explain_errors("trying to write to", root):
+            probe = root.bookkeeping(f"probe-{new_id()}")
+            probe.write(content)
+            probe.remove()
+        return
+    directory = root.local_path
+    if directory.exists() and not directory.is_dir():
+        raise errors.StorageError(
+            f"{root} is a file, and no checkpoints can be written to it: a storage is a directory, or a "
+            "URL such as s3://bucket/prefix."
+        )
+    with explain_errors("trying to write to", root):
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(content)
+
+
+@contextlib.contextmanager
+def open_checkpoint(
+    url: str | os.PathLike[str],
+    options: Mapping[str, Any] | None = None,
+    *,
+    with_code: bool = False,
+    progress: Progress | None = None,
+) -> Iterator[pathlib.Path]:
+    """Yield a checkpoint as a local directory; a remote checkpoint is downloaded for the time of the ``with`` block.
+
+    Args:
+        url: path or URL of the checkpoint's directory.
+        options: see ``CheckpointStorage``.
+        with_code: download ``code/`` too.
+        progress: called with the name and the size in bytes of each downloaded file.
+
+    Raises:
+        CheckpointNotFound: there is no such directory.
+        StorageError: the directory cannot be read.
+        UnsafeCheckpointError: file names lead out of the directory, or a name is both a file's and a directory's.
+
+    Example:
+        >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage
+        >>> from det_lightning.checkpoint import TrialState, open_checkpoint
+        >>> storage = CheckpointStorage("checkpoints")
+        >>> _ = storage.write(CheckpointContent({}, TrialState(batches_trained=100)))
+        >>> with open_checkpoint(storage.newest()) as directory:
+        ...     sorted(path.name for path in directory.glob("*.json"))
+        ['load_data.json', 'metadata.json']
+    """
+    if not isinstance(url, str | os.PathLike):
+        require_checkpoint_path(url)
+    location = Location.parse(url, options)
+    if location.is_local:
+        if not location.local_path.is_dir():
+            raise errors.CheckpointNotFound(f"There is no checkpoint directory {location}.")
+        is_complete = (location.local_path / layout.METADATA_FILE).exists()
+        if not is_complete:
+            checkpoint_info.require_checkpoint(location)
+        # Resuming from a link means resuming from its target.
+        with _explain_vanishing(location, is_complete):
+            yield location.resolve_link().local_path
+        return
+    if not is_name(location.name):
+        raise errors.CheckpointNotFound(f"{location.name!r} in {location} cannot be the name of a checkpoint.")
+    checkpoint_info.require_checkpoint(location)
+    with explain_errors("reading", location):
+        files = location.find_files()
+    names = [name for name in files if with_code or not name.startswith(f"{layout.CODE_DIR}/")]
+    if not names:
+        raise errors.CheckpointNotFound(f"There is no checkpoint directory {location}.")
+    with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
+        directory = pathlib.Path(folder) / location.name
+        directory.mkdir()
+        with _explain_vanishing(location, layout.METADATA_FILE in files):
+            download(location, names, directory, progress)
+        yield directory
+
+
+@contextlib.contextmanager
+def _explain_vanishing(checkpoint: Location, is_complete: bool) -> Iterator[None]:
+    """Say of an error in reading a checkpoint that it was deleted meanwhile, if it was."""
+    try:
+        yield
+    except (errors.CheckpointError, OSError) as e:
+        # The metadata go first.
+        if (checkpoint / layout.METADATA_FILE).exists() if is_complete else checkpoint.is_dir():
+            raise
+        raise errors.CheckpointNotFound(
+            f"Checkpoint {checkpoint} was deleted while it was read, by the retention of a run or by hand. Use another "
+            "checkpoint."
+        ) from e

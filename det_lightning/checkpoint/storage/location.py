@@ -1,4 +1,4 @@
-"""Files and directories on any file system that fsspec supports, and errors that explain failures there."""
+"""Files and directories on any file system that fsspec supports: errors that explain failures, and copies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import datetime
 import glob
 import os
 import pathlib
+import random
 import re
 import stat
+import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import fsspec
@@ -301,29 +303,28 @@ def _is_link(info: Mapping[str, Any]) -> bool:
     return bool(info.get("islink")) or info.get("type") == "link"
 
 
-def find_secrets_of(where: object) -> list[str]:
-    """Return the secrets among the options of a location's file system, for ``mask_text``."""
-    return find_option_secrets(where.fs.storage_options) if isinstance(where, Location) else []
-
-
 @contextlib.contextmanager
 def explain_errors(action: str, where: object = "") -> Iterator[None]:
-    """Turn a file system's errors in the block into a ``StorageError`` that names ``action`` and ``where``."""
+    """Turn a file system's errors in the block into a ``StorageError`` that names ``action`` and ``where``.
+
+    Python's random generator belongs to the trial: libraries of remote file systems, which draw the pauses between
+    their attempts from it, must not change the training.
+    """
+    # In another thread, restoring the generator would undo draws of the trial, which trains at the same time.
+    is_guarded = isinstance(where, Location) and not where.is_local
+    is_guarded = is_guarded and threading.current_thread() is threading.main_thread()
+    before = random.getstate() if is_guarded else None
     try:
         yield
     except (errors.DetLightningError, AssertionError):
         raise
     except Exception as e:  # each file system has errors of its own
-        doing = f"{action} {where}".strip()
-        secrets = find_secrets_of(where)
-        shown = mask_text(str(e), secrets)
-        if isinstance(e, PermissionError):
-            message = f"Permission denied while {doing}: {shown}. Check the credentials and their rights."
-        elif isinstance(e, FileNotFoundError):
-            message = f"Not found while {doing}: {shown}. Check the bucket or directory."
-        else:
-            message = f"Failed while {doing}: {type(e).__name__}: {shown}"
+        secrets = find_option_secrets(where.fs.storage_options) if isinstance(where, Location) else []
+        message = f"Failed while {f'{action} {where}'.strip()}: {type(e).__name__}: {mask_text(str(e), secrets)}"
         raise errors.StorageError(message) from cause_without_secrets(e, secrets)
+    finally:
+        if before is not None:
+            random.setstate(before)
 
 
 def _with_password(url: str, options: Mapping[str, Any]) -> str:
@@ -380,3 +381,82 @@ def is_own_id(name: str) -> bool:
     """Return whether :func:`new_id` made this id; a name given by Lightning may stand in front."""
     before = name[:-36]
     return _UUID.fullmatch(name[-36:]) is not None and (not before or before.endswith("-")) and is_name(name)
+
+
+# Copies of files to and from a storage
+
+Progress = Callable[[str, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredFiles:
+    """Files that a checkpoint in the storage holds as well, if still existing: ``names`` below ``directory``."""
+
+    directory: Location
+    names: Set[str]
+
+
+def upload(
+    source: pathlib.Path,
+    names: Iterable[str],
+    target: Location,
+    unchanged: StoredFiles | None = None,
+) -> None:
+    """Copy files of a local directory to ``target``; an object store copies ``unchanged`` files within the store."""
+    stored: Set[str] = frozenset()
+    if unchanged is not None and unchanged.names and target.is_object_store:
+        with explain_errors("reading", unchanged.directory):
+            stored = unchanged.names & unchanged.directory.find_files().keys()
+    for name in names:
+        remote = target / name
+        if unchanged is None or name not in stored or not _copy_within(unchanged.directory / name, remote):
+            with explain_errors("writing", remote):
+                remote.fs.put_file(str(source / name), remote.path)
+
+
+def _copy_within(original: Location, copy: Location) -> bool:
+    """Copy a file within an object store; return False if the store cannot, or the original is gone."""
+    try:
+        copy.fs.cp_file(original.path, copy.path)
+    except Exception:  # whatever the library of a store raises; the file is uploaded
+        return False
+    return True
+
+
+def download(source: Location, names: Iterable[str], target: pathlib.Path, progress: Progress | None = None) -> None:
+    """Copy files to a local directory; call ``progress`` with the name and size of each copied file.
+
+    A name that ends in a slash stands for a directory to create.
+    """
+    names = list(names)
+    outside = [name for name in names if not _is_inside(name)]
+    if outside:
+        raise errors.UnsafeCheckpointError(
+            f"{source} holds files whose names lead out of the checkpoint: {', '.join(map(repr, outside))}. "
+            "Nothing was copied."
+        )
+    parents = {parent.as_posix() for name in names for parent in pathlib.PurePosixPath(name).parents}
+    ambiguous = sorted(parents & set(names))
+    if ambiguous:
+        raise errors.UnsafeCheckpointError(
+            f"{source} holds files with the names of directories: {', '.join(map(repr, ambiguous))}. An object "
+            "store can hold both, a disk cannot: remove or rename the files. Nothing was copied."
+        )
+    for name in names:
+        local = target / name
+        remote = source / name
+        with explain_errors("reading", remote):
+            _download_one(remote, local, name.endswith("/"))
+        if progress is not None:
+            progress(name, local.stat().st_size)
+
+
+def _download_one(remote: Location, local: pathlib.Path, is_directory: bool) -> None:
+    (local if is_directory else local.parent).mkdir(parents=True, exist_ok=True)
+    if not is_directory:
+        remote.fs.get_file(remote.path, str(local))
+
+
+def _is_inside(name: str) -> bool:
+    path = pathlib.PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from det_lightning.checkpoint.storage.transfer import upload
+from det_lightning.checkpoint.storage.location import upload
 from det_lightning.core._context import Context
 from det_lightning.core._shards import list_files, select_files
 from det_lightning.core._with_statement import for_with_statement
@@ -127,4 +127,4 @@ class TorchBatchProcessorContext(ReducerMethods):
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory)
             yield path
-            upload(path, select_files(list_files(path)), self._output, self._core_context.checkpoint.storage.retry)
+            upload(path, select_files(list_files(path)), self._output)

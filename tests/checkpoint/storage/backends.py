@@ -20,11 +20,9 @@ import numpy as np
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, ResumeState, RetryPolicy, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, ResumeState, TrialState
 from det_lightning.ranks.topology import free_port
 from tests.checkpoint.made_checkpoints import make_resume
-
-QUICK = RetryPolicy(first_wait_s=0.01)
 
 STATE: dict[str, Any] = {
     "models_state_dict": [{"weight": torch.arange(6.0).reshape(2, 3), "half": torch.ones(2, dtype=torch.bfloat16)}],
@@ -41,7 +39,7 @@ class Backend:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def storage(self, below: str = "") -> CheckpointStorage:
-        return CheckpointStorage(f"{self.url}{below}", options=self.options, retry=QUICK)
+        return CheckpointStorage(f"{self.url}{below}", options=self.options)
 
 
 def files_of(steps: int = 7, notes: dict[str, Any] | None = None) -> CheckpointContent:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import gc
 import random
 import threading
 from argparse import Namespace
@@ -18,12 +17,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, load_checkpoint
-from det_lightning.checkpoint.storage.background import CheckpointQueue
-from det_lightning.checkpoint.storage.snapshots import Snapshotter
+from det_lightning.checkpoint.storage.writing import CheckpointQueue, copy_to_cpu
 from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, files_of
 
 # Snapshots
@@ -91,26 +88,18 @@ STATES = st.recursive(
 @given(state=STATES)
 def test_snapshot_is_the_present_state(state: Any) -> None:
     expected = copy.deepcopy(state)
-    snapshot = Snapshotter().copy(state)
+    snapshot = copy_to_cpu(state)
     assert equal(snapshot, expected)
     change_everything(state)
     assert equal(snapshot, expected)
 
 
-@given(states=st.lists(STATES, min_size=2, max_size=4))
-def test_snapshots_of_different_states(states: list[Any]) -> None:
-    snapshotter = Snapshotter()
-    for state in states:
-        expected = copy.deepcopy(state)
-        assert equal(snapshotter.copy(state), expected)
-
-
 def test_snapshot_keeps_type_and_attributes() -> None:
     states = {kind: make() for kind, make in KINDS.items()}
-    assert [kind for kind, state in states.items() if not equal(Snapshotter().copy(state), state)] == []
+    assert [kind for kind, state in states.items() if not equal(copy_to_cpu(state), state)] == []
     state = torch.nn.BatchNorm1d(2).state_dict()
     state["running_mean"].tag = "mine"
-    snapshot = Snapshotter().copy(state)
+    snapshot = copy_to_cpu(state)
     assert snapshot._metadata == state._metadata  # type: ignore[attr-defined]
     assert vars(snapshot["running_mean"]) == {"tag": "mine"}
 
@@ -119,7 +108,7 @@ def test_snapshot_keeps_type_and_attributes() -> None:
 def test_snapshot_keeps_shared_memory(make: Any) -> None:
     one = make()
     state = {"one": one, "again": one, "view": one.detach()[1:], "seen otherwise": [one.detach()]}
-    snapshot = Snapshotter().copy(state)
+    snapshot = copy_to_cpu(state)
     assert snapshot["one"] is snapshot["again"]
     with torch.no_grad():
         snapshot["one"][1:] += 3
@@ -135,53 +124,14 @@ Meter = dataclasses.make_dataclass("Meter", ["last"], slots=True)
 def test_snapshot_of_results(around: Any) -> None:
     """deepcopy() refuses a tensor that was computed from parameters, such as a loss."""
     loss = parameter().sum()
-    assert repr(Snapshotter().copy(around(loss))) == repr(around(loss.detach().requires_grad_()))
+    assert repr(copy_to_cpu(around(loss))) == repr(around(loss.detach().requires_grad_()))
 
 
 def test_snapshot_of_overlapping_views() -> None:
     array = np.arange(8.0)
     state = [torch.from_numpy(array[:2]), torch.from_numpy(array)]
     for order in (state, state[::-1]):
-        assert equal(Snapshotter().copy(order), [tensor.clone() for tensor in order])
-
-
-def test_second_snapshot_reuses_memory() -> None:
-    model = torch.nn.Linear(30, 30)
-    snapshotter = Snapshotter()
-    first = {name: tensor.data_ptr() for name, tensor in snapshotter.copy(model.state_dict()).items()}
-    assert first["weight"] != model.weight.data_ptr()
-    with torch.no_grad():
-        model.weight += 1
-    second = snapshotter.copy(model.state_dict())
-    assert {name: tensor.data_ptr() for name, tensor in second.items()} == first
-    assert torch.equal(second["weight"], model.weight)
-
-
-class Requests(TorchDispatchMode):
-    """Notes the sizes of tensors whose memory is asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.empty.memory_format and args[0] != [0]:
-            self.sizes += args[0]
-        return func(*args, **(kwargs or {}))
-
-
-def test_first_snapshot_uses_reserved_memory() -> None:
-    model = torch.nn.Linear(30, 30)
-    with Requests() as unprepared:
-        Snapshotter().copy(model.state_dict())
-    assert unprepared.sizes == [30 * 30 * 4, 30 * 4]
-    snapshotter = Snapshotter()
-    snapshotter.reserving([*model.state_dict().values(), torch.zeros(7)])()  # more than is needed is not kept
-    with Requests() as prepared:
-        first = snapshotter.copy(model.state_dict())
-    assert prepared.sizes == []
-    assert torch.equal(first["weight"], model.weight)
-    assert writing_threads() == []
+        assert equal(copy_to_cpu(order), [tensor.clone() for tensor in order])
 
 
 # The queue
@@ -229,40 +179,6 @@ def test_later_changes_are_not_written(gate: Gate) -> None:
     assert torch.equal(content.state["weight"], torch.zeros(3))
     assert content.trial_state.batches_trained == 1
     assert writing_threads() == []
-
-
-class Bare(torch.optim.Optimizer):
-    """One of many that leave out the constructor of their base class, and so have no hooks."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner, self.param_groups = inner, inner.param_groups
-
-
-def test_memory_is_reserved_after_a_step(tmp_path: Path) -> None:
-    model = torch.nn.Linear(30, 30)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    queue = CheckpointQueue(CheckpointStorage(tmp_path), in_background=True)
-    queue.reserve_memory([model], [optimizer, Bare(optimizer)])
-    for _ in range(2):
-        model(torch.ones(1, 30)).sum().backward()
-        optimizer.step()
-    state = {"models": [model.state_dict()], "optimizers": [optimizer.state_dict()]}
-    with Requests() as requests:
-        queue.write(dataclasses.replace(files_of(), state=state))
-    # Random states and the like are not part of what is expected.
-    assert 30 * 30 * 4 not in requests.sizes
-    assert len(queue.take_complete(wait=True)) == 1
-    assert writing_threads() == []
-
-
-def test_second_run_reuses_memory(tmp_path: Path) -> None:
-    model = torch.nn.Linear(31, 30)
-    queue = CheckpointQueue(CheckpointStorage(tmp_path), in_background=True)
-    for _ in range(2):
-        queue.reserve_memory([model], [])
-        queue.take_complete(wait=True)
-    held = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.dtype is torch.uint8]
-    assert [memory.nbytes for memory in held].count(30 * 31 * 4) == 1
 
 
 def test_at_most_one_is_under_way(gate: Gate) -> None:

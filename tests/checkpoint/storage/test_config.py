@@ -16,7 +16,7 @@ from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.checkpoint.storage.storage_config import EXTRAS, storage_from_config
 from det_lightning.errors import StorageError
 from det_lightning.masking import MASK
-from tests.checkpoint.storage.backends import QUICK, new_bucket, write
+from tests.checkpoint.storage.backends import new_bucket, write
 
 KEYS = {"access_key": "a", "secret_key": "b", "session_token": "c"}
 
@@ -145,7 +145,7 @@ def test_section_opens_a_bucket(s3_options: dict[str, Any]) -> None:
     bucket, endpoint = new_bucket("s3", s3_options), {"endpoint_url": s3_options["endpoint_url"]}
     keys = {"access_key": "the key", "secret_key": "the secret"}
     config = {"type": "s3", "bucket": bucket, "prefix": "team/run", **endpoint, **keys, "save_trial_best": 1}
-    storage = CheckpointStorage(config, retry=QUICK)
+    storage = CheckpointStorage(config)
     checkpoint_id = write(storage)
     assert storage.find(checkpoint_id) == f"s3://{bucket}/team/run/{checkpoint_id}"
     load_checkpoint(storage.find(checkpoint_id), storage.options)
@@ -166,7 +166,7 @@ def test_options_override_the_section() -> None:
 def test_password_in_url_or_option(sftp_options: dict[str, Any], tmp_path: Path) -> None:
     rest = {name: value for name, value in sftp_options.items() if name not in ("port", "username", "password")}
     host_and_path = f"127.0.0.1:{sftp_options['port']}{tmp_path}/storage"
-    storage = CheckpointStorage(f"sftp://me:the password@{host_and_path}", options=rest, retry=QUICK)
+    storage = CheckpointStorage(f"sftp://me:the password@{host_and_path}", options=rest)
     checkpoint_id = write(storage)
     assert str(storage) == f"sftp://me:{MASK}@{host_and_path}"
     load_checkpoint(storage.find(checkpoint_id), rest)

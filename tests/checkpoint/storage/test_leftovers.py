@@ -18,7 +18,7 @@ from det_lightning.checkpoint.format.layout import STAGING_MARK
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.storage.location import is_own_id, new_id
 from det_lightning.files.local_files import write_whole
-from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, all_paths, backend_of, write
+from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, all_paths, backend_of, write
 from tests.launching import environment
 from tests.warm_python import start_warm_python
 
@@ -205,7 +205,7 @@ def test_only_dead_stagings_are_removed(flaky: Backend, staging: Path) -> None:
 
 
 def test_kept_copy_is_no_leftover(flaky: Backend, staging: Path) -> None:
-    FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict.pth")
+    FlakyFileSystem.fail(OSError("the storage is down"), only_named="state_dict.pth")
     with pytest.raises(errors.StorageError, match="a complete copy is kept in") as raised:
         write(flaky.storage())
     flaky.storage().remove_leftovers()

@@ -18,7 +18,7 @@ from det_lightning.checkpoint.format.manifest import with_checksum
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import announce
-from tests.checkpoint.storage.backends import QUICK, new_bucket
+from tests.checkpoint.storage.backends import new_bucket
 
 
 @dataclasses.dataclass
@@ -82,7 +82,7 @@ class Bucket:
 @pytest.fixture
 def bucket(s3_options: dict[str, Any]) -> Bucket:
     name = new_bucket("s3", s3_options)
-    return Bucket(name, CheckpointStorage(f"s3://{name}", options=s3_options, retry=QUICK))
+    return Bucket(name, CheckpointStorage(f"s3://{name}", options=s3_options))
 
 
 def test_each_checkpoint_is_read_once(bucket: Bucket) -> None:
@@ -134,7 +134,7 @@ def test_removed_checkpoints_are_noticed(bucket: Bucket) -> None:
 def test_rest_of_a_removal_is_incomplete_and_goes(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = bucket.fill(10)
     # As far as a process gets that is killed in the middle of delete().
-    announce(bucket.storage.root, ids[4], bucket.storage.retry)
+    announce(bucket.storage.root, bucket.storage.root / ids[4])
     (bucket.storage.root / ids[4] / "metadata.json").remove()
     assert bucket.storage.list_ids() == [*ids[:4], *ids[5:]]
     assert bucket.storage.remove_leftovers() == []

@@ -12,14 +12,14 @@ import pytest
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, open_checkpoint
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.safe_load import verify_checkpoint
-from tests.checkpoint.storage.backends import QUICK, new_bucket
+from tests.checkpoint.storage.backends import new_bucket
 
 FILES = 40
 
 
 @pytest.fixture
 def storage(s3_options: dict[str, Any]) -> CheckpointStorage:
-    return CheckpointStorage(f"s3://{new_bucket('s3', s3_options)}", options=s3_options, retry=QUICK)
+    return CheckpointStorage(f"s3://{new_bucket('s3', s3_options)}", options=s3_options)
 
 
 @pytest.fixture

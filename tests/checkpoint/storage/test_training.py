@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from det_lightning import errors, pytorch
-from det_lightning.checkpoint import CheckpointStorage, Retention, RetryPolicy, load_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from tests.checkpoint import trainings
-from tests.checkpoint.storage.backends import QUICK, Backend, FlakyFileSystem, equal, new_bucket
+from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, new_bucket
 from tests.trials import SmallTrial, weights_of
 
 LENGTH = 12
@@ -139,48 +139,10 @@ def test_section_is_enough_to_train(s3_options: dict[str, Any], straight: Straig
     assert sorted(contents_of(CheckpointStorage(section))) == [9, 12]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("in_background", [False, True])
-def test_retries_do_not_change_training(flaky: Backend, in_background: bool, straight: Straight) -> None:
-    FlakyFileSystem.fail(*[OSError("try later")] * 5, only_named="pth")
-    trial = train(flaky.storage(), UploadRecorder(), async_write=in_background)
-    assert FlakyFileSystem.failures == []
-    assert torch.equal(weights_of(trial), weights_of(straight.trial))
-    assert_same_checkpoints(flaky.storage(), straight.storage)
-
-
-def test_retention_retries_every_request(flaky: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those for the marks of writers, which are no transfers of files."""
-    storage = CheckpointStorage(flaky.url, retry=RetryPolicy(attempts=50, first_wait_s=0.001, longest_wait_s=0.001))
-    failed: set[tuple[str, str]] = set()
-
-    def failing_once(operation: str) -> Any:
-        works = getattr(FlakyFileSystem, operation)
-
-        def fail_once(self: FlakyFileSystem, path: str, *args: Any, **kwargs: Any) -> Any:
-            if ".det_lightning" in path and (operation, path) not in failed:
-                failed.add((operation, path))
-                raise ConnectionError("reset")
-            return works(self, path, *args, **kwargs)
-
-        return fail_once
-
-    operations = ["exists", "find", "ls", "pipe_file", "rm"]
-    for operation in operations:
-        monkeypatch.setattr(FlakyFileSystem, operation, failing_once(operation))
-    train(storage, max_length=4, retention=Retention(0, 1, 1))
-    train(storage, max_length=8, latest_checkpoint="last", retention=Retention(0, 0, 1))
-    monkeypatch.undo()
-    # Only some releases of fsspec ask whether something exists.
-    assert {operation for operation, _ in failed} | {"exists"} == {*operations}
-    (kept,) = storage.list_ids()
-    assert load_checkpoint(storage.find(kept)).trial_state.batches_trained == 8
-
-
 @pytest.mark.parametrize("period", [3, LENGTH])
 def test_final_failure_ends_the_run(flaky: Backend, period: int) -> None:
     storage, recorder = flaky.storage(), UploadRecorder()
-    FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict")
+    FlakyFileSystem.fail(OSError("the storage is down"), only_named="state_dict")
     with pytest.raises(errors.StorageError, match=r"the storage is down.*a complete copy is kept in"):
         train(storage, recorder, period=period)
     assert recorder.uploaded == storage.list_ids() == []
@@ -189,7 +151,7 @@ def test_final_failure_ends_the_run(flaky: Backend, period: int) -> None:
 
 def test_unwritable_storage_ends_the_run(flaky: Backend) -> None:
     FlakyFileSystem.fail(PermissionError("read only"))
-    with pytest.raises(errors.StorageError, match="Permission denied while trying to write"):
+    with pytest.raises(errors.StorageError, match="Failed while trying to write"):
         train(flaky.storage(), fail_at=0)
 
 
@@ -205,7 +167,7 @@ def test_failing_trial_leaves_no_thread(remote: Backend, kind: type[UploadRecord
 
 
 def test_trial_error_is_not_hidden(flaky: Backend, caplog: pytest.LogCaptureFixture) -> None:
-    FlakyFileSystem.fail(*[OSError("the storage is down")] * QUICK.attempts, only_named="state_dict")
+    FlakyFileSystem.fail(OSError("the storage is down"), only_named="state_dict")
     with pytest.raises(RuntimeError, match="the trial failed"):
         train(flaky.storage(), fail_at=3)
     assert "and this checkpoint is lost" in caplog.text
