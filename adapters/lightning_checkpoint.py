@@ -38,7 +38,7 @@ from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorag
 from det_lightning.checkpoint.storage.location import Location, download, explain_errors, new_id
 from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_lightning_parts, list_parts
 from det_lightning.distributed.backend import DDP_PREFIX
-from det_lightning.engine.collect_content import RunContent
+from det_lightning.engine.checkpointing import RunContent
 from det_lightning.engine.run import TrialRun, require_resumable
 from det_lightning.masking import is_masked, mask_text
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext

@@ -47,6 +47,8 @@ class UnsafeValues:
         """Warn of unsafe values in parts of a checkpoint, by the names of the parts, unless an earlier call has."""
         others = _find_others("", dict(parts))
         self.are_possible = bool(others)
+        if not others:
+            return
         found = [text for place, value in others for text in self._name_unsafe(place, value)]
         new = [text for text in dict.fromkeys(found) if text not in self._named]
         self._named.update(new)
@@ -72,7 +74,8 @@ class UnsafeValues:
 def list_parts(content: CheckpointContent) -> dict[str, Any]:
     """Return the parts of a checkpoint that a resume reads, by the names in messages."""
     resume = {} if content.resume is None else vars(content.resume)
-    return {**content.state, **resume, **list_lightning_parts(content.lightning or {})}
+    lightning = {} if content.lightning is None else list_lightning_parts(content.lightning)
+    return {**content.state, **resume, **lightning}
 
 
 def list_lightning_parts(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

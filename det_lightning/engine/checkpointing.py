@@ -1,20 +1,30 @@
-"""The checkpoints of a run: when to save besides the schedule, writing at once or in the background, the best."""
+"""The checkpoints of a run: their content, when to save besides the schedule, which is the best."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from det_lightning import errors
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.layout import LIGHTNING_FILE, RESUME_FILE, SHARDED_STATE_FILE, STATE_FILE
+from det_lightning.checkpoint.format.layout import (
+    LIGHTNING_FILE,
+    RESUME_FILE,
+    SHARDED_STATE_FILE,
+    STATE_FILE,
+    make_load_data,
+)
 from det_lightning.checkpoint.format.manifest import digest_file
+from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
 from det_lightning.checkpoint.retention.trial_lock import TrialLock, lock_trial, remove_dead_locks
@@ -24,10 +34,12 @@ from det_lightning.checkpoint.storage.location import Location, is_name, new_id
 from det_lightning.checkpoint.storage.writing import WORKER_DIED, CheckpointQueue, ReportWritten, defer_signal
 from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_parts
 from det_lightning.core._reports import as_float
-from det_lightning.engine.collect_content import RunContent
-from det_lightning.engine.run import TrialRun
-from det_lightning.engine.shard_writing import SharedCheckpoint
+from det_lightning.engine.run import StateBeforeValidation, TrialRun
+from det_lightning.engine.shard_writing import SharedCheckpoint, take_shards_of_run
 from det_lightning.escaping import get_logger
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, original_trial
+from det_lightning.pytorch._random_state import capture_rng
+from det_lightning.pytorch._weights import collect_rest, collect_resume_state, collect_weights
 from det_lightning.ranks.distributed_context import DistributedContext
 
 logger = get_logger(__name__)
@@ -58,6 +70,99 @@ class Saving:
     on_delete: Callable[[str], None] | None = None
 
 
+class RunContent:
+    """Collects the content of a run's checkpoints. All ranks call the same methods to gather state."""
+
+    def __init__(self, run: TrialRun) -> None:
+        self._run = run
+        self._known_losses: set[str] = set()  # named in a warning
+        self._described = ""  # the settings from which the next two were made
+        self._settings: dict[str, Any] = {}
+        self._load_data: dict[str, Any] = {}
+        self._follow_settings()
+
+    def collect(self) -> CheckpointContent | None:
+        """Return the content of a checkpoint, with changes by the trial's callbacks.
+
+        Ranks other than the chief get None, or only their part of a sharded checkpoint.
+        """
+        run = self._run
+        context = run.context
+        states = context.backend.states
+        chief = context.distributed.rank == 0
+        files = run.trial.collect_files() if isinstance(run.trial, ExternalStateTrial) else None
+        rng = capture_rng(context.device)
+        shards: dict[str, torch.Tensor] = {}
+        if states.writes_shards:
+            with states.in_shards():
+                weights, resume = take_shards_of_run(collect_weights(context), self._resume_state(rng), shards)
+        else:
+            resume = self._resume_state(rng)
+            weights = collect_weights(context) if chief or states.is_sharded else {}
+        if not chief:
+            part = CheckpointContent({}, dataclasses.replace(run.state), is_sharded=True, shards=shards)
+            return part if states.writes_shards else None
+        state = {**weights, **collect_rest(context, run.events.callbacks, dict(rng))}
+        run.events.emit("on_checkpoint_save_start", state)
+        self._follow_settings()
+        content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume)
+        content.is_sharded = states.writes_shards
+        content.shards = shards
+        if isinstance(run.trial, ExternalStateTrial):
+            content.files = files
+            content.notes.update(run.trial.describe_files())
+        return content
+
+    def collect_without_weights(self) -> CheckpointContent:
+        """Return the content missing in Lightning's own files: callbacks, random state and position in the data."""
+        run = self._run
+        rng = capture_rng(run.context.device)
+        rest = collect_rest(run.context, run.events.callbacks, dict(rng))
+        resume = self._resume_state(rng)
+        return CheckpointContent(rest, dataclasses.replace(run.state), self._load_data, resume, has_weights=False)
+
+    def _resume_state(self, rng: dict[str, Any]) -> ResumeState:
+        run = self._run
+        journal = run.data.journal.state_dict(run.state.batches_trained)
+        positions = run.data.journal.positions(run.state.batches_trained)
+        kept = run.before_final_validation or StateBeforeValidation(rng, positions, run.has_validated)
+        self._follow_settings()
+        resume = collect_resume_state(
+            run.context, run.state, kept.rng, journal, kept.positions, self._settings, kept.has_validated
+        )
+        if run.data.global_batch is not None:
+            resume.global_batch = vars(run.data.global_batch)
+        return resume
+
+    def _follow_settings(self) -> None:
+        """Describe the settings again if the trial has changed settings during the training."""
+        settings = self._run.context.settings
+        described = json.dumps([settings.hparams, settings.exp_conf], default=repr, skipkeys=True)
+        if described == self._described:
+            return
+        self._described = described
+        losses: list[str] = []
+        self._settings = plain = settings.to_plain(losses)
+        self._warn_of_losses(losses)
+        trial_class = type(original_trial(self._run.trial))
+        # Determined wants both hyperparameters and configuration, or neither.
+        complete = None not in plain.values()
+        hparams, config = (plain["hparams"], plain["experiment_config"]) if complete else (None, None)
+        self._load_data = make_load_data(hparams, config, f"{trial_class.__module__}:{trial_class.__qualname__}")
+        if isinstance(self._run.trial, ExternalStateTrial):
+            self._load_data["trial_type"] = self._run.trial.trial_type
+
+    def _warn_of_losses(self, losses: list[str]) -> None:
+        """Name the values that JSON cannot hold, each value once."""
+        new = [note for note in losses if note not in self._known_losses]
+        self._known_losses.update(new)
+        if new and self._run.context.distributed.rank == 0:
+            logger.warning(
+                "Checkpoints store settings as JSON and omit other values, which cannot be read after loading: %s.",
+                "; ".join(new),
+            )
+
+
 class RunCheckpoints:
     """The checkpoints of one run: saved by the policy or by the schedule, complete, the best and the latest.
 
@@ -75,7 +180,7 @@ class RunCheckpoints:
         self.policy = policy
         self._lock = TrialLock()
         self._saving = saving or Saving()
-        self.queue = CheckpointQueue(storage, self._saving.code, self._saving.in_background)
+        self.queue = CheckpointQueue(storage.root, self._saving.code, self._saving.in_background)
         self._cleaning: threading.Thread | None = None
         self.begin(None)
 
@@ -256,10 +361,8 @@ class RunCheckpoints:
         """Write a checkpoint; in the background, only begin, once the previous checkpoint is written."""
         batches_trained = content.trial_state.batches_trained
         metric = self._metrics.get(batches_trained)
-        order = self._trial.next_order()
-        content.notes.update(self._notes, time=order)
-        if metric is not None:
-            content.notes["metric"] = self._trial.describe_metric(metric)
+        described = self._trial.describe_next(metric)
+        content.notes.update(self._notes, **described)
         if content.resume is not None:
             content.resume.best_value = self.best_value
             content.resume.trial = self._notes.get("trial")
@@ -278,7 +381,7 @@ class RunCheckpoints:
         def note() -> None:
             if saving.on_written is not None:
                 saving.on_written(checkpoint_id, batches_trained)
-            self._trial.add(checkpoint_id, batches_trained, order, metric)
+            self._trial.add(checkpoint_id, batches_trained, described["time"], metric)
 
         before = None if saving.on_begin is None else announce
         self.queue.write(content, checkpoint_id, report_written, before, note)

@@ -145,14 +145,18 @@ def lock_file(
     """
 
     def write(descriptor: int) -> None:
-        if content is not None:
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, content)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, content or b"")
 
     from filelock import FileLock, Timeout  # here, because most commands lock nothing
 
     lock = FileLock(
-        path, timeout=wait_s, poll_interval=_WAIT_S / 10, thread_local=False, fallback_to_soft=False, on_acquired=write
+        path,
+        timeout=wait_s,
+        poll_interval=_WAIT_S / 10,
+        thread_local=False,
+        fallback_to_soft=False,
+        on_acquired=None if content is None else write,
     )
     for attempt in range(1, _MOST_ATTEMPTS + 1):
         try:

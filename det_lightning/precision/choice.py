@@ -45,10 +45,10 @@ class ChosenPrecision:
         self.path: GradientExchange | LossScaling = self._backend.gradients
         self.scaling = LossScaling(self._backend.gradients)
         self.scales_losses = False
-        self._scaler: Any = None
 
     def use_scaling(self, scaling: LossScaling) -> None:
         """Scale losses from now on."""
+        scaling.scaler = self.scaling.scaler
         self.path = self.scaling = scaling
         self.scales_losses = True
 
@@ -85,11 +85,11 @@ class ChosenPrecision:
     @property
     def scaler(self) -> Any:
         """The gradient scaler of ``wrap_scaler`` or ``use_amp``, or None. Can be replaced."""
-        return self._scaler
+        return self.scaling.scaler
 
     @scaler.setter
     def scaler(self, scaler: Any) -> None:
-        self._scaler = scaler
+        self.scaling.scaler = scaler
         if self._autocasts:
             self.use_scaling(TorchAmp(scaler, self._backend.gradients))
 

@@ -21,6 +21,8 @@ class LossScaling:
     def __init__(self, exchange: GradientExchange) -> None:
         self._exchange = exchange
         self.exchanges = exchange.exchanges
+        #: The gradient scaler of the trial, maybe unused here; None if there is none.
+        self.scaler: Any = None
         #: The float32 parameters that optimizers update in place of the models' parameters.
         self.masters: list[torch.nn.Parameter] = []
 

@@ -42,10 +42,10 @@ def collect_rest(
         "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
         "rng_state": rng_state,
     }
-    precision = context.precision
-    if precision.scaler is not None:
-        state["scaler_state_dict"] = precision.scaler.state_dict()
-    return {**state, **precision.scaling.state_dict()}
+    scaling = context.precision.scaling
+    if scaling.scaler is not None:
+        state["scaler_state_dict"] = scaling.scaler.state_dict()
+    return {**state, **scaling.state_dict()}
 
 
 def collect_resume_state(

@@ -112,7 +112,7 @@ class RunsCode:
 def test_code_runs_only_if_trusted(checkpoint: Path, name: str, old: bool) -> None:
     sentinel = Path.cwd() / "the code ran"
     forget_checksums(checkpoint)
-    needed = made_checkpoints.make_resume().to_dict() if name == "resume.pth" else {}
+    needed = dict(vars(made_checkpoints.make_resume())) if name == "resume.pth" else {}
     content = {**needed, "trial_id": RunsCode(sentinel)}
     if name == "trial_state.pkl":
         (checkpoint / name).write_bytes(pickle.dumps(content, 2 if old else None))

@@ -306,7 +306,6 @@ def test_unchanged_files_are_links(tmp_path: Path, settled: None) -> None:
     Path("deleted.py").unlink()
     copier.copy(tmp_path / "two")
     assert files_below(tmp_path / "two") == ["changed.py", "new.py", "package/same.py", "same.py"]
-    assert copier.find_unchanged() == {"code/package/same.py", "code/same.py"}
     for name in ("package/same.py", "same.py"):
         assert (tmp_path / "one" / name).samefile(tmp_path / "two" / name)
         assert not (tmp_path / "one" / name).samefile(name)
@@ -329,7 +328,6 @@ def test_fresh_file_is_copied_again(tmp_path: Path) -> None:
     copier = CodeCopier()
     for name in ("one", "two"):
         copier.copy(tmp_path / name)
-    assert not copier.find_unchanged()
     assert not (tmp_path / "one/kept.py").samefile(tmp_path / "two/kept.py")
 
 

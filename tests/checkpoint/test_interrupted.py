@@ -77,7 +77,7 @@ def save_and_end(storage: CheckpointStorage, instruction: int) -> list[tuple[str
     """Write a checkpoint in the background, with an interrupt; then do as the end of a run does."""
     code = storage.root.local_path.with_name("code")
     code.mkdir(exist_ok=True)
-    queue = CheckpointQueue(storage, CodeCopier(code), in_background=True)
+    queue = CheckpointQueue(storage.root, CodeCopier(code), in_background=True)
 
     def save() -> None:
         queue.write(files_of())

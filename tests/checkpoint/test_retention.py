@@ -116,12 +116,9 @@ def checkpoints_of(storage: CheckpointStorage, retention: Retention) -> TrialChe
 
 def write(storage: CheckpointStorage, checkpoints: TrialCheckpoints, steps: int, metric: float | None = None) -> str:
     """Write a checkpoint of the trial called ``trial``, and note it."""
-    order = checkpoints.next_order()
-    notes = {**TRIAL, "time": order}
-    if metric is not None:
-        notes["metric"] = checkpoints.describe_metric(metric)
-    name = storage.write(files_of(steps, notes))
-    checkpoints.add(name, steps, order, metric)
+    described = checkpoints.describe_next(metric)
+    name = storage.write(files_of(steps, {**TRIAL, **described}))
+    checkpoints.add(name, steps, described["time"], metric)
     return name
 
 

@@ -285,7 +285,7 @@ def test_show_names_unsafe_references(name: str, tmp_path: Path) -> None:
     if name == "trial_state.pkl":
         (checkpoint / name).write_bytes(pickle.dumps({"batches_trained": RunsCode()}))
     else:
-        content = make_resume().to_dict() if name == "resume.pth" else make_state()
+        content = vars(make_resume()) if name == "resume.pth" else make_state()
         torch.save({**content, "x": RunsCode()}, checkpoint / name)
     output = run("show", checkpoint, ends_with=1).stdout
     (problem,) = (line for line in output.splitlines() if line.startswith("PROBLEM: "))

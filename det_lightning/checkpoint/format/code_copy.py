@@ -94,14 +94,10 @@ class CodeCopier:
     time of copying.
 
     ``descriptions`` are the sizes and checksums of the files of the latest copy, by the paths in the manifest.
-    ``latest`` is the storage and the id of the checkpoint with the latest copy, once complete, and ``previous`` the
-    same for the copy before.
     """
 
     def __init__(self, source: str | os.PathLike[str] | None = None, with_secrets: bool = False) -> None:
         self.descriptions: dict[str, dict[str, Any]] = {}
-        self.latest: tuple[object, str] | None = None
-        self.previous: tuple[object, str] | None = None
         self._source = pathlib.Path() if source is None else pathlib.Path(source)
         self._with_secrets = with_secrets
         self._reported: set[str] = set()
@@ -113,8 +109,6 @@ class CodeCopier:
 
         ``storage``, the directory of the checkpoints, is left out if the code directory contains the storage.
         """
-        self.previous = self.latest
-        self.latest = None
         target.mkdir()
         self._copies_before = self._copies
         self._copies = {}
@@ -138,15 +132,6 @@ class CodeCopier:
                 selection.problems[name] = e.strerror or str(e)
         if selection.partial_because or selection.problems:
             self._report(selection)
-
-    def find_unchanged(self) -> set[str]:
-        """Return the paths, as in the manifest, of the files that have not changed since the copy before."""
-        both = self._copies.keys() & self._copies_before.keys()
-        return {
-            f"{layout.CODE_DIR}/{name}"
-            for name in both
-            if self._copies[name].source_state == self._copies_before[name].source_state is not None
-        }
 
     def _copy_file(self, path: pathlib.Path, name: str, selection: _CodeSelection) -> _Copy | None:
         """Copy a file to ``path``; the file of an imported module may be a link, and hold anything."""

@@ -116,7 +116,7 @@ def to_entry(content: CheckpointContent) -> dict[str, Any]:
         {
             "state": content.state,
             "trial_state": dict(vars(content.trial_state)),
-            "resume": None if content.resume is None else content.resume.to_dict(),
+            "resume": None if content.resume is None else dict(vars(content.resume)),
             "load_data": content.load_data,
             "epochs_known": content.epochs_known,
             "name": content.name,

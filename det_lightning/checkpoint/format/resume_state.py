@@ -28,9 +28,10 @@ SPELLED = "numbers_as_text"
 
 @dataclasses.dataclass
 class ResumeState:
-    """The state for an exact resume beyond Determined's files.
+    """The state for an exact resume beyond Determined's files; its attributes are the content of ``resume.pth``.
 
     Attributes:
+        version: of the file format.
         trial_state: the fields of the ``TrialState`` of the same checkpoint.
         rng_states: the random state of each rank.
         journals: the starts of each rank's passes over the training data; see ``PassJournal``.
@@ -54,10 +55,11 @@ class ResumeState:
     Example:
         >>> from det_lightning.checkpoint import ResumeState
         >>> state = ResumeState({"batches_trained": 2}, rng_states=[{}], journals=[[]], optimizer_steps=2, gradients=[])
-        >>> ResumeState.from_dict(state.to_dict(), source="resume.pth") == state
+        >>> ResumeState.from_dict(vars(state), source="resume.pth") == state
         True
     """
 
+    version: int = dataclasses.field(default=RESUME_VERSION, kw_only=True)
     trial_state: dict[str, int]
     rng_states: list[dict[str, Any]]
     journals: list[list[dict[str, Any]]]
@@ -73,10 +75,6 @@ class ResumeState:
     requires_grad: dict[int, bool] = dataclasses.field(default_factory=dict)
     global_batch: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content of ``resume.pth``."""
-        return {"version": RESUME_VERSION, **vars(self)}
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str) -> ResumeState:
         """Read the content of ``resume.pth``, of any version; ignore unknown entries.
@@ -90,7 +88,7 @@ class ResumeState:
                 f"{source} has version {short_text(version)} of the state for an exact resume; this release of "
                 f"det_lightning reads versions up to {RESUME_VERSION}. Update det_lightning."
             )
-        names = [field.name for field in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "version"]
         found = {name: values[name] for name in names if name in values}
         mistakes = []
         if type(version) is not int or version < 1:

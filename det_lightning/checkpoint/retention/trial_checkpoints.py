@@ -68,9 +68,17 @@ class TrialCheckpoints:
         self._records = {info.id: make_record(info, self._names[1], self._policy.metric) for info in own}
         self._latest = max([self._latest, *(record.order for record in self._records.values())])
 
-    def next_order(self) -> float:
-        """Return the time of the next checkpoint, in seconds since 1970, which grows even if the clock is set back."""
-        return max(time.time(), self._latest + 1e-3)
+    def describe_next(self, metric: float | None) -> dict[str, Any]:
+        """Return the entries of the next checkpoint's ``metadata.json``: the ``time``, and the ``metric`` if any.
+
+        The time, in seconds since 1970, grows even if the clock is set back.
+        """
+        time_s = max(time.time(), self._latest + 1e-3)
+        if metric is None:
+            return {"time": time_s}
+        policy = self._policy
+        described = {"name": policy.metric, "value": metric, "smaller_is_better": policy.smaller_is_better}
+        return {"time": time_s, "metric": described}
 
     def add(self, checkpoint_id: str, steps_completed: int, order: float, metric: float | None) -> None:
         """Note a complete checkpoint, then delete checkpoints that need not be kept any longer."""
@@ -90,7 +98,7 @@ class TrialCheckpoints:
         if latest.steps_completed != steps_completed or latest.metric is not None:
             return
         try:
-            is_noted = add_metric(self._storage, latest.id, self.describe_metric(metric))
+            is_noted = add_metric(self._storage, latest.id, self.describe_next(metric)["metric"])
         except errors.StorageError as e:
             logger.warning("The metric of checkpoint %s cannot be written into the metadata: %s", latest.id, e)
             return
@@ -98,11 +106,6 @@ class TrialCheckpoints:
             self._records[latest.id] = dataclasses.replace(latest, metric=metric)
             if self._written:
                 self._delete_the_rest()
-
-    def describe_metric(self, value: float) -> dict[str, Any]:
-        """Return the entry of ``metadata.json`` for the value of the policy's metric."""
-        policy = self._policy
-        return {"name": policy.metric, "value": value, "smaller_is_better": policy.smaller_is_better}
 
     def _delete_the_rest(self) -> None:
         if self._policy.retention is None:

@@ -121,13 +121,7 @@ class CheckpointStorage:
             CheckpointNotFound: no checkpoint can have this id.
             CheckpointError: the directory cannot be made.
         """
-        new = new_id() if checkpoint_id is None else checkpoint_id
-        try:
-            return (staging.LocalStaging if self.is_local else staging.RemoteStaging)(self.root, new)
-        except errors.CheckpointError:
-            raise
-        except OSError as e:
-            raise errors.CheckpointError(f"No checkpoint can be written in {self}: {e}") from e
+        return staging.open_staging(self.root, new_id() if checkpoint_id is None else checkpoint_id)
 
     def require_writable(self) -> None:
         """Raise a ``StorageError`` with the reason unless the storage can be written to, before hours of training."""

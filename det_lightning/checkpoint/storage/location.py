@@ -13,7 +13,7 @@ import re
 import stat
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import fsspec
@@ -388,39 +388,12 @@ def is_own_id(name: str) -> bool:
 Progress = Callable[[str, int], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredFiles:
-    """Files that a checkpoint in the storage holds as well, if still existing: ``names`` below ``directory``."""
-
-    directory: Location
-    names: Set[str]
-
-
-def upload(
-    source: pathlib.Path,
-    names: Iterable[str],
-    target: Location,
-    unchanged: StoredFiles | None = None,
-) -> None:
-    """Copy files of a local directory to ``target``; an object store copies ``unchanged`` files within the store."""
-    stored: Set[str] = frozenset()
-    if unchanged is not None and unchanged.names and target.is_object_store:
-        with explain_errors("reading", unchanged.directory):
-            stored = unchanged.names & unchanged.directory.find_files().keys()
+def upload(source: pathlib.Path, names: Iterable[str], target: Location) -> None:
+    """Copy files of a local directory to ``target``."""
     for name in names:
         remote = target / name
-        if unchanged is None or name not in stored or not _copy_within(unchanged.directory / name, remote):
-            with explain_errors("writing", remote):
-                remote.fs.put_file(str(source / name), remote.path)
-
-
-def _copy_within(original: Location, copy: Location) -> bool:
-    """Copy a file within an object store; return False if the store cannot, or the original is gone."""
-    try:
-        copy.fs.cp_file(original.path, copy.path)
-    except Exception:  # whatever the library of a store raises; the file is uploaded
-        return False
-    return True
+        with explain_errors("writing", remote):
+            remote.fs.put_file(str(source / name), remote.path)
 
 
 def download(source: Location, names: Iterable[str], target: pathlib.Path, progress: Progress | None = None) -> None:

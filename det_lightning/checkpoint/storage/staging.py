@@ -26,7 +26,6 @@ from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR, LOAD_DATA_FILE, METADATA_FILE, STAGING_MARK
 from det_lightning.checkpoint.storage.location import (
     Location,
-    StoredFiles,
     explain_errors,
     is_name,
     is_own_id,
@@ -126,9 +125,7 @@ class LocalStaging(_Staging):
             self._remove_mark()
             raise
 
-    def commit(
-        self, metadata: dict[str, Any], names: Collection[str] | None = None, unchanged: StoredFiles | None = None
-    ) -> None:
+    def commit(self, metadata: dict[str, Any], names: Collection[str] | None = None) -> None:
         """Complete the checkpoint: flush the files ``names``, by default all, to the disk; write ``metadata`` last."""
         if names is None:
             paths = [path for path in self.directory.rglob("*") if path.is_file()]
@@ -181,17 +178,15 @@ class RemoteStaging(_Staging):
         if self._mark is None:
             self._mark = announce(self.root, self._target)
 
-    def commit(
-        self, metadata: dict[str, Any], names: Collection[str] | None = None, unchanged: StoredFiles | None = None
-    ) -> None:
-        """Upload the files ``names``, by default none; an object store copies the ``unchanged`` files within the store.
+    def commit(self, metadata: dict[str, Any], names: Collection[str] | None = None) -> None:
+        """Upload the files ``names``, by default none, then ``metadata``.
 
         If the storage fails, keep the local copy, which is complete.
         """
         write_whole(self.directory / METADATA_FILE, json.dumps(metadata, allow_nan=False).encode(), sync=True)
         try:
             self.announce()
-            upload(self.directory, _in_upload_order([*(names or ()), METADATA_FILE]), self._target, unchanged)
+            upload(self.directory, _in_upload_order([*(names or ()), METADATA_FILE]), self._target)
         except errors.StorageError as e:
             if names is None:  # the other files are not here
                 raise
@@ -216,6 +211,16 @@ class RemoteStaging(_Staging):
 
 #: Where one checkpoint is written; see ``CheckpointStorage.stage``.
 StagingDirectory = LocalStaging | RemoteStaging
+
+
+def open_staging(root: Location, checkpoint_id: str) -> StagingDirectory:
+    """Return a new staging directory; raise a ``CheckpointError`` if the directory cannot be made."""
+    try:
+        return (LocalStaging if root.is_local else RemoteStaging)(root, checkpoint_id)
+    except errors.CheckpointError:
+        raise
+    except OSError as e:
+        raise errors.CheckpointError(f"No checkpoint can be written in {root}: {e}") from e
 
 
 def _sync(paths: Iterable[str | os.PathLike[str]]) -> None:

@@ -26,9 +26,8 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
 from det_lightning.checkpoint.format.resume_state import SPELLED, read_settings
 from det_lightning.checkpoint.format.standard_values import list_slots, save_state
-from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import StoredFiles, new_id
-from det_lightning.checkpoint.storage.staging import StagingDirectory
+from det_lightning.checkpoint.storage.location import Location, new_id
+from det_lightning.checkpoint.storage.staging import StagingDirectory, open_staging
 from det_lightning.escaping import get_logger
 from det_lightning.files.plain_values import MOST_IN_SETTINGS, NotPlainError, as_plain
 from det_lightning.files.strict_json import spell_numbers, to_json
@@ -85,16 +84,12 @@ def complete(
             MANIFEST_KEY: files,
         }
         names: Collection[str] = files
-        unchanged = None
         if staging.root.is_local:
             # Flushing thousands of small files would take minutes; their checksums show a loss.
             names = files.keys() - code.descriptions.keys()
-        elif code.previous is not None and code.previous[0] == staging.root:
-            unchanged = StoredFiles(staging.root.checkpoint(code.previous[1]), code.find_unchanged())
         if content.described:  # other ranks have uploaded what they wrote
             names = [name for name in names if (directory / name).exists()]
-        staging.commit(with_checksum(entries), names, unchanged)
-    code.latest = (staging.root, directory.name)
+        staging.commit(with_checksum(entries), names)
     return directory.name
 
 
@@ -138,7 +133,7 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
         del trial_state["epochs_trained"]
     (directory / layout.TRIAL_STATE_FILE).write_bytes(pickle.dumps(trial_state))
     if content.resume is not None:
-        save_state(content.resume.to_dict(), directory / layout.RESUME_FILE)
+        save_state(vars(content.resume), directory / layout.RESUME_FILE)
     if content.lightning is not None:
         save_state(content.lightning, directory / layout.LIGHTNING_FILE)
     if content.is_sharded:
@@ -256,13 +251,14 @@ class BackgroundTask(Generic[_Result]):
 
 
 class CheckpointQueue:
-    """Writes checkpoints into a storage in order; if ``in_background``, copies the state and writes in another thread.
+    """Writes checkpoints below the ``root`` of a storage, in order.
 
+    If ``in_background``, a call copies the state, and another thread writes the copy.
     The next call raises an error from the background, once.
     """
 
-    def __init__(self, storage: CheckpointStorage, code: CodeCopier | None = None, in_background: bool = False) -> None:
-        self._storage = storage
+    def __init__(self, root: Location, code: CodeCopier | None = None, in_background: bool = False) -> None:
+        self._root = root
         self._code = code or CodeCopier()
         self._in_background = in_background
         self._under_way: BackgroundTask[str] | None = None
@@ -292,7 +288,7 @@ class CheckpointQueue:
 
         def finish(staging: StagingDirectory | None = None) -> str:
             if staging is None:
-                staging = self._storage.stage(new)
+                staging = open_staging(self._root, new)
                 write_files(staging, content, self._code)
             complete(staging, content, self._code, before)
             if after is not None:
@@ -304,7 +300,7 @@ class CheckpointQueue:
                 content = _copy(content, new)
                 work = finish
             else:
-                staging = self._storage.stage(new)
+                staging = open_staging(self._root, new)
                 write_files(staging, content, self._code, report_written)
                 work = functools.partial(finish, staging)
             if self._in_background:

@@ -20,6 +20,9 @@ from hypothesis import strategies as st
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, load_checkpoint
+from det_lightning.checkpoint.storage import writing
+from det_lightning.checkpoint.storage.location import Location
+from det_lightning.checkpoint.storage.staging import open_staging
 from det_lightning.checkpoint.storage.writing import CheckpointQueue, copy_to_cpu
 from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, files_of
 
@@ -144,18 +147,17 @@ class Gate:
         self.storage = storage
         self.open = threading.Event()
         self.entered: list[str] = []
-        self._stage = storage.stage
 
-    def stage(self, checkpoint_id: str) -> Any:
+    def stage(self, root: Location, checkpoint_id: str) -> Any:
         self.entered.append(checkpoint_id)
         assert self.open.wait(30)
-        return self._stage(checkpoint_id)
+        return open_staging(root, checkpoint_id)
 
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate(CheckpointStorage(tmp_path))
-    monkeypatch.setattr(gate.storage, "stage", gate.stage)
+    monkeypatch.setattr(writing, "open_staging", gate.stage)
     yield gate
     gate.open.set()
 
@@ -165,7 +167,7 @@ def writing_threads() -> list[threading.Thread]:
 
 
 def test_later_changes_are_not_written(gate: Gate) -> None:
-    queue, weight = CheckpointQueue(gate.storage, in_background=True), torch.zeros(3)
+    queue, weight = CheckpointQueue(gate.storage.root, in_background=True), torch.zeros(3)
     files = dataclasses.replace(files_of(1), state={"weight": weight})
     checkpoint_id = queue.write(files)
     assert queue.take_complete() == []
@@ -182,7 +184,7 @@ def test_later_changes_are_not_written(gate: Gate) -> None:
 
 
 def test_at_most_one_is_under_way(gate: Gate) -> None:
-    queue = CheckpointQueue(gate.storage, in_background=True)
+    queue = CheckpointQueue(gate.storage.root, in_background=True)
     queue.write(files_of(1))
     second = threading.Thread(target=queue.write, args=[files_of(2)])
     second.start()
@@ -197,7 +199,7 @@ def test_at_most_one_is_under_way(gate: Gate) -> None:
 
 @pytest.mark.parametrize("boundary", ["settle", "settle and wait", "save"])
 def test_error_is_raised_once(boundary: str, flaky: Backend) -> None:
-    queue = CheckpointQueue(flaky.storage(), in_background=True)
+    queue = CheckpointQueue(flaky.storage().root, in_background=True)
     FlakyFileSystem.fail(PermissionError("read only"), only_named="state_dict")
     queue.write(files_of())
     while FlakyFileSystem.failures:
@@ -216,7 +218,7 @@ def test_error_is_raised_once(boundary: str, flaky: Backend) -> None:
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_value_that_cannot_be_copied(tmp_path: Path, in_background: bool) -> None:
-    queue = CheckpointQueue(CheckpointStorage(tmp_path), in_background=in_background)
+    queue = CheckpointQueue(CheckpointStorage(tmp_path).root, in_background=in_background)
     for value in (threading.Lock(), lambda: None):
         files = CheckpointContent({"value": value}, TrialState(), {}, None)
         with pytest.raises(errors.CheckpointError, match=r"cannot be written: .*(pickle|serialize|local object)"):
@@ -228,7 +230,7 @@ def test_value_that_cannot_be_copied(tmp_path: Path, in_background: bool) -> Non
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_callbacks_may_add_files(in_background: bool, remote: Backend) -> None:
-    queue = CheckpointQueue(remote.storage(), in_background=in_background)
+    queue = CheckpointQueue(remote.storage().root, in_background=in_background)
 
     def add(directory: Path) -> None:
         (directory / "added").write_text("mine")
@@ -244,7 +246,7 @@ def test_both_ways_of_writing_write_the_same(tmp_path: Path) -> None:
     contents = []
     for in_background in (False, True):
         storage = CheckpointStorage(tmp_path / str(in_background))
-        queue = CheckpointQueue(storage, in_background=in_background)
+        queue = CheckpointQueue(storage.root, in_background=in_background)
         for steps in (1, 2):
             queue.write(files_of(steps))
         contents.append([load_checkpoint(storage.find(name)) for name in queue.take_complete(wait=True)])
