@@ -210,7 +210,7 @@ class DeterminedCheckpoint(pl.Callback):
                 logger.warning("No storage of checkpoints is set: checkpoints go to %s.", self.storage)
             else:
                 logger.info("Checkpoints go to %s.", self.storage)
-            self._checkpoints.lock(trainer.ckpt_path, resumed)
+            self._checkpoints.lock(resumed)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Release the trial if the fit ended before training began."""

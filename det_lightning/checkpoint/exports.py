@@ -19,8 +19,8 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.layout import CHECKSUM_KEY, split_code
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, split_models, to_lightning, to_weights
-from det_lightning.checkpoint.format.manifest import CHECKSUM_KEY, split_code
 from det_lightning.checkpoint.format.shards import map_tensors
 from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.safe_load import read_checkpoint

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import METADATA_FILE
-from det_lightning.checkpoint.format.manifest import digest_file, leads_out
+from det_lightning.checkpoint.format.layout import METADATA_FILE, digest_file, leads_out
 from det_lightning.checkpoint.storage.location import Location, download, explain_errors, upload
 from det_lightning.checkpoint.storage.staging import StagingDirectory
 from det_lightning.escaping import get_logger

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import threading
 from collections.abc import Callable
@@ -21,16 +20,15 @@ from det_lightning.checkpoint.format.layout import (
     RESUME_FILE,
     SHARDED_STATE_FILE,
     STATE_FILE,
+    digest_file,
     make_load_data,
 )
-from det_lightning.checkpoint.format.manifest import digest_file
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
 from det_lightning.checkpoint.retention.trial_lock import TrialLock, lock_trial, remove_dead_locks
-from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
-from det_lightning.checkpoint.storage.location import Location, is_name, new_id
+from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.writing import WORKER_DIED, CheckpointQueue, ReportWritten, defer_signal
 from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_parts
 from det_lightning.core._reports import as_float
@@ -58,7 +56,7 @@ class Saving:
     of the state files with objects; once it is complete, before others are deleted; and after others are deleted.
     """
 
-    code: CodeCopier = dataclasses.field(default_factory=CodeCopier)
+    code: CodeCopier | None = None
     in_background: bool = False
     experiment: str | None = None
     trial: str | None = None
@@ -178,15 +176,18 @@ class RunCheckpoints:
     def __init__(self, storage: CheckpointStorage, policy: CheckpointPolicy, saving: Saving | None = None) -> None:
         self.storage = storage
         self.policy = policy
-        self._lock = TrialLock()
+        self._lock: TrialLock | None = None
         self._saving = saving or Saving()
         self.queue = CheckpointQueue(storage.root, self._saving.code, self._saving.in_background)
         self._cleaning: threading.Thread | None = None
-        self.begin(None)
+        self._forget(None)
 
     def begin(self, best_value: float | None) -> None:
         """Forget an earlier run; ``best_value`` comes from the checkpoint to resume from."""
         self.queue.forget()
+        self._forget(best_value)
+
+    def _forget(self, best_value: float | None) -> None:
         self.best_value = best_value
         self.best_id: str | None = None
         self.last_id: str | None = None
@@ -198,11 +199,11 @@ class RunCheckpoints:
         self._unreported = 0
         self._batches_of: dict[str, int] = {}
 
-    def lock(self, path: str | os.PathLike[str] | None, resumed: CheckpointContent | None) -> None:
+    def lock(self, resumed: CheckpointContent | None) -> None:
         """Lock a trial, learn its checkpoints, and remove in a thread the remains of killed runs.
 
-        The chief calls this with the path or URL, and the content, of the checkpoint to resume from. Raise a
-        ``StorageError`` if the storage cannot be written to, or a live run has the given name.
+        The chief calls this with the content of the checkpoint to resume from. Raise a ``StorageError`` if the storage
+        cannot be written to, or a live run has the given name.
         """
         storage = self.storage
         saving = self._saving
@@ -212,10 +213,7 @@ class RunCheckpoints:
         experiment = saving.experiment or trial
         job = {} if saving.job is None else {"job": saving.job}
         self._notes = {"trial": trial, "experiment": experiment, **job}
-        parent = None
-        if path is not None and resumed is not None and is_name(resumed.name or ""):
-            parent = CheckpointInfo(Location.parse(path, storage.options).parent / resumed.name)
-        self._trial = TrialCheckpoints(storage, self.policy, experiment, trial, parent, saving.on_delete)
+        self._trial = TrialCheckpoints(storage, self.policy, experiment, trial, resumed, saving.on_delete)
         if self.policy.retention is not None:
             self._trial.learn()
         cleaning = threading.Thread(target=clean, args=[storage], name="det_lightning-cleaning", daemon=True)
@@ -353,7 +351,8 @@ class RunCheckpoints:
         if self._cleaning is not None:
             self._cleaning.join(_LAST_WAIT_S)
             self._cleaning = None
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def _write(
         self, content: CheckpointContent, checkpoint_id: str, report_written: ReportWritten | None = None

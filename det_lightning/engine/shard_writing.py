@@ -12,7 +12,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.manifest import describe_file
+from det_lightning.checkpoint.format.layout import describe_file
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import RESUME_ROOT, SHARDED_RESUME_VALUES, STATE_ROOT
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import TENSORFLOW_FILE
-from det_lightning.checkpoint.format.manifest import require_inside
+from det_lightning.checkpoint.format.layout import TENSORFLOW_FILE, require_inside
 from det_lightning.checkpoint.safe_load import read_pickle
 from det_lightning.escaping import get_logger
 from det_lightning.estimator._tensorflow import tf

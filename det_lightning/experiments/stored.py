@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY
-from det_lightning.checkpoint.format.manifest import leads_out
+from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, leads_out
 from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo, CheckpointNotes
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location

@@ -13,8 +13,7 @@ from det_lightning import errors
 from det_lightning.arguments import refuse_texts, require
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.layout import modernize
-from det_lightning.checkpoint.format.manifest import require_inside, require_unchanged, split_code
+from det_lightning.checkpoint.format.layout import modernize, require_inside, require_unchanged, split_code
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.storage.checkpoint_storage import open_checkpoint
 from det_lightning.compat import answering_determined

@@ -13,8 +13,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, read_checkpoint
-from det_lightning.checkpoint.format.layout import read_json
-from det_lightning.checkpoint.format.manifest import find_damage
+from det_lightning.checkpoint.format.layout import find_damage, read_json
 from tests.checkpoint import made_checkpoints
 from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_files, write_checkpoint
 

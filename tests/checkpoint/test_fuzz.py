@@ -14,7 +14,7 @@ import torch
 
 from det_lightning import errors
 from det_lightning.checkpoint import read_checkpoint
-from det_lightning.checkpoint.format.manifest import describe_file, find_damage, require_unchanged
+from det_lightning.checkpoint.format.layout import describe_file, find_damage, require_unchanged
 from det_lightning.checkpoint.safe_load import read_pickle, read_state, read_trial_state
 from det_lightning.checkpoint.safe_load.safe_globals import RANDOM_STATES
 from tests.checkpoint.made_checkpoints import write_checkpoint

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.manifest import digest_file
+from det_lightning.checkpoint.format.layout import digest_file
 from det_lightning.checkpoint.safe_load.reading import read_known_state
 
 

@@ -19,6 +19,7 @@ from det_lightning.checkpoint import (
     CheckpointStorage,
     Retention,
     TrialState,
+    load_checkpoint,
 )
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
@@ -239,7 +240,7 @@ def test_no_deletion_before_a_save(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids = [storage.write(files_of(steps, TRIAL)) for steps in (1, 2, 3)]
     policy = CheckpointPolicy("none", retention=Retention(0, 0, 1))
-    checkpoints = TrialCheckpoints(storage, policy, "experiment", "trial", parent=storage.info(ids[2]))
+    checkpoints = TrialCheckpoints(storage, policy, "experiment", "trial", parent=load_checkpoint(tmp_path / ids[2]))
     checkpoints.learn()
     checkpoints.note_metric(3, 1.0)
     assert steps_of(storage) == [1, 2, 3]

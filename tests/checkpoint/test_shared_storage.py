@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention, open_checkpoint, read_checkpoint
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
-from det_lightning.checkpoint.retention.trial_lock import TrialLock, lock_for_pruning, lock_trial
+from det_lightning.checkpoint.retention.trial_lock import TrialLock, lock_trial
 from tests.checkpoint.storage.backends import write
 from tests.checkpoint.trainings import train
 from tests.launching import environment
@@ -90,11 +91,11 @@ def test_run_leaves_no_lock_behind(tmp_path: Path) -> None:
     assert not (tmp_path / ".det_lightning").exists()
 
 
-def test_run_waits_for_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_waits_for_pruning(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
-    pruning = lock_for_pruning(storage.root, "digits", "a")
+    pruning = TrialLock.take(storage.root, "digits", "a")
     assert pruning is not None
-    monkeypatch.setattr("det_lightning.checkpoint.retention.trial_lock.time.sleep", lambda _: pruning.release())
+    threading.Timer(0.5, pruning.release).start()
     assert locked(storage, "a")[0] == "a"
 
 

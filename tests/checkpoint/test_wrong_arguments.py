@@ -42,10 +42,8 @@ TAKE_A_CHECKPOINT: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("take", TAKE_A_CHECKPOINT)
 def test_wrong_checkpoint_argument(take: Callable[[Any], Any]) -> None:
-    wrong: list[tuple[Any, str]] = [(None, r"named by its id, path or URL.*newest\(\) returns None .*; got None")]
-    wrong += [(CheckpointStorage("storage"), r"; got the storage .*/storage, whose newest\(\) returns a checkpoint")]
-    for value, message in [*wrong, (7, "A checkpoint must be named by its id, path or URL; got 7")]:
-        with pytest.raises(TypeError, match=message):
+    for value in (None, CheckpointStorage("storage"), 7):
+        with pytest.raises(TypeError, match="A checkpoint must be named by its id, path or URL; got "):
             take(value)
 
 

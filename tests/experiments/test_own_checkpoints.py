@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.format.manifest import digest_file
+from det_lightning.checkpoint.format.layout import digest_file
 from tests.experiments.running import events_of, run
 
 pytestmark = pytest.mark.slow

@@ -26,7 +26,7 @@ import pathspec
 
 from det_lightning.arguments import wrong_argument
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.manifest import describe_content
+from det_lightning.checkpoint.format.layout import describe_content
 from det_lightning.escaping import escape, get_logger, name_some
 
 logger = get_logger(__name__)

@@ -59,6 +59,7 @@ class CheckpointContent:
         epochs_known: ``trial_state`` has the number of epochs; old releases did not write the number.
         has_weights: ``state`` holds models and optimizers; Lightning's own files keep both elsewhere.
         name: the checkpoint's id; empty before the first write.
+        time_s: when the checkpoint was written, in seconds since 1970, by its metadata; None if unknown.
         source: path or URL of the file with the state, for messages.
         directory: the directory from which the content was read; None if there was none.
         is_sharded: ``state`` and ``resume`` lack the values of tensors that are stored in parts.
@@ -87,6 +88,7 @@ class CheckpointContent:
     epochs_known: bool = True
     has_weights: bool = True
     name: str = ""
+    time_s: float | None = None
     source: str = ""
     directory: pathlib.Path | None = None
     is_sharded: bool = False

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from det_lightning import errors
 from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
 from det_lightning.checkpoint.retention.trial_checkpoints import make_record
-from det_lightning.checkpoint.retention.trial_lock import is_trial_live, lock_for_pruning, remove_dead_locks
+from det_lightning.checkpoint.retention.trial_lock import TrialLock, is_trial_live, remove_dead_locks
 from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo, CheckpointNotes
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
@@ -95,7 +95,7 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
     for trial, records in plan.by_rule.items():
         ids = [record.id for record in records]
         with explain_errors("locking a trial in", storage.root):
-            lock = lock_for_pruning(storage.root, *trial)
+            lock = TrialLock.take(storage.root, *trial)
         if lock is None:
             logger.warning("Not deleted, as a run has begun to train trial %s: %s", trial.trial, ", ".join(ids))
             continue

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from det_lightning import errors
-from det_lightning.checkpoint.format.layout import METADATA_FILE
-from det_lightning.checkpoint.format.manifest import with_entries
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.layout import METADATA_FILE, with_entries
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy, CheckpointRecord
 from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
@@ -46,7 +46,7 @@ class TrialCheckpoints:
         policy: CheckpointPolicy,
         experiment: str = "",
         trial: str = "",
-        parent: CheckpointInfo | None = None,
+        parent: CheckpointContent | None = None,
         on_delete: Callable[[str], None] | None = None,
     ) -> None:
         self._storage = storage
@@ -55,8 +55,8 @@ class TrialCheckpoints:
         self._on_delete = on_delete
         self._records: dict[str, CheckpointRecord] = {}
         self._written: list[str] = []  # by this run, and not deleted
-        self._parent_id = None if parent is None else parent.id
-        self._latest = 0.0 if parent is None else parent.time or 0.0
+        self._parent_id = None if parent is None else parent.name
+        self._latest = 0.0 if parent is None else parent.time_s or 0.0
 
     def learn(self) -> None:
         """Find the checkpoints of earlier runs; nothing is deleted before this run has written a checkpoint."""

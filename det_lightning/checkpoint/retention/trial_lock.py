@@ -12,7 +12,6 @@ import json
 import os
 import re
 import socket
-import time
 import uuid
 from pathlib import Path
 
@@ -26,11 +25,9 @@ logger = get_logger(__name__)
 
 _DIRECTORY = "trials"
 _TRIAL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-# What a pruning is called as a holder. It ends soon: how often a run looks whether it has, and for how long.
-_PRUNING = "a pruning"
-_PAUSE_S = 0.5
-_MOST_PAUSES = 120
-_PAUSES_WITHOUT_HOLDER = 2
+_UNPROTECTED = "two runs that train one trial at the same time are not told apart"
+# How long a run waits for the lock: a pruning deletes the checkpoints of a trial in less.
+_WAIT_S = 5.0
 
 
 def is_trial_name(name: str) -> bool:
@@ -49,17 +46,17 @@ class TrialLock:
         self._holder = holder
 
     @classmethod
-    def take(cls, root: Location, experiment: str, trial: str, purpose: str = "a run") -> TrialLock | None:
-        """Return the lock, or None if another process holds it; ``purpose`` is what others are told."""
+    def take(cls, root: Location, experiment: str, trial: str, wait_s: float = 0.1) -> TrialLock | None:
+        """Return the lock, or None if another process has held the lock for ``wait_s``."""
         if not root.is_local:
             return cls()
         path = _path(root, experiment, trial)
-        lock = lock_file(path, unprotected="two runs that train one trial at the same time are not told apart")
+        lock = lock_file(path, unprotected=_UNPROTECTED, wait_s=wait_s)
         if lock is None:
             return None
         taken = cls(lock, path.with_suffix(".json"))
         try:
-            write_whole(path.with_suffix(".json"), json.dumps([purpose, os.getpid(), socket.gethostname()]).encode())
+            write_whole(path.with_suffix(".json"), json.dumps([os.getpid(), socket.gethostname()]).encode())
         except OSError:
             taken.release()
             raise
@@ -77,11 +74,6 @@ class TrialLock:
         except OSError as e:  # of a disk that fails, which must not hide what the run has ended with
             logger.warning("The lock %s cannot be removed: %s", lock.path, e)
             lock.release()
-
-
-def lock_for_pruning(root: Location, experiment: str, trial: str) -> TrialLock | None:
-    """Return the lock of a trial whose checkpoints are deleted, None if a live run has it; a starting run waits."""
-    return TrialLock.take(root, experiment, trial, _PRUNING)
 
 
 def remove_dead_locks(root: Location) -> None:
@@ -110,7 +102,7 @@ def lock_trial(root: Location, experiment: str | None, given: str | None, inheri
     name ``given``; if a live run has ``inherited``, use a new name.
     """
     if given is not None:
-        lock = _take_after_pruning(root, experiment or given, given)
+        lock = _take(root, experiment or given, given)
         if isinstance(lock, str):
             raise errors.StorageError(
                 f"Trial {given!r} in {root} belongs to another run, {lock}. Wait for the end of that run, or pass "
@@ -118,7 +110,7 @@ def lock_trial(root: Location, experiment: str | None, given: str | None, inheri
             )
         return given, lock
     if isinstance(inherited, str) and is_trial_name(inherited):
-        lock = _take_after_pruning(root, experiment or inherited, inherited)
+        lock = _take(root, experiment or inherited, inherited)
         if isinstance(lock, TrialLock):
             return inherited, lock
         logger.warning(
@@ -131,34 +123,24 @@ def lock_trial(root: Location, experiment: str | None, given: str | None, inheri
         return name, TrialLock.take(root, experiment or name, name) or TrialLock()
 
 
-def _take_after_pruning(root: Location, experiment: str, trial: str) -> TrialLock | str:
-    """Return the lock, or a description of the process that holds it; wait for a pruning."""
-    described = ""
-    for pause in range(_MOST_PAUSES):
-        try:
-            with explain_errors("locking a trial in", root):
-                lock = TrialLock.take(root, experiment, trial)
-        except errors.StorageError as e:
-            if isinstance(e.__cause__, PermissionError):
-                return f"that of another user, whose lock cannot be opened: {e.__cause__}"
-            raise
-        if lock is not None:
-            return lock
-        purpose, described = _read_holder(_path(root, experiment, trial).with_suffix(".json"))
-        # The holder's name comes a moment after the lock, and goes a moment before.
-        if purpose != _PRUNING and (purpose or pause > _PAUSES_WITHOUT_HOLDER):
-            break
-        time.sleep(_PAUSE_S)
-    return described
-
-
-def _read_holder(file: Path) -> tuple[str, str]:
-    """Return the purpose of the process that holds a lock, and a description of the process."""
+def _take(root: Location, experiment: str, trial: str) -> TrialLock | str:
+    """Return the lock, or a description of the process that holds it."""
     try:
-        purpose, pid, host = json.loads(file.read_bytes())
-        return str(purpose), f"process {int(pid)} on {str(host)!r:.100}"
+        with explain_errors("locking a trial in", root):
+            lock = TrialLock.take(root, experiment, trial, _WAIT_S)
+            return lock or _describe_holder(_path(root, experiment, trial).with_suffix(".json"))
+    except errors.StorageError as e:
+        if isinstance(e.__cause__, PermissionError):
+            return f"that of another user, whose lock cannot be opened: {e.__cause__}"
+        raise
+
+
+def _describe_holder(file: Path) -> str:
+    try:
+        *_, pid, host = json.loads(file.read_bytes())
+        return f"process {int(pid)} on {str(host)!r:.100}"
     except (OSError, ValueError, TypeError):
-        return "", "an unknown process"
+        return "an unknown process"
 
 
 def _path(root: Location, experiment: str, trial: str) -> Path:

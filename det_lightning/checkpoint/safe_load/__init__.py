@@ -5,24 +5,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from det_lightning.checkpoint.safe_load.inspection import Verdict, inspect_checkpoint, verify_checkpoint
-    from det_lightning.checkpoint.safe_load.pickle_scanner import holds_placeholder
+    from det_lightning.checkpoint.safe_load.pickle_scanner import holds_placeholder, read_pickle
     from det_lightning.checkpoint.safe_load.reading import (
+        StoredTensor,
         load_checkpoint,
         load_newest,
+        read_all_parts,
         read_checkpoint,
         read_load_data,
         read_models,
-        read_pickle,
         read_resume,
         read_trial_state,
         read_weights,
     )
     from det_lightning.checkpoint.safe_load.safe_globals import allow_safe_values, finish
     from det_lightning.checkpoint.safe_load.state_file import read_state
-    from det_lightning.checkpoint.safe_load.stored_tensors import StoredTensor, read_all_parts
 
 # Each imports the former.
-_MODULES = ("safe_globals", "pickle_scanner", "state_file", "stored_tensors", "reading", "inspection")
+_MODULES = ("safe_globals", "pickle_scanner", "state_file", "reading", "inspection")
 
 __all__ = [
     "StoredTensor", "Verdict", "allow_safe_values", "finish", "holds_placeholder", "inspect_checkpoint",

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from det_lightning import errors
-from det_lightning.checkpoint.format import layout, manifest
-from det_lightning.checkpoint.format.manifest import require_inside
+from det_lightning.checkpoint.format import layout
+from det_lightning.checkpoint.format.layout import require_inside
 from det_lightning.checkpoint.format.resume_state import ResumeState, read_settings
 from det_lightning.checkpoint.safe_load.reading import (
     ReadFile,
@@ -83,13 +83,13 @@ def _attempt(problems: list[str], read: Callable[[], Any]) -> Any:
 def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:
     metadata = directory / layout.METADATA_FILE
     if metadata.is_file():
-        verdict.problems += map(escape, manifest.find_damage(directory))
+        verdict.problems += map(escape, layout.find_damage(directory))
         verdict.problems += [
             f"{escape(directory / name)} is not listed in {layout.METADATA_FILE}: it was added after the checkpoint was"
             " written"
-            for name in manifest.find_unlisted(directory)
+            for name in layout.find_unlisted(directory)
         ]
-        verdict.checksums = len(layout.read_json(metadata).get(manifest.MANIFEST_KEY, {}))
+        verdict.checksums = len(layout.read_json(metadata).get(layout.MANIFEST_KEY, {}))
 
 
 _RNG_NAMES = {
@@ -134,9 +134,9 @@ def _is_complete(directory: pathlib.Path) -> bool:
 def _inspect_metadata(directory: pathlib.Path) -> Any:
     path = directory / layout.METADATA_FILE
     metadata = layout.read_json(path) if path.is_file() else {}
-    if (damage := manifest.find_metadata_damage(metadata)) is not None:
+    if (damage := layout.find_metadata_damage(metadata)) is not None:
         raise errors.IncompleteCheckpointError(f"{path} is damaged: {damage}.")
-    hidden = (manifest.MANIFEST_KEY, manifest.CHECKSUM_KEY)
+    hidden = (layout.MANIFEST_KEY, layout.CHECKSUM_KEY)
     return mask_settings({name: value for name, value in metadata.items() if name not in hidden})
 
 

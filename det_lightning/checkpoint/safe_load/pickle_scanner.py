@@ -5,28 +5,35 @@ end the process: deep nesting, since hashing and freeing a value descend without
 storage larger than the content.
 
 For weights with objects besides, a pickle is rewritten: placeholders take the objects' places. A placeholder takes any
-arguments, state and items, keeps nothing, and calls nothing.
+arguments, state and items, keeps nothing, and calls nothing. Small pickles of plain values are read here too.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import io
+import pathlib
 import pickle
 import pickletools
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import IO, Any
 
 import torch
 
+from det_lightning import errors
+from det_lightning.checkpoint.format.layout import read_bytes
 from det_lightning.checkpoint.format.standard_values import list_slots
 from det_lightning.checkpoint.safe_load.safe_globals import (
     ALLOWED,
     CHECK_STATE,
+    RANDOM_STATES,
     STORAGES,
     TAKE_ATTRIBUTES,
     find_declared,
+    finish,
 )
 
 # What torch's reader knows beyond the operations in `PickleScanner`. Others name values in ways it cannot follow.
@@ -61,7 +68,7 @@ _MORE_PARTS = 1_000_000
 _PARTS_PER_BYTE = 16
 
 #: Return whether there is a storage with a key and a size in bytes.
-Claim = Callable[[str, int], bool]
+Claim = Callable[[tuple[str, int]], bool]
 
 
 class UnsafeReference(pickle.UnpicklingError):
@@ -92,7 +99,7 @@ class _Value:
     parts: int = 1
 
 
-def scan_pickle(file: IO[bytes], size: int, claim: Claim = lambda key, nbytes: False) -> list[str]:
+def scan_pickle(file: IO[bytes], size: int, claim: Claim = lambda stored: False) -> list[str]:
     """Check the pickle at the current position of a file of ``size`` bytes; return the texts in the pickle.
 
     Raise an ``UnsafeReference`` for a forbidden name, an ``UnpicklingError`` for operations that torch does not read,
@@ -124,7 +131,7 @@ def put_placeholders(pickled: bytes, kept: Container[str]) -> bytes:
     """Return a pickle that refers to :class:`Placeholder` in place of each name not ``kept``, nor declared."""
     name = f"{__name__}.{Placeholder.__qualname__}"
     reference = pickle.GLOBAL + f"{__name__}\n{Placeholder.__qualname__}\n".encode()
-    scanner = PickleScanner(len(pickled), lambda key, nbytes: True, kept, name)
+    scanner = PickleScanner(len(pickled), lambda stored: True, kept, name)
     file = io.BytesIO(pickled)
     parts = []
     begin = 0
@@ -277,7 +284,7 @@ class PickleScanner:
         itemsize = STORAGES.get(kind.full)
         if itemsize is None or not isinstance(key, str) or not isinstance(numel, int):
             raise ValueError("a reference to a storage has unexpected parts")
-        if not self._claim(key, numel * itemsize):
+        if not self._claim((key, numel * itemsize)):
             raise ValueError(f"the storage {key!r:.100} must have {numel * itemsize:,} bytes, which are not there")
 
 
@@ -328,3 +335,71 @@ def holds_placeholder(value: Any) -> bool:
             left.append(attributes)
         left += [getattr(one, name, None) for name in list_slots(type(one))]
     return False
+
+
+# Small pickles of plain values
+
+# A dict of a few numbers has some hundreds of bytes, the states of random generators some thousands.
+_MAX_BYTES = 64 * 1024
+# With these operations a few bytes describe keys that take years to hash, or whose hashing ends the process.
+_NESTING = {"FROZENSET", "ADDITEMS", "DUP"}
+# So do many tuples, or tuples that each occur twice; the pickle of random states refers back to a few values.
+_TUPLES_IN_SMALL = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_MAX_TUPLES_IN_SMALL = 1000
+_REPEATING = {"GET", "BINGET", "LONG_BINGET"}
+_MAX_REPEATED = 20
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, known: Mapping[str, Any]) -> None:
+        super().__init__(io.BytesIO(content))
+        self._known = known
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        name = f"{module_name}.{global_name}"
+        if name not in self._known:
+            raise UnsafeReference(name)
+        found = self._known[name]
+        # A file can set attributes of whatever it names: of a function of its own, or of a class, which refuses them.
+        return found if isinstance(found, type) else functools.partial(found)
+
+
+def _require_small(content: bytes) -> None:
+    """Raise if loading a pickle could take too much memory or time, or end the process."""
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it has {len(content):,} bytes")
+    names = Counter[str]()
+    for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
+        # The unpickler allocates memory for all memo numbers up to the one used.
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
+            raise ValueError(f"it numbers its values up to {argument:,}")
+        names[operation.name] += 1
+    is_nested = sum(names[name] for name in _TUPLES_IN_SMALL) > _MAX_TUPLES_IN_SMALL or names.keys() & _NESTING
+    if is_nested or sum(names[name] for name in _REPEATING) > _MAX_REPEATED:
+        raise ValueError("it holds more than numbers and names")
+
+
+def read_pickle(path: pathlib.Path, *, trusted: bool = False, with_arrays: bool = False) -> dict[str, Any]:
+    """Read a pickled dict of containers, numbers and strings; with ``with_arrays`` also of numpy arrays.
+
+    Raises:
+        UnsafeCheckpointError: the file refers to anything else, and is not ``trusted``.
+        IncompleteCheckpointError: the file is damaged, would take too much memory or time, or holds no dict.
+    """
+    content = read_bytes(path)
+    try:
+        if trusted:
+            values = pickle.loads(content)
+        else:
+            _require_small(content)
+            values = finish(_Unpickler(content, RANDOM_STATES if with_arrays else {}).load())
+    except UnsafeReference as e:
+        raise errors.UnsafeCheckpointError(
+            f"{path} refers to {e.args[0]:.200}, so reading the file could run code. If you know where "
+            "the file comes from, pass trusted=True."
+        ) from e
+    except Exception as e:  # unpickling damaged bytes may raise anything
+        raise errors.IncompleteCheckpointError(f"{path} cannot be read and may be damaged: {e}") from e
+    if not isinstance(values, dict):
+        raise errors.IncompleteCheckpointError(f"{path} must hold a dict; got a {type(values).__name__}.")
+    return values

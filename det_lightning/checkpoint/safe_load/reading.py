@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import io
 import itertools
 import os
 import pathlib
-import pickle
-import pickletools
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import IO, Any
 
@@ -22,23 +18,28 @@ import torch
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.content import CheckpointContent, CheckpointReading, TrialState
+from det_lightning.checkpoint.format.layout import digest_file, find_damage, require_inside, require_unchanged
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
-from det_lightning.checkpoint.format.manifest import digest_file, find_damage, require_inside, require_unchanged
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.format.shards import (
+    RESUME_ROOT,
+    SHARDED_RESUME_VALUES,
     STATE_ROOT,
+    StoredPart,
     index_files,
+    map_tensors,
     part_files,
+    read_indexes,
+    require_tiling,
 )
 from det_lightning.checkpoint.safe_load.pickle_scanner import (
     Placeholder,
-    UnsafeReference,
     holds_placeholder,
     put_placeholders,
+    read_pickle,
 )
-from det_lightning.checkpoint.safe_load.safe_globals import ALLOWED, RANDOM_STATES, TENSORS, finish
-from det_lightning.checkpoint.safe_load.state_file import read_state
-from det_lightning.checkpoint.safe_load.stored_tensors import find_parts, find_stored, read_all_parts, read_whole
+from det_lightning.checkpoint.safe_load.safe_globals import ALLOWED, TENSORS
+from det_lightning.checkpoint.safe_load.state_file import read_state, read_tensor_at
 from det_lightning.checkpoint.storage.checkpoint_storage import open_checkpoint
 from det_lightning.checkpoint.storage.location import Location, require_checkpoint_path
 from det_lightning.escaping import get_logger
@@ -48,15 +49,6 @@ logger = get_logger(__name__)
 
 # The entries of state files that whoever wants weights and settings needs; they must hold no objects.
 _NEEDED = ("models_state_dict", "model_state_dict", "state_dict", "settings", "load_data", "trial_state")
-# A dict of a few numbers has some hundreds of bytes, the states of random generators some thousands.
-_MAX_BYTES = 64 * 1024
-# With these operations a few bytes describe keys that take years to hash, or whose hashing ends the process.
-_NESTING = {"FROZENSET", "ADDITEMS", "DUP"}
-# So do many tuples, or tuples that each occur twice; the pickle of random states refers back to a few values.
-_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
-_MAX_TUPLES = 1000
-_REPEATING = {"GET", "BINGET", "LONG_BINGET"}
-_MAX_REPEATED = 20
 _KINDS: dict[str, tuple[Any, str]] = {
     "hparams": (dict | None, "an object"),
     "experiment_config": (dict | None, "an object"),
@@ -210,6 +202,7 @@ def _read(
         load_data=read_load_data(directory),
         epochs_known=epochs_known,
         name=directory.name,
+        time_s=layout.as_time(layout.read_metadata(directory).get("time")),
         source=str(state_file),
         directory=directory,
     )
@@ -316,35 +309,6 @@ def read_known_state(path: pathlib.Path, *, trusted: bool = False, recorded: Col
             return read_state(copy, trusted=True, name=path)
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, content: bytes, known: Mapping[str, Any]) -> None:
-        super().__init__(io.BytesIO(content))
-        self._known = known
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        name = f"{module_name}.{global_name}"
-        if name not in self._known:
-            raise UnsafeReference(name)
-        found = self._known[name]
-        # A file can set attributes of whatever it names: of a function of its own, or of a class, which refuses them.
-        return found if isinstance(found, type) else functools.partial(found)
-
-
-def _require_small(content: bytes) -> None:
-    """Raise if loading a pickle could take too much memory or time, or end the process."""
-    if len(content) > _MAX_BYTES:
-        raise ValueError(f"it has {len(content):,} bytes")
-    names = Counter[str]()
-    for number, (operation, argument, _) in enumerate(pickletools.genops(content)):
-        # The unpickler allocates memory for all memo numbers up to the one used.
-        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > number:
-            raise ValueError(f"it numbers its values up to {argument:,}")
-        names[operation.name] += 1
-    is_nested = sum(names[name] for name in _TUPLES) > _MAX_TUPLES or names.keys() & _NESTING
-    if is_nested or sum(names[name] for name in _REPEATING) > _MAX_REPEATED:
-        raise ValueError("it holds more than numbers and names")
-
-
 def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple[TrialState, bool]:
     """Return the progress of a checkpoint's trial, and whether the number of epochs is known.
 
@@ -356,32 +320,6 @@ def read_trial_state(directory: pathlib.Path, *, trusted: bool = False) -> tuple
             values = read_pickle(path, trusted=trusted)
             return _check_state(values, path), "epochs_trained" in values
     return TrialState(), False
-
-
-def read_pickle(path: pathlib.Path, *, trusted: bool = False, with_arrays: bool = False) -> dict[str, Any]:
-    """Read a pickled dict of containers, numbers and strings; with ``with_arrays`` also of numpy arrays.
-
-    Raises:
-        UnsafeCheckpointError: the file refers to anything else, and is not ``trusted``.
-        IncompleteCheckpointError: the file is damaged, would take too much memory or time, or holds no dict.
-    """
-    content = layout.read_bytes(path)
-    try:
-        if trusted:
-            values = pickle.loads(content)
-        else:
-            _require_small(content)
-            values = finish(_Unpickler(content, RANDOM_STATES if with_arrays else {}).load())
-    except UnsafeReference as e:
-        raise errors.UnsafeCheckpointError(
-            f"{path} refers to {e.args[0]:.200}, so reading the file could run code. If you know where "
-            "the file comes from, pass trusted=True."
-        ) from e
-    except Exception as e:  # unpickling damaged bytes may raise anything
-        raise errors.IncompleteCheckpointError(f"{path} cannot be read and may be damaged: {e}") from e
-    if not isinstance(values, dict):
-        raise errors.IncompleteCheckpointError(f"{path} must hold a dict; got a {type(values).__name__}.")
-    return values
 
 
 def _check_state(values: dict[str, Any], path: pathlib.Path) -> TrialState:
@@ -431,3 +369,98 @@ def read_load_data(directory: pathlib.Path) -> dict[str, Any]:
     if wrong:
         raise errors.IncompleteCheckpointError(f"{path}: {'; '.join(wrong)}.")
     return content
+
+
+# Tensors of a sharded checkpoint, read part by part when a part is needed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredTensor:
+    """A tensor of the whole ``shape``, with parts in the files of a sharded checkpoint."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    _name: str
+    _directory: pathlib.Path
+    _parts: Sequence[StoredPart]
+    _trusted: bool
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.shape)
+
+    def read(self) -> torch.Tensor:
+        """Return the whole tensor, in main memory; raise a ``CheckpointError`` if a part cannot be read."""
+        dim = self._parts[0].dim
+        return self.read_rows(dim, 0, self.shape[dim])
+
+    def read_rows(self, dim: int, begin: int, count: int) -> torch.Tensor:
+        """Return ``count`` rows in a dimension, in main memory, from the parts with such rows only; see `read`."""
+        if dim != self._parts[0].dim:
+            return self.read().narrow(dim, begin, count).clone()
+        try:
+            rows = torch.empty([*self.shape[:dim], count, *self.shape[dim + 1 :]], dtype=self.dtype)
+        except RuntimeError as e:  # torch has no specific error for this
+            raise errors.CheckpointError(
+                f"{self._name:.200}, a tensor of the shape {[*self.shape]}, does not fit into main memory: {e}"
+            ) from e
+        for part in self._parts:
+            first = max(begin, part.begin)
+            last = min(begin + count, part.begin + part.size)
+            if first < last:
+                stored = self._read_part(part).narrow(dim, first - part.begin, last - first)
+                rows.narrow(dim, first - begin, last - first).copy_(stored)
+        return rows
+
+    def _read_part(self, part: StoredPart) -> torch.Tensor:
+        path = self._directory / layout.SHARDS_DIR / part.file
+        tensor = read_tensor_at(path, part.offset, part.length, trusted=self._trusted)
+        expected = [*self.shape]
+        expected[part.dim] = part.size
+        if tensor.layout is not torch.strided or tensor.dtype is not self.dtype or [*tensor.shape] != expected:
+            raise errors.IncompleteCheckpointError(
+                f"{path} must hold {self._name:.200} at byte {part.offset:,}, in {self.dtype} and the shape "
+                f"{expected}; got a tensor in {tensor.dtype} of the shape {[*tensor.shape]:}."
+            )
+        return tensor.detach()
+
+
+def find_stored(directory: pathlib.Path, values: Any, name: str, *, trusted: bool) -> Any:
+    """Return ``values`` with a :class:`StoredTensor` in place of each tensor that is stored in parts.
+
+    ``name`` is the name of ``values``, such as ``"state"``. Raise an ``IncompleteCheckpointError`` if parts are
+    missing.
+    """
+    parts = read_indexes(directory)
+
+    def find(path: str, value: torch.Tensor) -> Any:
+        if value.device.type != "meta" or path not in parts:
+            return value
+        in_order = require_tiling(parts[path], path, value)
+        return StoredTensor(value.shape, value.dtype, path, directory, in_order, trusted)
+
+    return map_tensors(values, find, name, torch.Tensor)
+
+
+def find_parts(content: CheckpointContent, directory: pathlib.Path, *, trusted: bool) -> CheckpointContent:
+    """Return the content of a sharded checkpoint with a :class:`StoredTensor` in place of each sharded tensor."""
+    resume = content.resume
+    if resume is not None:
+        found = {name: getattr(resume, name) for name in SHARDED_RESUME_VALUES}
+        resume = dataclasses.replace(resume, **find_stored(directory, found, RESUME_ROOT, trusted=trusted))
+    state = find_stored(directory, content.state, STATE_ROOT, trusted=trusted)
+    return dataclasses.replace(content, state=state, resume=resume, is_sharded=True)
+
+
+def read_whole(values: Any) -> Any:
+    """Return ``values``, nested dicts and lists, with a whole tensor in place of each :class:`StoredTensor`."""
+    return map_tensors(values, lambda _, stored: stored.read(), "", StoredTensor)
+
+
+def read_all_parts(content: CheckpointContent) -> CheckpointContent:
+    """Return the content of a sharded checkpoint with whole tensors, in main memory, as if nothing were sharded."""
+    resume = content.resume
+    if resume is not None:
+        whole = {name: read_whole(getattr(resume, name)) for name in SHARDED_RESUME_VALUES}
+        resume = dataclasses.replace(resume, **whole)
+    return dataclasses.replace(content, state=read_whole(content.state), resume=resume, is_sharded=False)

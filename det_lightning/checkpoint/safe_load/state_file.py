@@ -376,7 +376,7 @@ def _read_archive(file: _Section, kwargs: dict[str, Any], prepare: Callable[[byt
         contents[_PICKLE] = prepare(contents[_PICKLE])
     if kwargs["weights_only"]:
         sizes = {name.removeprefix(_STORAGES): entry.size for name, entry in storages.items()}
-        scan_pickle(io.BytesIO(contents[_PICKLE]), len(contents[_PICKLE]), lambda key, nbytes: sizes.get(key) == nbytes)
+        scan_pickle(io.BytesIO(contents[_PICKLE]), len(contents[_PICKLE]), sizes.items().__contains__)
         # Any further entry might make torch treat the archive as a program.
         contents = {name: contents[name] for name in (_PICKLE, *_SMALL_ENTRIES) if name in contents}
     archive = _CheckedArchive(file, storages, contents)
@@ -392,8 +392,9 @@ def _scan_old_format(stream: io.BufferedReader[Any], size: int) -> None:
     claimed: set[str] = set()
     left = size
 
-    def claim(key: str, nbytes: int) -> bool:
+    def claim(stored: tuple[str, int]) -> bool:
         nonlocal left
+        key, nbytes = stored
         left -= nbytes + 8 if key not in claimed else 0  # each is preceded by its length
         claimed.add(key)
         return nbytes >= 0 and left >= 0

@@ -5,10 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from det_lightning.checkpoint.format.layout import LOAD_DATA_FILE, MASTER_KEY, METADATA_FILE, WRITTEN_KEY
-from det_lightning.checkpoint.format.manifest import with_entries
+from det_lightning.checkpoint.format.layout import (
+    LOAD_DATA_FILE,
+    MASTER_KEY,
+    METADATA_FILE,
+    WRITTEN_KEY,
+    as_time,
+    with_entries,
+)
 from det_lightning.checkpoint.format.master_export import ExportedCheckpoint, MasterExport
-from det_lightning.checkpoint.storage.checkpoint_info import as_time
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location, explain_errors, is_name
 from det_lightning.files.strict_json import to_json

@@ -6,15 +6,13 @@ import concurrent.futures
 import dataclasses
 import functools
 import json
-import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from det_lightning import errors
 from det_lightning.checkpoint.format import layout
-from det_lightning.checkpoint.format.manifest import find_metadata_damage, leads_out
+from det_lightning.checkpoint.format.layout import as_time, find_metadata_damage, leads_out
 from det_lightning.checkpoint.storage.location import Location, explain_errors, find_time, is_name, is_own_id
 from det_lightning.escaping import get_logger
 from det_lightning.files.strict_json import as_number, is_shallow
@@ -31,8 +29,7 @@ _MANY = 32
 _FEW_NEWEST = 4
 # Floats represent every integer up to here.
 _MAX_STEPS = 2**53
-# The year 10000, and how far the clocks of a trial, of its storage and of a reader may differ.
-_LATEST_TIME_S = 253402300800.0
+# How far the clocks of a trial, of its storage and of a reader may differ.
 _TOLERANCE_S = 3600.0
 
 # A directory with any of these is a checkpoint or a part of one; the first is in all complete ones since release 0.18.
@@ -301,13 +298,6 @@ def _read_metadata(checkpoint: Location) -> dict[str, Any]:
         logger.warning("The metadata of %s is damaged, and is not used: %s.", checkpoint, damage)
         return {}
     return content
-
-
-def as_time(value: Any) -> float | None:
-    """Return a time in seconds since 1970; None for anything else, and for a time after the year 9999."""
-    # An integer may be larger than any float.
-    is_number = type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)
-    return float(value) if is_number and math.isfinite(value) and 0 <= value <= _LATEST_TIME_S else None
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -368,13 +368,8 @@ def is_name(name: str) -> bool:
 
 def require_checkpoint_path(value: Any) -> None:
     """Raise a TypeError unless a value can name a checkpoint."""
-    expected = "A checkpoint must be named by its id, path or URL"
-    if hasattr(value, "newest"):
-        raise TypeError(f"{expected}; got the storage {escape(value)}, whose newest() returns a checkpoint.")
-    if value is None:
-        expected += ", and CheckpointStorage.newest() returns None where there is no checkpoint"
     if not (isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str)):
-        raise TypeError(f"{expected}; got {short_text(value)}.")
+        raise TypeError(f"A checkpoint must be named by its id, path or URL; got {short_text(value)}.")
 
 
 def is_own_id(name: str) -> bool:

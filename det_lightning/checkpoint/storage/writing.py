@@ -23,7 +23,7 @@ from det_lightning import errors
 from det_lightning.checkpoint.format import layout
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.manifest import MANIFEST_KEY, describe_files, with_checksum
+from det_lightning.checkpoint.format.layout import MANIFEST_KEY, describe_files, with_checksum
 from det_lightning.checkpoint.format.resume_state import SPELLED, read_settings
 from det_lightning.checkpoint.format.standard_values import list_slots, save_state
 from det_lightning.checkpoint.storage.location import Location, new_id

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from det_lightning.checkpoint import CheckpointStorage, Retention
-from det_lightning.checkpoint.format.manifest import with_checksum
+from det_lightning.checkpoint.format.layout import with_checksum
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.staging import announce
