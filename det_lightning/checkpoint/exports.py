@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import re
 import shutil
 import tempfile
 from collections import OrderedDict
@@ -26,11 +25,8 @@ from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.safe_load import read_checkpoint
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.escaping import escape, name_some
-from det_lightning.files.local_files import copy_mode, is_locked, lock_new_file
+from det_lightning.files.local_files import copy_mode
 from det_lightning.missing_parts import how_to_install
-
-# In the directory of an unfinished file.
-_LOCK = "lock"
 
 
 def require_tensors(content: CheckpointContent) -> None:
@@ -180,28 +176,14 @@ def _replacing(file: pathlib.Path) -> Iterator[pathlib.Path]:
     The file is in a directory of its own, since safetensors writes further temporary files beside it.
     """
     file = pathlib.Path(os.path.realpath(file))  # the target of a link is replaced, and not the link
-    _remove_leftovers(file)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent) as directory:
-            lock = lock_new_file(pathlib.Path(directory, _LOCK))
             unfinished = pathlib.Path(directory, "unfinished")
-            try:
-                yield unfinished
-                copy_mode(file, unfinished)
-                unfinished.replace(file)
-            finally:
-                lock.release()
+            yield unfinished
+            copy_mode(file, unfinished)
+            unfinished.replace(file)
     except (OSError, RuntimeError) as e:  # torch.save reports a full disk by a RuntimeError
         raise errors.StorageError(f"{file} cannot be written: {e}") from e
-
-
-def _remove_leftovers(file: pathlib.Path) -> None:
-    """Remove what killed runs left of ``file``; a process that still writes holds a lock."""
-    leftover = re.compile(rf"\.{re.escape(file.name)}\.\w{{8}}\.tmp")
-    for path in [*file.parent.iterdir()] if file.parent.is_dir() else []:
-        with contextlib.suppress(OSError):
-            if leftover.fullmatch(path.name) and is_locked(path / _LOCK) is False:
-                shutil.rmtree(path)
 
 
 def merge_checkpoint(directory: pathlib.Path, storage: CheckpointStorage, *, trusted: bool = False) -> str:

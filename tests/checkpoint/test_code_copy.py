@@ -18,7 +18,6 @@ import pytest
 
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 from det_lightning.checkpoint.format.code_copy import CodeCopier
-from det_lightning.checkpoint.safe_load import verify_checkpoint
 
 MODULE = "a_module_of_this_test"
 
@@ -286,63 +285,6 @@ def test_results_and_caches_are_left_out(copied: Any) -> None:
     kept += ["runs/events.out.tfevents.1", "wandb/config.yaml"]  # as in Determined, unless ignored
     touch(*kept, *RESULTS)
     assert copied() == kept
-
-
-# Several checkpoints of a run
-
-
-@pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all files count as written long ago."""
-    monkeypatch.setattr("det_lightning.checkpoint.format.code_copy._TICK_NS", -(10**18))
-
-
-def test_unchanged_files_are_links(tmp_path: Path, settled: None) -> None:
-    touch("same.py", "package/same.py", "changed.py", "deleted.py")
-    copier = CodeCopier()
-    copier.copy(tmp_path / "one")
-    touch("changed.py", content="changed")
-    touch("new.py")
-    Path("deleted.py").unlink()
-    copier.copy(tmp_path / "two")
-    assert files_below(tmp_path / "two") == ["changed.py", "new.py", "package/same.py", "same.py"]
-    for name in ("package/same.py", "same.py"):
-        assert (tmp_path / "one" / name).samefile(tmp_path / "two" / name)
-        assert not (tmp_path / "one" / name).samefile(name)
-    assert (tmp_path / "one" / "changed.py").read_text() == "content"
-    assert (tmp_path / "two" / "changed.py").read_text() == "changed"
-
-
-def test_changed_copy_is_copied_again(tmp_path: Path, settled: None) -> None:
-    touch("changed.py", "deleted.py")
-    copier = CodeCopier()
-    copier.copy(tmp_path / "one")
-    (tmp_path / "one/changed.py").write_text("other")
-    (tmp_path / "one/deleted.py").unlink()
-    copier.copy(tmp_path / "two")
-    assert [path.read_text() for path in (tmp_path / "two").iterdir()] == ["content"] * 2
-
-
-def test_fresh_file_is_copied_again(tmp_path: Path) -> None:
-    touch("kept.py")
-    copier = CodeCopier()
-    for name in ("one", "two"):
-        copier.copy(tmp_path / name)
-    assert not (tmp_path / "one/kept.py").samefile(tmp_path / "two/kept.py")
-
-
-def test_linked_code_is_independent(tmp_path: Path, settled: None) -> None:
-    touch("kept.py")
-    storage = CheckpointStorage(tmp_path)
-    code = CodeCopier()
-    first, second = (storage.write(CheckpointContent({}, TrialState()), code=code) for _ in range(2))
-    storage.delete(first)
-    assert verify_checkpoint(tmp_path / second).problems == []
-    (tmp_path / second / "code" / "kept.py").write_text("changed")
-    assert any("code/kept.py" in problem for problem in verify_checkpoint(tmp_path / second).problems)
-
-
-# Sizes and permissions
 
 
 def test_large_directory_copies_sources(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -295,35 +294,3 @@ def test_foreign_file_is_no_export(kind: str, checkpoint: Path) -> None:
     assert json.loads(refused.stdout)["failed"] == [checkpoint.name]
     assert f"{file} is not the export of a checkpoint; --force replaces it." in refused.stderr
     assert json.loads(export(kind, *arguments, "--force").stdout)["exported"] == [checkpoint.name]
-
-
-# Exports, and waits while the temporary file is open.
-WAITING = """
-import sys, time
-from det_lightning.checkpoint import exports
-from det_lightning.cli.app import app
-def wait(state, file):
-    file.write_bytes(b"unfinished")
-    print("WAITS", flush=True)
-    time.sleep(600)
-exports.save_state = wait
-app(sys.argv[1:])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_export_leaves_nothing_for_long(number: int, checkpoint: Path) -> None:
-    arguments = ["checkpoint", "export", str(checkpoint), "--to", "weights", "-o", "out.pt"]
-    command = [sys.executable, "-c", WAITING, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "WAITS\n"
-        (unfinished,) = Path().glob(".out.pt.*.tmp")
-        run(*arguments)
-        assert unfinished.exists()  # the process still writes
-        process.send_signal(number)
-        assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
-    assert unfinished.exists() == (number == signal.SIGKILL)
-    run(*arguments, "--force")
-    assert not [*Path().glob(".out.pt.*")]

@@ -1,23 +1,17 @@
-"""Copying the code of a trial into checkpoints: what Determined copies, without secrets and results.
-
-Each file is copied once a run, as long as the file does not change.
-"""
+"""Copying the code of a trial into checkpoints: what Determined copies, without secrets and results."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import itertools
-import operator
 import os
 import pathlib
 import re
 import stat
 import sys
 import sysconfig
-import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -56,39 +50,10 @@ _ODD_NAME = re.compile(r"[\\\x00-\x1f\x7f\ud800-\udfff]")
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 # Errors of a file system on which a name is not possible.
 _NAME_ERRNOS = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)
-# What changes with the content or the permissions of a file; and with the content of a copy, whatever links to it.
-_SOURCE_STATE = operator.attrgetter("st_dev", "st_ino", "st_mode", "st_size", "st_mtime_ns", "st_ctime_ns")
-_COPY_STATE = operator.attrgetter("st_size", "st_mtime_ns")
-# A file that was changed so shortly before it was copied may have changed again within one tick of the clock.
-_TICK_NS = 2 * 10**9
-
-
-@dataclasses.dataclass(frozen=True)
-class _Copy:
-    """A file of the latest copy. Equal states show that neither the source nor the copy has changed.
-
-    ``source_state`` is None if the source had just been written.
-    """
-
-    path: pathlib.Path
-    source_state: tuple[int, ...] | None
-    state: tuple[int, ...]
-    description: dict[str, Any]
-
-    def link(self, path: pathlib.Path) -> _Copy | None:
-        """Make ``path`` a link to this copy; return None if the copy has changed or vanished, or if linking fails."""
-        try:
-            if _COPY_STATE(self.path.stat()) != self.state:
-                return None
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.link(self.path, path)
-        except OSError:
-            return None  # and the source is copied, which may raise
-        return dataclasses.replace(self, path=path)
 
 
 class CodeCopier:
-    """Copies the code of a run into each checkpoint; an unchanged file is a link to the first copy.
+    """Copies the code of a run into each checkpoint.
 
     A warning names the files that cannot be copied, once a run. ``source`` defaults to the working directory at the
     time of copying.
@@ -101,8 +66,6 @@ class CodeCopier:
         self._source = pathlib.Path() if source is None else pathlib.Path(source)
         self._with_secrets = with_secrets
         self._reported: set[str] = set()
-        self._copies: dict[str, _Copy] = {}
-        self._copies_before: dict[str, _Copy] = {}
 
     def copy(self, target: pathlib.Path, storage: pathlib.Path | None = None) -> None:
         """Copy the code to the new directory ``target``, with the permissions that the umask allows.
@@ -110,8 +73,6 @@ class CodeCopier:
         ``storage``, the directory of the checkpoints, is left out if the code directory contains the storage.
         """
         target.mkdir()
-        self._copies_before = self._copies
-        self._copies = {}
         self.descriptions = {}
         try:
             source = pathlib.Path(os.path.abspath(self._source))  # noqa: PTH100 (keeps links)
@@ -123,9 +84,8 @@ class CodeCopier:
             try:
                 if name.endswith("/"):
                     (target / name).mkdir(parents=True, exist_ok=True)
-                elif (copy := self._copy_file(target / name, name, selection)) is not None:
-                    self.descriptions[f"{layout.CODE_DIR}/{name}"] = copy.description
-                    self._copies[name] = copy
+                else:
+                    self._copy_file(target / name, name, selection)
             except OSError as e:
                 if e.errno not in _NAME_ERRNOS:
                     raise
@@ -133,30 +93,23 @@ class CodeCopier:
         if selection.partial_because or selection.problems:
             self._report(selection)
 
-    def _copy_file(self, path: pathlib.Path, name: str, selection: _CodeSelection) -> _Copy | None:
+    def _copy_file(self, path: pathlib.Path, name: str, selection: _CodeSelection) -> None:
         """Copy a file to ``path``; the file of an imported module may be a link, and hold anything."""
         is_imported = name in selection.imported
         source = selection.source / name
-        before = self._copies_before.get(name)
         try:
-            if before is not None and before.source_state == _SOURCE_STATE(source.stat(follow_symlinks=is_imported)):
-                linked = before.link(path)
-                if linked is not None:
-                    return linked
             status, content = _read_regular_file(source, flags=0 if is_imported else getattr(os, "O_NOFOLLOW", 0))
         except OSError as e:
             selection.problems[name] = e.strerror or str(e)
-            return None
+            return
         if content is None:
             selection.problems[name] = "it is not a file any more"
-            return None
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         mode = stat.S_IMODE(status.st_mode) & 0o777 | stat.S_IWUSR | stat.S_IRUSR
         with os.fdopen(os.open(path, _NEW_FILE, mode), "wb") as file:
             file.write(content)
-        is_settled = max(status.st_ctime_ns, status.st_mtime_ns) < time.time_ns() - _TICK_NS
-        source_state = _SOURCE_STATE(status) if is_settled else None
-        return _Copy(path, source_state, _COPY_STATE(path.stat()), describe_content(content))
+        self.descriptions[f"{layout.CODE_DIR}/{name}"] = describe_content(content)
 
     def _report(self, selection: _CodeSelection) -> None:
         source = escape(selection.source)
