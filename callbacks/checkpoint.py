@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -115,13 +116,22 @@ class DeterminedCheckpoint(pl.Callback):
         """Prepare for another run: the arguments fill in what the callback's own arguments leave open."""
         missing = {name: value for name, value in names.items() if getattr(self._given, name) is None}
         place, in_section = _split_section(storage) if self._own_storage is None else (self._own_storage, None)
-        self._is_default = place is None
-        self.storage = _open_storage(place)
+        self._place = place
         self._configured_policy = {"policy": policy, "period": period, "retention": in_section}
+        self._saving = dataclasses.replace(self._given, **missing)
+        for opened in ("storage", "_checkpoints"):
+            self.__dict__.pop(opened, None)
+
+    @functools.cached_property
+    def storage(self) -> CheckpointStorage:
+        """The storage of the run, opened at the first access."""
+        return _open_storage(self._place)
+
+    @functools.cached_property
+    def _checkpoints(self) -> RunCheckpoints:
         in_background = not self.storage.is_local if self._async_write is None else self._async_write
-        code = CodeCopier(*self._code)
-        self._saving = dataclasses.replace(self._given, code=code, in_background=in_background, **missing)
-        self._checkpoints = RunCheckpoints(self.storage, self.policy, self._saving)
+        saving = dataclasses.replace(self._saving, code=CodeCopier(*self._code), in_background=in_background)
+        return RunCheckpoints(self.storage, self.policy, saving)
 
     def require_agreement(self, checkpoint_storage: object, checkpoint_policy: Any, checkpoint_period: Any) -> None:
         """Raise a ValueError for arguments of ``fit`` that contradict this callback; None never contradicts."""
@@ -206,7 +216,7 @@ class DeterminedCheckpoint(pl.Callback):
         state = None if resumed is None else resumed.resume
         self._checkpoints.begin(None if state is None else state.best_value)
         if trainer.is_global_zero:
-            if self._is_default:  # a warning, because warnings are shown even if logging is not configured
+            if self._place is None:  # a warning, because warnings are shown even if logging is not configured
                 logger.warning("No storage of checkpoints is set: checkpoints go to %s.", self.storage)
             else:
                 logger.info("Checkpoints go to %s.", self.storage)

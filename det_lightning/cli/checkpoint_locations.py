@@ -11,9 +11,8 @@ from typing import Any
 from det_lightning import errors
 from det_lightning.checkpoint.format.layout import CODE_DIR, STATE_FILES
 from det_lightning.checkpoint.storage.checkpoint_info import find_first, is_checkpoint
-from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage, open_checkpoint
+from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage, open_checkpoint, resolve_storage
 from det_lightning.checkpoint.storage.location import Location, explain_errors
-from det_lightning.checkpoint.storage.storage_config import resolve_storage
 from det_lightning.cli.output import show_progress, warn
 from det_lightning.escaping import escape
 

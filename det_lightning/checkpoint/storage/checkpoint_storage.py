@@ -23,8 +23,8 @@ from det_lightning.checkpoint.storage.location import (
     new_id,
     require_checkpoint_path,
 )
-from det_lightning.checkpoint.storage.storage_config import resolve_storage
-from det_lightning.escaping import get_logger
+from det_lightning.checkpoint.storage.storage_config import storage_from_config
+from det_lightning.escaping import get_logger, name_type
 from det_lightning.masking import mask_url
 
 if TYPE_CHECKING:
@@ -245,6 +245,26 @@ class CheckpointStorage:
         directory = self.root.checkpoint(name)
         with explain_errors("looking for", directory):
             return directory if directory.is_dir() else None
+
+
+def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLike[str], dict[str, Any]]:
+    """Return the path or URL of a storage, and the options of the file system; see ``CheckpointStorage``."""
+    if isinstance(root, Mapping):
+        root, options = storage_from_config(root, options)
+    if root is None:
+        import platformdirs  # here, because it is rarely needed
+
+        root = platformdirs.user_data_dir("determined")
+    if not isinstance(root, str | os.PathLike):
+        raise TypeError(
+            "checkpoint_storage must be a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage "
+            f"of a configuration, or None for the default; got {name_type(root)}."
+        )
+    if root == "":  # as from a variable that is not set
+        raise ValueError(
+            "The storage of checkpoints must not be empty: pass a directory or a URL, or None for the default."
+        )
+    return root, options
 
 
 def _require_writable(root: Location) -> None:

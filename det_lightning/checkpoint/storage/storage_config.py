@@ -12,7 +12,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from det_lightning.escaping import name_type
 from det_lightning.masking import CREDENTIALS, is_masked, short_text
 
 # Entries about which checkpoints to keep, and those that only the platform needs.
@@ -31,26 +30,6 @@ _OPTIONS: dict[str, tuple[str, str | None]] = {
     "credential": ("credential", "AZURE_STORAGE_ACCOUNT_KEY"),
     "account_url": ("account_host", None),
 }
-
-
-def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLike[str], dict[str, Any]]:
-    """Return the path or URL of a storage, and the options of the file system; see ``CheckpointStorage``."""
-    if isinstance(root, Mapping):
-        root, options = storage_from_config(root, options)
-    if root is None:
-        import platformdirs  # here, because it is rarely needed
-
-        root = platformdirs.user_data_dir("determined")
-    if not isinstance(root, str | os.PathLike):
-        raise TypeError(
-            "checkpoint_storage must be a directory, a URL such as s3://bucket/prefix, the section checkpoint_storage "
-            f"of a configuration, or None for the default; got {name_type(root)}."
-        )
-    if root == "":  # as from a variable that is not set
-        raise ValueError(
-            "The storage of checkpoints must not be empty: pass a directory or a URL, or None for the default."
-        )
-    return root, options
 
 
 def storage_from_config(
