@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -74,17 +73,11 @@ def _commands_like(name: str, commands: Mapping[str, Any]) -> str:
 
 
 def _describe_counterpart(arguments: list[str]) -> str:
-    from det_lightning.porting.det_program import NoCounterpart, is_det_command, translate
+    from det_lightning.porting.commands import find_counterpart
 
-    words = ["det", *arguments]
-    if not is_det_command(words):
-        return ""
-    try:
-        instead = shlex.join(translate(words))
-    except NoCounterpart as e:
-        instead = str(e)
-    name = " ".join(words[:3])
-    return f" In place of {name}: {instead}." if instead.startswith(("det-lightning", "tensorboard")) else ""
+    command = " ".join(arguments[:2])
+    instead = find_counterpart(command)
+    return "" if instead is None else f" In place of det {command}: {instead}."
 
 
 class MaskingGroup(CommandGroup):

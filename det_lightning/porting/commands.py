@@ -1,4 +1,8 @@
-"""Launch commands (``-m determined.launch...``) in any text, and findings for Determined's variables and paths."""
+"""Commands in any text: of the program ``det`` and of launchers, and findings for Determined's variables and paths.
+
+A command of ``det`` is a finding that names what to run instead; only the name of ``det experiment create`` and of
+``det experiment list`` is replaced, where the arguments stay the same and nothing reads the output.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,51 @@ _READ_BY_DETERMINED = {
 #: Python in commands.
 IMPORTED = re.compile(r"(?:\b|\\n)(from\s+(?:determined|pedl)[\w.]*\s+import|import\s+(?:determined|pedl)[\w.]*(?!-))")
 _IN_CONTAINERS = re.compile(r"(?<![\w.~/-])/run/determined/[\w./-]+")
+# A word of a shell command; no redirection like 2>&1; ${{ }} is an expression of GitHub Actions.
+_WORD = r"(?!\d*[<>])(?:\\[^\r\n]|\"[^\"\n]*\"|'[^'\n]*'|\$\([^)\n]*\)|\$\{\{[^}\n]*\}\}|[^\s;&|<>#`)\"'\\])+"
+_GAP = r"(?:[ \t]|\\\r?\n)+"
+# A line of a Makefile may begin with a sign.
+_DET = re.compile(
+    rf"(?P<before>^[\t@+-]*|[\s;&|(`@!\"'])(?P<program>(?:[^\s;&|<>#`()@!\"'\\]{{0,200}}/bin/)?det"
+    rf"(?:{_GAP}(?:--master|--user|-m|-u)(?:=|{_GAP}){_WORD})*{_GAP}(?P<command>[a-z][\w-]*(?:{_GAP}[a-z][\w-]*)?))"
+    rf"(?![\w.-])(?P<rest>(?:{_GAP}{_WORD})*)",
+    re.MULTILINE,
+)
+# By command of `det`, with its short names: what to run instead. Most name an experiment by number.
+_DET_COMMANDS = {
+    r"(experiment|exp|e) create": "det-lightning run CONFIG DIR",
+    r"(experiment|exp|e) (list|ls)": "det-lightning experiment ls",
+    r"(experiment|exp|e) (describe|list-trials|lt)|(trial|t) describe": (
+        "det-lightning experiment show EXPERIMENT, with its directory"
+    ),
+    r"(experiment|exp|e|trial|t) logs": "det-lightning experiment logs EXPERIMENT TRIAL, with its directory",
+    r"(experiment|exp|e) (pause|cancel|kill)": "det-lightning experiment stop EXPERIMENT, with its directory",
+    r"(experiment|exp|e) (activate|continue)": "det-lightning experiment resume EXPERIMENT, with its directory",
+    r"(experiment|exp|e) (list-checkpoints|lc)|(checkpoint|c) list": "det-lightning checkpoint ls STORAGE",
+    r"(checkpoint|c) describe": "det-lightning checkpoint show CHECKPOINT",
+    r"(experiment|exp|e|trial|t|checkpoint|c) download": "det-lightning checkpoint export STORAGE",
+    r"(checkpoint|c) rm": "det-lightning checkpoint prune STORAGE",
+    r"(experiment|exp|e) wait": "nothing: det-lightning run returns at the end of the experiment",
+    r"preview-search( .*)?": "det-lightning run CONFIG --dry-run",
+    r"tensorboard start": "tensorboard --logdir experiments",
+}
+# The counterparts with the same arguments.
+_RENAMED = {
+    "det-lightning run CONFIG DIR": "det-lightning run",
+    "det-lightning experiment ls": "det-lightning experiment ls",
+}
+# Other commands, which need a cluster. "det model" and "det task" may be plain text, so a common verb must follow.
+_OF_CLUSTER = re.compile(
+    r"(experiment|exp|e|trial|t|checkpoint|cp|c|agent|a|cmd|command|deploy|d|job|j|master|m|model|notebook|project|p|"
+    r"resources|res|resource-pool|rp|shell|slot|s|task|template|tpl|tensorboard|user|u|workspace|w) "
+    r"(add|archive|aws|config|create|delete|describe|download|edit|gcp|info|kill|label|list|list-versions|local|login|"
+    r"logout|logs|ls|move|open|register|register-version|run|set|show|start|unarchive|update|wait|whoami)"
+)
+# Readers of a command's output: a pipe behind the command, and substitutions around it.
+_READS = re.compile(r"[ \t]*(?:2>&1[ \t]*)?\|(?!\|)")
+_READS_AROUND = re.compile(r"(?:\$\(|`|=[ \t]*!)[ \t]*$")
+_IN_COMMENT = re.compile(r"(?:^|\s)#")
+_OTHER_ARGUMENTS = re.compile(r"\s-(?!-config[=\s])|\$[@*]|\$\{[@*]\}")
 _VARIABLE = re.compile(r"(?<![\w.-])DET_(?!LIGHTNING_)[A-Z][A-Z0-9_]*(?!\w)")
 
 
@@ -118,3 +167,50 @@ def runs_a_class(given: str, line: int) -> Finding:
     """Return the finding for a command in which a launcher runs a trial class."""
     reason = f"{given}: the launchers of det_lightning run classes in experiments only"
     return Finding(line, Severity.problem, reason, RUN_AN_EXPERIMENT)
+
+
+# The program det
+
+
+def find_counterpart(command: str) -> str | None:
+    """Return what to run instead of a command of ``det``, given without the program's name, or None."""
+    return next((ours for theirs, ours in _DET_COMMANDS.items() if re.fullmatch(theirs, command)), None)
+
+
+def port_det_commands(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
+    """Return shell commands with ``det`` renamed where the arguments stay the same, and findings for other commands."""
+    findings = []
+
+    def rename(found: re.Match[str]) -> str:
+        begin = text.rfind("\n", 0, found.start("program")) + 1
+        around = text[begin : found.start("program")]
+        if _IN_COMMENT.search(around):
+            return found.group()
+        ours = _RENAMED.get(find_counterpart(_join(found["command"])) or "")
+        is_read = _READS.match(text, found.end()) or _READS_AROUND.search(around)
+        if ours and not is_read and not _OTHER_ARGUMENTS.search(found["rest"]):
+            return f"{found['before']}{ours}{found['rest']}"
+        findings.extend(_note_det_command(found, line_at(text, found.start("program"), first_line), Need.file))
+        return found.group()
+
+    return _DET.sub(rename, text), findings
+
+
+def note_det_commands(text: str, first_line: int) -> list[Finding]:
+    """Return a finding for each command of ``det`` that a program starts."""
+    found = [(line_at(text, one.start("program"), first_line), one) for one in _DET.finditer(text)]
+    return [finding for line, one in found for finding in _note_det_command(one, line, Need.script)]
+
+
+def _note_det_command(found: re.Match[str], line: int, need: Need) -> list[Finding]:
+    name = _join(found["program"])
+    if ours := find_counterpart(_join(found["command"])):
+        return [Finding(line, Severity.problem, f"{name}: det-lightning has another command", f"write {ours}")]
+    if _OF_CLUSTER.fullmatch(_join(found["command"])):
+        advice = "remove it, or keep it for as long as there is a master"
+        return [Finding(line, Severity.problem, f"{name}: it needs a Determined master", advice, need)]
+    return []
+
+
+def _join(words: str) -> str:
+    return " ".join(words.replace("\\", " ").split())

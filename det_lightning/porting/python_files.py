@@ -12,7 +12,7 @@ from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.older_releases import rewrite_core_api, rewrite_older_releases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.ruff_rules import may_have_old_names, port_old_names
-from det_lightning.porting.strings import note_platform, rewrite_started_commands, rewrite_strings
+from det_lightning.porting.strings import note_platform, note_started_commands, rewrite_strings
 
 # Other files have nothing to port, and parsing takes time.
 _WORTH_PARSING = re.compile(
@@ -39,7 +39,7 @@ def port_python(text: str) -> tuple[str, list[Finding]]:
             file.findings.append(missing(missing_prefix(use.path), file.line(use.node)))
     if "determined" in text:
         rewrite_strings(file, imports)
-    rewrite_started_commands(file)
+    note_started_commands(file)
     note_platform(file)
     classes = find_classes(file)
     uses_trials = imports.bindings.uses_trial_api() or ported.uses_trial_api()

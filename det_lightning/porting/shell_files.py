@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 
-from det_lightning.porting.commands import IMPORTED, note_container_paths, note_variables, port_commands
-from det_lightning.porting.det_program import port_det_commands
+from det_lightning.porting.commands import (
+    IMPORTED,
+    note_container_paths,
+    note_variables,
+    port_commands,
+    port_det_commands,
+)
 from det_lightning.porting.findings import Finding, Severity, line_at
 from det_lightning.porting.requirements import port_installs, useless_installs
 from det_lightning.startup_hook import is_accepted
@@ -35,7 +40,7 @@ def port_shell(text: str, first_line: int = 1) -> tuple[str, list[Finding]]:
 def _port_part(part: str, line: int, findings: list[Finding]) -> str:
     ported, launched = port_commands(part, line)
     ported, left = port_det_commands(ported, line)
-    # Variables in translated commands of det are gone.
+    # Variables in options of det go with the options.
     variables = [found for found in note_variables(part, line) if found.reason.partition(":")[0] in ported]
     paths = note_container_paths(part, line)
     programs = [

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import re
 
 import libcst as cst
 
-from det_lightning.porting import commands, det_program
-from det_lightning.porting.commands import IMPORTED
+from det_lightning.porting import commands
 from det_lightning.porting.counterparts import counterpart, missing, missing_prefix
-from det_lightning.porting.findings import Need, Premise, Severity
+from det_lightning.porting.findings import Premise, Severity
 from det_lightning.porting.imports import ImportRewriter
 from det_lightning.porting.python_syntax import (
     PythonFile,
@@ -40,13 +37,11 @@ _START = {
     "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput", "popen", "run", "system",
     "create_subprocess_exec", "create_subprocess_shell", "split",
 }  # fmt: skip
-_Strings = cst.SimpleString | cst.FormattedString
-_READ_OUTPUT = ("PIPE", "capture_output", "check_output", "getoutput", "popen")
+_BETWEEN_WORDS = re.compile(r"[\"',+()\[\]]")
 _PROGRAM = (
     "a string with Python that imports determined",
     "port the code by hand, or keep it in a separate file",
 )
-_QUOTED = re.compile(r"(?P<start>\w*(?P<quote>\"\"\"|'''|\"|'))(?P<text>.*)(?P=quote)", re.DOTALL)
 
 
 def rewrite_strings(file: PythonFile, imports: ImportRewriter) -> None:
@@ -61,7 +56,7 @@ def rewrite_strings(file: PythonFile, imports: ImportRewriter) -> None:
     for text in file.find(cst.FormattedStringText):
         new, findings = commands.port_commands(text.value, file.line(text))
         file.findings += findings
-        if new != text.value:
+        if (new := port_installs(new)) != text.value:
             file.replace(text, new)
 
 
@@ -83,7 +78,7 @@ def _rewrite(file: PythonFile, node: cst.SimpleString, value: str) -> None:
     else:
         new, findings = commands.port_commands(value, line)
         file.findings += findings
-        _put(file, node, new)
+        _put(file, node, port_installs(new))
 
 
 def _put(file: PythonFile, node: cst.CSTNode, value: str) -> None:
@@ -92,10 +87,12 @@ def _put(file: PythonFile, node: cst.CSTNode, value: str) -> None:
 
 
 def _is_requirement(file: PythonFile, node: cst.SimpleString) -> bool:
-    """Return whether a string is in a list of requirements, as in ``setup.py``, or asks for an installed package."""
+    """Return whether a string is in a list of requirements, or names a package to install or to ask for."""
     if _is_first_argument(file, node, _TAKE_DISTRIBUTIONS) and _DISTRIBUTIONS.search(file.edits.text):
         return True
     for outer in file.ancestors(node):
+        if isinstance(outer, cst.List | cst.Tuple) and is_install(file.source(outer)):
+            return True
         if isinstance(outer, cst.Arg) and outer.keyword is not None:
             return outer.keyword.value in _REQUIREMENTS
         if isinstance(outer, cst.Assign | cst.AnnAssign):
@@ -140,87 +137,20 @@ def note_platform(file: PythonFile) -> None:
         file.findings += commands.note_container_paths(text.value, file.line(text))
 
 
-# Commands of det started by Python
+# Commands started by Python
 
 
-def rewrite_started_commands(file: PythonFile) -> None:
-    """Translate the started commands of ``det``, and note the untranslatable ones."""
-    lines: dict[cst.CSTNode, bool] = {}
+def note_started_commands(file: PythonFile) -> None:
+    """Note the commands of ``det``, and the Python in commands, that a program starts."""
+    started: list[cst.CSTNode] = []
     for call in file.find(cst.Call):
         if last_name(call.func) in _START and call.args:
-            for given in file.find_values(call.args[0].value):
-                lines.update(_find_strings(file, given))
-            if not any(argument.star for argument in call.args):
-                _rewrite_words(file, [argument.value for argument in call.args if argument.keyword is None])
-    for sequence in file.find(cst.List, cst.Tuple):
-        if not any(isinstance(element, cst.StarredElement) for element in sequence.elements):
-            _rewrite_words(file, [element.value for element in sequence.elements])
-    for node, is_whole in lines.items():
-        text = file.source(node)
-        if is_whole:
-            _rewrite_line(file, node, text)
-        elif det_program.port_det_commands(text) != (text, []):
-            words = re.split(r"\bdet\s+", text, maxsplit=1)[-1].split()
-            advice = "translate the command by hand, because it is put together"
-            file.findings.append(det_program.needs_a_master(["det", *words], advice, file.line(node), Need.script))
-
-
-def _find_strings(file: PythonFile, command: cst.BaseExpression) -> dict[cst.CSTNode, bool]:
-    """Return the strings in a command; True marks a string that is the whole command."""
-    if isinstance(command, _Strings):
-        return {command: True}
-    method = command.func if isinstance(command, cst.Call) else None
-    if isinstance(method, cst.Attribute) and isinstance(method.value, _Strings):
-        return {method.value: method.attr.value == "split"}
-    if isinstance(command, cst.BinaryOperation | cst.ConcatenatedString):
-        return dict.fromkeys(file.find(cst.SimpleString, cst.FormattedString, within=command), False)
-    return {}
-
-
-def _rewrite_line(file: PythonFile, node: cst.CSTNode, source: str) -> None:
-    """Rewrite a string with a line for the shell."""
-    quoted = _QUOTED.fullmatch(source)
-    assert quoted is not None, "it is the source of a string"
-    ported, findings = det_program.port_det_commands(quoted["text"], file.line(node), _reads_output(file))
-    ported = port_installs(ported)
-    if IMPORTED.search(quoted["text"]):
-        file.note(node, Severity.problem, *_PROGRAM, Premise.changed)
-    file.findings += [
-        dataclasses.replace(found, needs_determined=found.needs_determined and Need.script) for found in findings
-    ]
-    if ported != quoted["text"]:
-        file.replace(node, quoted["start"] + ported + quoted["quote"])
-
-
-def _reads_output(file: PythonFile) -> bool:
-    return any(name in file.edits.text for name in _READ_OUTPUT)
-
-
-def _rewrite_words(file: PythonFile, nodes: list[cst.BaseExpression]) -> None:
-    """Rewrite a command given as words; an expression stands for one word."""
-    values = [read_string(node) for node in nodes]
-    if is_install(" ".join(value or "" for value in values)):
-        for node, value in zip(nodes, values, strict=True):
-            if value is not None and (required := port_requirement(value)) is not None:
-                _put(file, node, required)
-    for option, code in itertools.pairwise(nodes):
-        if read_string(option) == "-c" and IMPORTED.search(file.source(code)):
-            file.note(code, Severity.problem, *_PROGRAM, Premise.changed)
-    sources = [file.source(node) for node in nodes]
-    words = [f"{{{source}}}" if value is None else value for value, source in zip(values, sources, strict=True)]
-    if not det_program.is_det_command(words):
-        return
-    start = file.span(nodes[0])[0]
-    end = file.span(nodes[-1])[1]
-    try:
-        if "#" in file.edits.text[start:end]:
-            raise det_program.NoCounterpart("translate the command by hand, because of the comment inside")
-        new = det_program.translate(words)
-    except det_program.NoCounterpart as e:
-        file.findings.append(det_program.needs_a_master(words, str(e), file.line(nodes[0]), Need.script))
-        return
-    if _reads_output(file):
-        file.findings.append(det_program.prints_something_else(words, file.line(nodes[0])))
-    known = dict(zip(reversed(words), reversed(sources), strict=True))
-    quote = sources[0][-1]
-    file.edits.replace(start, end, ", ".join(known.get(word, f"{quote}{word}{quote}") for word in new))
+            started += [call, *file.find_values(call.args[0].value)]
+            if commands.IMPORTED.search(file.source(call)):
+                file.note(call, Severity.problem, *_PROGRAM, Premise.changed)
+    for words in file.find(cst.List, cst.Tuple):
+        first = read_string(words.elements[0].value) if words.elements else None
+        started += [words] if (first or "").rpartition("/")[2] == "det" else []
+    for node in started:
+        text = _BETWEEN_WORDS.sub(" ", file.source(node)).replace("\n", "\\\n")
+        file.findings += commands.note_det_commands(text, file.line(node))

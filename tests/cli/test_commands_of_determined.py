@@ -25,7 +25,7 @@ def run(*arguments: str, ends_with: int = 2) -> Result:
         ("experiment activate 1", "det-lightning experiment resume EXPERIMENT"),
         ("experiment describe 1", "det-lightning experiment show EXPERIMENT"),
         ("experiment list", "det-lightning experiment ls."),
-        ("experiment create c.yaml .", "det-lightning run c.yaml ."),
+        ("experiment create c.yaml .", "det experiment create: det-lightning run CONFIG DIR."),
         ("e list", "det e list: det-lightning experiment ls."),
         ("trial logs 3", "det-lightning experiment logs EXPERIMENT TRIAL"),
         ("checkpoint rm 3", "det-lightning checkpoint prune STORAGE"),

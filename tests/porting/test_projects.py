@@ -69,8 +69,11 @@ def test_entry_points_have_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("det_lightning.porting.entry_points.count_gpus", lambda: 2)
     configurations = [f"{name}.yaml" for name in ("adaptive", "const", "distributed", "harness")]
     runs = {name: f"should run with `det-lightning run {name} --hook skip`" for name in configurations}
-    found = {**runs, "submit.sh": "should run with `sh submit.sh`"}
-    assert sentences(given("classic")) == {name: f"{run}; 1 finding to look at" for name, run in found.items()}
+    change = "submit.sh:3 (det e create: det-lightning has another command)"
+    assert sentences(given("classic")) == {
+        **{name: f"{run}; 1 finding to look at" for name, run in runs.items()},
+        "submit.sh": f"should run with `sh submit.sh` once this is changed: {change}",
+    }
     hook = Path("startup-hook.sh")
     hook.write_text(f"{hook.read_text()}# det-lightning: ok\n")
     assert sentences(ported())["const.yaml"] == "should run with `det-lightning run const.yaml`"
@@ -94,9 +97,10 @@ def test_notebooks_for_the_master_stay() -> None:
     assert sentences(given("demo")) == {
         "determined_files/const.yaml": "should run with "
         "`det-lightning run determined_files/const.yaml determined_files`",
-        "sweep.py": "should run with `python sweep.py`",
+        "sweep.py": "should run with `python sweep.py` once this is changed: sweep.py:11 (det experiment create: "
+        "det-lightning has another command), sweep.py:19 (det e create: det-lightning has another command)",
         "walkthrough.ipynb": "still needs Determined because of walkthrough.ipynb:27 (determined.experimental.client: "
-        "it talks to a Determined master), walkthrough.ipynb:37 (det e describe: it needs a Determined master)",
+        "it talks to a Determined master)",
     }
     cells = ["".join(cell["source"]) for cell in json.loads(Path("walkthrough.ipynb").read_text())["cells"]]
     assert "!det e create determined_files/const.yaml determined_files/" in cells[1]
