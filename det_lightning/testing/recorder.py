@@ -2,7 +2,7 @@
 """Recorder of a Determined trial: trains a few batches, and writes all observations to one JSON file.
 
 Copy this file into the environment whose training is the reference. The recorder needs nothing but ``determined``
-(0.17 or later) and runs on Python 3.8::
+(0.21 or later) and runs on Python 3.8::
 
     python recorder.py model_def:MyTrial --config const.yaml --hparams '{"lr": 0.1}' --batches 20 --output ref.json
 
@@ -304,7 +304,7 @@ def copy_settings(settings: dict[str, Any]) -> dict[str, Any]:
 def train(
     trial_class: Any, api: Any, settings: dict[str, Any], log: TrainingLog, more: dict[str, Any] | None = None
 ) -> None:
-    """Train with the ``init`` and ``Trainer`` of ``api``, part of Determined since 0.21.
+    """Train with the ``init`` and ``Trainer`` of ``api``.
 
     ``trial_class`` comes from :func:`record_trial`; ``more`` holds further arguments of ``"init"``, ``"Trainer"`` and
     ``"fit"``, which override the settings.
@@ -338,47 +338,6 @@ def train(
             api.Trainer(trial, context, **given["Trainer"]).fit(**schedule)
         finally:
             log.end(trial)
-
-
-def train_by_workloads(trial_class: Any, settings: dict[str, Any], log: TrainingLog, storage: str) -> None:
-    """Train with a release of Determined before 0.21, by single workloads for the controller."""
-    det: Any = importlib.import_module("determined")
-    settings = copy_settings(settings)
-    config = {**(settings["config"] or {}), "scheduling_unit": settings["reporting_period"]}
-    local = {"managed_training": True, "test_mode": False, "config": config, "checkpoint_dir": storage}
-    core_context, env = det._make_local_execution_env(**local, hparams=settings["hparams"], limit_gpus=1)
-    frequency = settings["aggregation_frequency"]
-    env.experiment_config.setdefault("optimizations", {})["aggregation_frequency"] = frequency
-    controller_class = trial_class.trial_controller_class
-    controller_class.pre_execute_hook(env, det._DistributedBackend())
-    context = trial_class.trial_context_class(core_context, env)
-    seed_all(settings["seed"])
-    trial = trial_class(context, **settings["arguments"])
-    log.start(trial)
-    arguments = {"trial_inst": trial, "context": context, "env": env, "workloads": list_workloads(settings)}
-    try:
-        controller_class.from_trial(**arguments).run()
-    finally:
-        log.end(trial)
-
-
-def list_workloads(settings: dict[str, Any]) -> Any:
-    """Yield each workload of a run with a function for the outcome, as controllers before 0.21 expect."""
-    workload: Any = importlib.import_module("determined.workload").Workload
-
-    def one(kind: Any, batches: int = 0) -> Any:
-        return workload(kind, 1, 1, step, batches, trained), lambda outcome: None
-
-    trained = step = 0
-    length, validation, reporting = (settings[f] for f in ("batches", "validation_period", "reporting_period"))
-    while trained < length:
-        step += 1
-        batches = min(length - trained, validation - trained % validation, reporting - trained % reporting)
-        yield one(workload.Kind.RUN_STEP, batches)
-        trained += batches
-        if trained % validation == 0 or trained == length:
-            yield one(workload.Kind.COMPUTE_VALIDATION_METRICS)
-    yield one(workload.Kind.CHECKPOINT_MODEL)
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
@@ -556,28 +515,26 @@ def record_to_file(arguments: argparse.Namespace) -> dict[str, Any]:
     trial_class = load_trial(arguments.trial, arguments.directory)
     if needs_hparams(trial_class):
         settings["arguments"].setdefault("hparams", settings["hparams"])
+    api = require_trainer()
     log = TrainingLog()
+    training = functools.partial(train, record_trial(trial_class, api, log), api, settings, log)
     with tempfile.TemporaryDirectory() as storage:
         os.environ["XDG_DATA_HOME"] = storage  # where Determined puts the checkpoints of local runs
-        record = make_record("determined", arguments.trial, settings, log, choose_training(trial_class, settings, log))
+        record = make_record("determined", arguments.trial, settings, log, training)
     pathlib.Path(arguments.output).write_text(json.dumps(record, separators=(",", ":")), encoding="utf-8")
     return record
 
 
-def choose_training(trial_class: Any, settings: dict[str, Any], log: TrainingLog) -> Callable[[], None]:
-    """Return the function that trains on the installed release of Determined."""
+def require_trainer() -> Any:
+    """Return ``determined.pytorch``, or raise CannotRecord if this release has no Trainer."""
     api = importlib.import_module("determined.pytorch")
-    trial_class = record_trial(trial_class, api, log)
+    if not hasattr(api, "Trainer"):
+        release = importlib.import_module("determined").__version__
+        raise CannotRecord(f"determined {release} is too old for this; the recorder needs 0.21 or later.")
     # A record does not need the copy of the working directory, which may be large.
     util: Any = importlib.import_module("determined.util")
     util.write_user_code = lambda *args, **kwargs: None
-    if hasattr(api, "Trainer"):
-        return functools.partial(train, trial_class, api, settings, log)
-    determined: Any = importlib.import_module("determined")
-    local = getattr(determined, "_make_local_execution_env", None)
-    if local and "checkpoint_dir" in inspect.signature(local).parameters:
-        return functools.partial(train_by_workloads, trial_class, settings, log, os.environ["XDG_DATA_HOME"])
-    raise CannotRecord(f"determined {determined.__version__} is too old for this; the recorder needs 0.17 or later.")
+    return api
 
 
 def main() -> int:
