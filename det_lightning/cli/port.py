@@ -185,13 +185,11 @@ def _convert(path: pathlib.Path) -> WrittenModule:
     import libcst
 
     from det_lightning.cli.port_output import print_findings
-    from det_lightning.porting import Severity
-    from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
+    from det_lightning.porting import Severity, port_file
     from det_lightning.porting.to_lightning import NoTrialError, write_module
 
     try:
-        with ReaderPool() as pool:
-            port = pool.port(path)  # a separate process, because some files crash it
+        port = port_file(path)
         written = write_module(
             path.read_text(encoding="utf-8-sig"), _aggregating_configuration(path), _package_of_lightning(path)
         )
@@ -199,9 +197,10 @@ def _convert(path: pathlib.Path) -> WrittenModule:
         raise ValueError(f"{path} is not Python 3: line {e.raw_line}: {e.message}.") from e
     except UnicodeDecodeError as e:
         raise ValueError(f"{path} is not encoded as UTF-8.") from e
-    except (PortingFailed, RecursionError, NoTrialError) as e:
-        problem = "written as a LightningModule" if isinstance(e, NoTrialError) else "read"
-        raise ValueError(f"{path} cannot be {problem}: {e}.") from e
+    except RecursionError as e:
+        raise ValueError(f"{path} cannot be read: it is nested too deeply.") from e
+    except NoTrialError as e:
+        raise ValueError(f"{path} cannot be written as a LightningModule: {e}.") from e
     print_findings([dataclasses.replace(port, findings=[f for f in port.findings if f.severity is not Severity.note])])
     return written
 

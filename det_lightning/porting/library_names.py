@@ -23,7 +23,6 @@ from det_lightning.porting.facts import OF_DETERMINED
 from det_lightning.porting.file_port import FilePort
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
 from det_lightning.porting.guards import Guards
-from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
 from det_lightning.startup_hook import is_accepted
 
 # For pyrefly: the time, and the processor time of all threads together.
@@ -121,9 +120,7 @@ class _Lack:
         return Finding(line, Severity.problem, shown, "change the line for this release", premise=Premise.changed)
 
 
-def check_libraries(
-    ports: list[FilePort], reader: ReaderPool, most_s: int = _MOST_S
-) -> tuple[list[FilePort], list[str]]:
+def check_libraries(ports: list[FilePort], most_s: int = _MOST_S) -> tuple[list[FilePort], list[str]]:
     """Return ported files with a problem for each name that a library lacks, and sentences on what was not checked.
 
     Modules of the project, also such with the name of a library, are no libraries.
@@ -131,7 +128,7 @@ def check_libraries(
     if importlib.util.find_spec("pyrefly") is None:
         how = how_to_install("port")
         return ports, [f"pyrefly is not installed: names of libraries were not checked ({how})"]
-    programs = [program for port in ports if (program := _read_program(port, reader)) is not None]
+    programs = [program for port in ports if (program := _read_program(port)) is not None]
     try:
         errors = _run_pyrefly([program.text for program in programs], most_s) if programs else []
     except _NotChecked as e:
@@ -167,25 +164,18 @@ def _read_error(error: dict[str, Any], programs: list[_Program]) -> _Lack | None
     return None if is_left_out else lack
 
 
-def _read_program(port: FilePort, reader: ReaderPool) -> _Program | None:
+def _read_program(port: FilePort) -> _Program | None:
+    """Return the program in a ported file, or None for a file without Python, or one that stays on Determined."""
+    from det_lightning.porting.notebooks import read_program  # imports libcst
+
     is_code = port.path.suffix.lower() in (".py", ".pyw", ".ipynb") and port.after
     if not is_code or any(found.needs_determined is Need.file for found in port.findings):
         return None
-    try:
-        return _Program(port, *reader.call(_split, port.path, port.after))
-    except PortingFailed:  # the port of the file says so
-        return None
-
-
-def _split(path: pathlib.Path, text: str) -> tuple[str, list[int], Guards]:
-    """Return the program in a ported file, the line in the file for each line, and the checks in the program."""
-    from det_lightning.porting.notebooks import read_program  # imports libcst
-
-    if path.suffix.lower() == ".ipynb":
+    text = port.after
+    numbers = list(range(len(_LINE_END.split(text)) + 1))
+    if port.path.suffix.lower() == ".ipynb":
         text, numbers = read_program(text)
-    else:
-        numbers = list(range(len(_LINE_END.split(text)) + 1))
-    return text, numbers, Guards(text)
+    return _Program(port, text, numbers, Guards(text))
 
 
 def _run_pyrefly(texts: Collection[str], most_s: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The files of a project. A separate process reads these untrusted files, and nothing is written through links."""
+"""The files of a project: finding, porting and judging them together. Nothing is written through links."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import os
 import pathlib
 import stat
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
@@ -15,11 +16,10 @@ from det_lightning.porting.counterparts import read_methods
 from det_lightning.porting.entry_points import EntryPoint, find_entry_points, find_needs, shorten
 from det_lightning.porting.facts import Facts
 from det_lightning.porting.file_graph import FileGraph
-from det_lightning.porting.file_port import OF_CI, FilePort, is_portable
+from det_lightning.porting.file_port import OF_CI, FilePort, is_portable, port_file
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
 from det_lightning.porting.library_names import check_libraries
 from det_lightning.porting.read_values import Read
-from det_lightning.porting.reader_pool import PortingFailed, ReaderPool
 from det_lightning.startup_hook import is_accepted
 
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
@@ -97,34 +97,40 @@ class ProjectPort:
     unchecked: list[str] = dataclasses.field(default_factory=list)  # what was not checked, as sentences
 
 
-def port_project(paths: Iterable[pathlib.Path], pool: ReaderPool | None = None) -> ProjectPort:
+def port_project(paths: Iterable[pathlib.Path]) -> ProjectPort:
     """Port all files below ``paths``, without writing.
 
     The result is empty if there is nothing but hints: such files have nothing to do with Determined.
-
-    Args:
-        paths: files and directories of the project.
-        pool: a reader to use, and to leave running for the next project. Defaults to a new reader, ended afterwards.
     """
-    given = list(paths)
-    files = find_files(given)
-    with contextlib.nullcontext(pool) if pool else ReaderPool() as reader:
-        ported = [_port(reader, file) for file in files]
+    with _without_working_directory():
+        ported = [_port(file) for file in find_files(paths)]
         if not any(_is_of_determined(port) for port in ported):
             return ProjectPort([], [])
         noted = _note_missing_values(FileGraph(_note_unchanged_imports(FileGraph(ported))))
-        checked, unchecked = check_libraries(noted, reader)
+        checked, unchecked = check_libraries(noted)
     kept = _without_pointless_findings(FileGraph(checked))
     shown = [port for port in kept if port.changed or port.findings]
     return ProjectPort(shown, find_entry_points(FileGraph(kept)), unchecked)
 
 
-def _port(pool: ReaderPool, path: pathlib.Path) -> FilePort:
+@contextlib.contextmanager
+def _without_working_directory() -> Iterator[None]:
+    """Import nothing from the working directory in the block: it may be the project."""
+    before = list(sys.path)
+    here = pathlib.Path.cwd()
+    sys.path[:] = [entry for entry in before if entry and pathlib.Path(entry).resolve() != here]
     try:
-        port = pool.port(path)
-    except PortingFailed as e:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _port(path: pathlib.Path) -> FilePort:
+    try:
+        port = port_file(path)
+    except Exception as e:  # a failure of one file must not stop the others
         advice = "port it by hand, or make it readable first"
-        return FilePort(path, "", "", [Finding(0, Severity.problem, f"not ported: {e}", advice)])
+        return FilePort(path, "", "", [Finding(0, Severity.problem, f"not ported: {type(e).__name__}: {e}", advice)])
     if not port.changed:
         return port
     if path.is_symlink():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
@@ -50,6 +52,14 @@ class _Walk(cst.CSTVisitor):
 
 
 def _parse(code: str) -> cst.Module:
+    """Return the parsed code. Raises RecursionError for code nested so deeply that it would crash libcst."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # for example about escapes
+            ast.parse(code)
+    except (MemoryError, SyntaxError) as e:  # libcst explains other errors
+        if isinstance(e, MemoryError) or "too many nested" in e.msg:
+            raise RecursionError from e
     module = cst.parse_module(code)
     joined = _JOINED.search(code)
     if joined is not None and module.code != code:  # libcst's positions are wrong

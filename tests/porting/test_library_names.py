@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -17,20 +16,9 @@ from packaging.version import Version
 from det_lightning.porting import ProjectPort, Severity, port_project
 from det_lightning.porting.library_names import check_libraries
 from det_lightning.porting.python_files import port_python
-from det_lightning.porting.reader_pool import ReaderPool
 
 # The names depend on the releases that are installed.
 pytestmark = pytest.mark.skipif(Version(numpy.__version__) < Version("2.4"), reason="numpy is of before 2.4")
-
-
-#: Reads the files of all projects of these tests.
-PROCESS = ReaderPool()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ended_process() -> Iterator[None]:
-    with PROCESS:
-        yield
 
 
 def port(files: dict[str, str]) -> ProjectPort:
@@ -38,7 +26,7 @@ def port(files: dict[str, str]) -> ProjectPort:
     for name, text in files.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)
-    return port_project([Path()], PROCESS)
+    return port_project([Path()])
 
 
 def problems(project: ProjectPort) -> dict[str, str]:
@@ -121,7 +109,7 @@ def test_packages_that_are_not_installed_are_named_once() -> None:
     code = "import det_lightning, timm\nfrom timm.models import x\nfrom apex import amp\n"
     project = port({"a.py": code, "b.py": "import determined, timm, a\n"})
     assert (problems(project), project.unchecked) == ({}, ["not installed, not checked: apex, timm"])
-    assert port_project([Path("b.py")], PROCESS).unchecked == ["not installed, not checked: timm"]
+    assert port_project([Path("b.py")]).unchecked == ["not installed, not checked: timm"]
 
 
 @pytest.mark.slow
@@ -159,5 +147,5 @@ def test_other_findings_stay_without_pyrefly(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_pyrefly_has_a_limit() -> None:
     project = port({"a.py": "import determined, torch\ntorch.ifft()\n"})
-    _, unchecked = check_libraries(project.files, PROCESS, most_s=0)
+    _, unchecked = check_libraries(project.files, most_s=0)
     assert unchecked == ["names of libraries were not checked: pyrefly takes longer than 0 s"]

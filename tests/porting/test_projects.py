@@ -5,28 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from det_lightning.porting import Finding, Outcome, ProjectPort, Severity, port_project
-from det_lightning.porting.reader_pool import ReaderPool
 from det_lightning.porting.smoke_run import try_project
 from tests.experiments.running import run
 
 PROJECTS = Path(__file__).parent / "projects"
 DEEPSPEED = "(determined.pytorch.deepspeed.DeepSpeedTrial: DeepSpeedTrial is not covered)"
-
-
-#: Reads the files of all projects of these tests.
-PROCESS = ReaderPool()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ended_process() -> Iterator[None]:
-    with PROCESS:
-        yield
 
 
 def given(name: str) -> ProjectPort:
@@ -37,11 +25,11 @@ def given(name: str) -> ProjectPort:
 
 def ported() -> ProjectPort:
     """Port what is here; once more changes nothing."""
-    found = port_project([Path()], PROCESS)
+    found = port_project([Path()])
     for port in found.files:
         if port.changed:
             port.write()
-    again = port_project([Path()], PROCESS)
+    again = port_project([Path()])
     assert not any(port.changed for port in again.files)
     assert sentences(again) == sentences(found)
     return found
@@ -242,7 +230,7 @@ def test_a_try_leaves_the_project_alone() -> None:
         start_sh="det-lightning run good.yaml\n",
     )
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    assert sentences(try_project(port_project([Path()], PROCESS), [Path()])) == {
+    assert sentences(try_project(port_project([Path()]), [Path()])) == {
         "alone.py": "ran with `python alone.py`",
         "bad.yaml": "failed with `det-lightning run bad.yaml`: KeyError: 'lr'",
         "good.yaml": "ran with `det-lightning run good.yaml`",
