@@ -23,7 +23,7 @@ from det_lightning.engine.data_stream import LoaderFactory, TrialData
 from det_lightning.engine.metrics import average_metrics
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.train_and_evaluate import Evaluation, Training, TrialEvents, require_trainable
-from det_lightning.engine.training_warnings import RunWarnings
+from det_lightning.engine.training_warnings import report_cut_validation, warn_of_settings
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial
 from det_lightning.pytorch._random_state import capture_rng, require_rng, restore_rng
@@ -79,8 +79,7 @@ class TrialRun:
         self._actions = BoundaryActions(schedule, self.state, self.early_end.agree)
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
-        self._warnings = RunWarnings(trial, context, schedule)
-        self._reporters = [self._warnings, *reporters]
+        self._reporters = reporters
         require_trainable(trial, context)
 
     # Beginning and end
@@ -124,7 +123,7 @@ class TrialRun:
         self.context.wrapped.is_complete = True
         self._at_end.callback(setattr, self.context.wrapped, "is_complete", False)
         self._log.begin(self.state.batches_trained, resumed)
-        self._warnings.begin(self.state, resumed)
+        warn_of_settings(self.trial, self.context, self.schedule, self.state, resumed)
         self._due = self._find_left_actions()
         self._actions.begin(self._due)
 
@@ -291,7 +290,7 @@ class TrialRun:
         if self.schedule.test_mode > 1 and any(self.context.distributed.allgather(self.evaluation.is_cut)):
             self.context.backend.placement.end_validation()
             self.state.last_val = self.state.batches_trained
-            self._warnings.report_cut_validation(self.state.batches_trained, self.evaluation.batches_evaluated)
+            report_cut_validation(self.context, self.state.batches_trained, self.evaluation.batches_evaluated)
             return {}
         evaluated = self.evaluation.batches_evaluated
         if self.evaluation.by_batch:
