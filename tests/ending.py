@@ -6,11 +6,8 @@ Started by torchrun, by a launcher, or as a single process; writes what every ra
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
-import sqlite3
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,15 +61,6 @@ def signal_launcher(number: int) -> None:
     signal.signal(number, before)
 
 
-def compute() -> None:
-    """Be in a single call for ten seconds, of which the launcher gets a signal after the first."""
-    database = sqlite3.connect(":memory:", check_same_thread=False)
-    threading.Timer(1, os.kill, (find_launcher(), signal.SIGTERM)).start()
-    threading.Timer(10, database.interrupt).start()
-    with contextlib.suppress(sqlite3.OperationalError):  # interrupted
-        database.execute("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n")
-
-
 ENDS: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "sigterm": lambda: os.kill(os.getpid(), signal.SIGTERM),
@@ -82,9 +70,6 @@ ENDS: dict[str, Callable[[], None]] = {
     "two-signals": signal_twice,
     "sigint": lambda: os.kill(os.getpid(), signal.SIGINT),
     "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "barrier": lambda: dist.barrier(),
-    "sleep": lambda: time.sleep(600),
-    "compute": compute,
     "error": raise_error,
     "invalid-hp": raise_invalid_hp,
 }
@@ -97,13 +82,6 @@ class SignalAtStart(pl.Callback):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-class SlowSaving(pytorch.PyTorchCallback):
-    """Takes its time on the chief, which alone calls it, while the other ranks wait."""
-
-    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        time.sleep(8)
-
-
 def trial_class(options: argparse.Namespace) -> type[SmallTrial]:
     class Ending(SmallTrial):
         num_workers = options.workers
@@ -112,15 +90,10 @@ def trial_class(options: argparse.Namespace) -> type[SmallTrial]:
             super().__init__(context)
             self.first_batch: int | None = None
 
-        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
-            return {"slow": SlowSaving()} if options.slow_save else super().build_callbacks()
-
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             if self.first_batch is None:
                 self.first_batch = batch_idx
             rank = self.context.distributed.rank
-            if options.late_s and batch_idx == options.at and rank != options.rank:
-                time.sleep(options.late_s)
             at_once = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
             if at_once and (batch_idx, rank) == (options.at, options.rank):
                 ENDS[options.end]()
@@ -132,7 +105,7 @@ def trial_class(options: argparse.Namespace) -> type[SmallTrial]:
 def run_determined(options: argparse.Namespace) -> SmallTrial:
     several = "WORLD_SIZE" in os.environ
     if several:
-        dist.init_process_group(options.backend)
+        dist.init_process_group("gloo")
     distributed = core.DistributedContext.from_torch_distributed() if several else None
     with pytorch.init(distributed=distributed, enable_tensorboard_logging=False) as context:
         trial = trial_class(options)(context)
@@ -170,15 +143,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trainer", choices=["determined", "lightning"], default="determined")
-    parser.add_argument("--backend", default="gloo")
     parser.add_argument("--end", choices=ENDS, default="none")
     parser.add_argument("--at", type=int, default=-1)
     parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--late-s", type=float, default=0.0)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--period", action="store_true")
     parser.add_argument("--latest")
-    parser.add_argument("--slow-save", action="store_true")
     parser.add_argument("--save-on-interrupt", action="store_true")
     parser.add_argument("--signal-at-start", action="store_true")
     options = parser.parse_args()

@@ -6,11 +6,9 @@ import dataclasses
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from tests.warm_python import VARIABLES, start_warm_python
@@ -65,28 +63,6 @@ def wait(process: subprocess.Popen[str], timeout_s: float = 300) -> Ended:
         process.kill()
         raise
     return Ended(process.returncode, output)
-
-
-def read_until(process: subprocess.Popen[str], text: str, timeout_s: float = 120) -> str:
-    """Return the first line of its output that has ``text`` in it."""
-    assert process.stdout is not None
-
-    def kill() -> None:
-        parent = psutil.Process(process.pid)
-        for one in [parent, *parent.children(recursive=True)]:
-            one.kill()
-
-    timer = threading.Timer(timeout_s, kill)
-    timer.start()
-    seen = []
-    try:
-        for line in process.stdout:
-            seen.append(line)
-            if text in line:
-                return line
-    finally:
-        timer.cancel()
-    raise AssertionError(f"{text!r} is not in the output:\n{''.join(seen)}")
 
 
 def end_of(folder: Path, rank: int = 0) -> dict[str, Any]:

@@ -268,7 +268,7 @@ class DistributedContext:
     def in_batches(self) -> contextlib.AbstractContextManager[None]:
         """Enter a block that works on batches, or waits for their results.
 
-        If no batch is done for a minute, this rank logs its stack; after a signal to any rank, it ends.
+        If no batch is done for a minute, this rank logs its stack.
         """
         return contextlib.nullcontext() if self._session is None else self._session.watch.in_batches()
 

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import secrets
-import signal
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from det_lightning import errors
 from det_lightning.escaping import get_logger
-from det_lightning.ranks.signals import print_at_once, read_signal, record_signals, stop_recording
+from det_lightning.ranks.signals import print_at_once
 from det_lightning.ranks.store import LONGEST_PAUSE_S, Store, StoreAddress, look, pauses, reach, serve, within
 
 logger = get_logger(__name__)
@@ -30,9 +29,8 @@ _END_AFTER_GIVING_UP_S = 10.0
 _SHOWN_FRAMES = 12
 GAVE_UP = "watch/gave-up"  # the rank that gave up on the hyperparameters, and its reason
 LEFT = "left"  # the number of ranks that have left the session
-_SIGNALLED = "watch/signal"
 #: Keys of the watches in the store; the last rank to leave deletes them.
-KEYS = (GAVE_UP, LEFT, _SIGNALLED)
+KEYS = (GAVE_UP, LEFT)
 
 
 def notice_period_s() -> float:
@@ -61,17 +59,14 @@ class ProgressWatch:
     """A thread that watches the thread that created it, while that exchanges objects or works on batches.
 
     Progress is another batch or another exchange. After a period without progress, the watch logs the stack; the next
-    time, after at least twice as long. A Python handler of a signal runs only when a call to C++ returns, and a
-    collective returns once all ranks have come. So once any rank received SIGTERM or SIGINT, or the store is lost, a
-    further period without progress on batches ends the process. If another rank gave up on the hyperparameters and
-    left, this happens sooner, with status 0.
+    time, after at least twice as long. If another rank gave up on the hyperparameters and left, the watch ends this
+    process with status 0 after ten seconds without progress: a collective would wait for that rank.
 
     Attributes:
         exchanges: number of completed exchanges.
         awaited: the missing ranks of the current exchange.
         describe_progress: returns the batches for messages, for example ``"after 12 batches"``.
         gave_up: another rank that gave up on the hyperparameters, with the reason, as far as this rank has polled.
-        ending: why the run is to end: a signal, a rank that gave up and left, or a lost store; else empty.
     """
 
     def __init__(self, rank: int, size: int, store: Store, notice_s: float) -> None:
@@ -79,18 +74,16 @@ class ProgressWatch:
         self.awaited: Collection[int] = ()
         self.describe_progress: Callable[[], str] = str
         self.gave_up = ""
-        self.ending = ""
+        self._ends = False
         self._rank = rank
         self._store = store
         self._notice_s = notice_s
         self._tick_s = min(_TICK_S, notice_s / 6 or _TICK_S) * max(1.0, size / 64)
         self._is_in_batches = False
-        self._signum = 0
         self._seen: object = None
         self._seen_first_s = 0.0
         self._log_after_s = notice_s
         self._watched = threading.get_ident()
-        self._records_signals = record_signals()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="det_lightning-watch", daemon=True)
         self._thread.start()
@@ -108,8 +101,6 @@ class ProgressWatch:
         """End the thread, which must not use the store any longer than this process does."""
         self._stopping.set()
         self._thread.join()
-        if self._records_signals:
-            stop_recording()
 
     def poll(self) -> None:
         """Update :attr:`gave_up`."""
@@ -117,35 +108,21 @@ class ProgressWatch:
         self.gave_up = "" if polled.startswith(f"rank {self._rank} ") else polled
 
     def _watch(self) -> None:
-        has_store = True
         while not self._stopping.wait(self._tick_s):
-            if has_store:
-                try:
-                    self._listen()
-                except RuntimeError:  # gone, together with the process that runs the store; no exchange can succeed
-                    has_store = False
-                    self.ending = self.ending or "lost the store of the ranks"
+            with contextlib.suppress(RuntimeError):  # the store is gone, and what was polled before counts
+                self.poll()
+                self._ends = bool(self.gave_up and look(self._store, LEFT))
             self._look()
-
-    def _listen(self) -> None:
-        """Note when a rank receives a signal that ends processes, or gives up and leaves."""
-        self.poll()
-        if not self._signum and self._records_signals and (received := read_signal()):
-            self._store.set(_SIGNALLED, str(received).encode())
-        self._signum = self._signum or int(look(self._store, _SIGNALLED) or 0)
-        signalled = f"received {signal.Signals(self._signum).name}" if self._signum else ""
-        self.ending = self.gave_up if self.gave_up and look(self._store, LEFT) else signalled
 
     def _look(self) -> None:
         """Log the stack, or end the process, after a period without progress; a reason to end begins another period."""
         now = time.monotonic()
         progress = self.describe_progress()
-        seen = (self.exchanges, progress, self.ending)
+        seen = (self.exchanges, progress, self._ends)
         if seen != self._seen or not (self._is_in_batches or self.awaited):
             self._seen, self._seen_first_s = seen, now
         still_s = now - self._seen_first_s
-        end_after_s = _END_AFTER_GIVING_UP_S if self.gave_up else self._notice_s
-        if self.ending and self._is_in_batches and 0 < end_after_s <= still_s:
+        if self._ends and self._is_in_batches and still_s >= _END_AFTER_GIVING_UP_S:
             self._end(still_s)
         if 0 < self._log_after_s <= still_s:
             self._log_after_s = 2 * still_s
@@ -156,8 +133,8 @@ class ProgressWatch:
         """Print the reason and the stack, and end this process."""
         rank = f"Rank {self._rank} (process {os.getpid()})"
         end = f"has since {_on_a_batch(still_s)}, and ends without saving"
-        print_at_once(f"det_lightning: {self.ending}. {rank} {end}:\n{self._format_stack()}\n")
-        os._exit(0 if self.gave_up else 128 + self._signum if self._signum else 1)
+        print_at_once(f"det_lightning: {self.gave_up}. {rank} {end}:\n{self._format_stack()}\n")
+        os._exit(0)
 
     def _format_stack(self) -> str:
         frame = sys._current_frames().get(self._watched)  # the documented way, in spite of its name
@@ -278,25 +255,14 @@ class Session:
         self._has_failed = True
         if isinstance(error, errors.InvalidHP):
             self.give_up(error)
-        was_asked_to_end = not isinstance(error, Exception) or isinstance(error, errors.InvalidHP | errors.ShouldExit)
-        failed = not was_asked_to_end and not self.watch.ending  # torchrun reports the signal
-        is_first = failed and self._fails_first(error)
-        if is_first:
+        failed = isinstance(error, Exception) and not isinstance(error, errors.InvalidHP | errors.ShouldExit)
+        # After a failed exchange this rank has left; a lost connection means that another process has ended.
+        follows = self._store is None or isinstance(error, dist.DistError) or _OF_LOST_CONNECTIONS in str(error)
+        if failed and not follows:
             _record_for_torchrun(error)
         self.leave(f"it has failed with {type(error).__name__}: {error}", failed=True)
-        if failed and not is_first and not self.watch.gave_up:
+        if failed and follows and not self.watch.gave_up:
             _record_for_torchrun(error, after_s=_HEAD_START_S)
-
-    def _fails_first(self, error: BaseException) -> bool:
-        """Return whether no other rank of the run has failed before, or may have."""
-        # After a failed exchange this rank has left; a lost connection means that another process has ended.
-        if self._store is None or isinstance(error, dist.DistError) or _OF_LOST_CONNECTIONS in str(error):
-            return False
-        own = str(self.rank).encode()
-        try:
-            return self._store.compare_set("failed", "", own) == own
-        except RuntimeError:  # the store is lost, together with the server's process
-            return False
 
     def close(self) -> None:
         """Leave without an error."""
@@ -384,7 +350,7 @@ def _record_for_torchrun(error: BaseException, after_s: float = 0.0) -> None:
 
 
 def _delete_session(store: Store) -> None:
-    for key in ("empty", "met", "failed", *KEYS):
+    for key in ("empty", "met", *KEYS):
         store.delete_key(key)
 
 

@@ -1,4 +1,4 @@
-"""Signals that ask a process to end: handlers, and a record of signals received while no handler can run."""
+"""Handlers of signals that ask a process to end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 # GNU timeout and some launchers send a signal twice within this time, to a process and to its group.
 SAME_SIGNAL_S = 2.0
-_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def _in_main_thread() -> bool:
@@ -81,48 +80,3 @@ class EndSignals:
         elif now - self._first_s > SAME_SIGNAL_S:
             print_at_once(f"det_lightning: received a second signal; process {self._process} ends at once.\n")
             end_by_signal(signum)
-
-
-_wakeup: list[int] = []  # the ends of a pipe, into which Python writes the number of each signal
-
-
-def record_signals() -> bool:
-    """Record signals for :func:`read_signal`, even while the main thread is in a call that lets no handler run.
-
-    Only signals with a Python handler are seen. Return False outside of the main thread, on Windows, and if somebody
-    else uses ``signal.set_wakeup_fd``, such as an event loop.
-    """
-    if not _in_main_thread() or os.name != "posix":
-        return False
-    if not _wakeup:
-        _wakeup.extend(os.pipe())
-        for end in _wakeup:
-            os.set_blocking(end, False)
-    if (before := signal.set_wakeup_fd(_wakeup[1], warn_on_full_buffer=False)) != -1:
-        signal.set_wakeup_fd(before)
-        return False
-    read_signal()  # earlier signals do not count
-    return True
-
-
-def stop_recording() -> None:
-    """End :func:`record_signals`; outside of the main thread, do nothing."""
-    if _in_main_thread() and _wakeup and (found := signal.set_wakeup_fd(-1)) != _wakeup[1]:
-        signal.set_wakeup_fd(found)
-
-
-def read_signal() -> int:
-    """Return the first SIGTERM or SIGINT since the last call; 0 if there was none."""
-    with contextlib.suppress(BlockingIOError):
-        return next((signum for signum in os.read(_wakeup[0], 1024) if signum in _ENDING), 0)
-    return 0
-
-
-def _forget_parent() -> None:
-    """In a fork, leave the pipe to the parent, which must not see the signals of the fork."""
-    stop_recording()
-    _wakeup.clear()
-
-
-if os.name == "posix":
-    os.register_at_fork(after_in_child=_forget_parent)
