@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
@@ -125,19 +124,6 @@ class PerModelStrategy(pl.strategies.DDPStrategy, StaysOnDevice):
             start_method=start_method,
         )
         self._starts_by = start_method
-
-    def setup_environment(self) -> None:
-        """Connect the processes; raise a ValueError if torch or the device lacks ``process_group_backend``."""
-        backend = self.process_group_backend
-        names = [entry.rpartition(":")[2] for entry in (backend or "").split(",")]  # "gloo", "cpu:gloo,cuda:nccl"
-        needs_gpu = backend == "nccl" and self.root_device.type != "cuda"
-        if backend is not None and (needs_gpu or not all(map(dist.is_backend_available, names))):
-            raise ValueError(
-                f"process_group_backend={backend!r} cannot connect processes on {self.root_device} with torch "
-                f"{torch.__version__}. Leave it out, or use 'gloo'; 'nccl' needs GPUs and a build of torch for CUDA "
-                "(pip install torch, without the constraint to a CPU build)."
-            )
-        super().setup_environment()
 
     def _configure_launcher(self) -> None:
         self._launcher = lightning_internals.make_launcher(self, self._starts_by)

@@ -60,16 +60,7 @@ class ChosenPrecision:
 
     def wrap_scaler(self, scaler: Any) -> Any:
         call = "wrap_scaler() or experimental.use_amp()"
-        self._refuse_two_precisions(call)
-        if self._has_levels:
-            raise errors.InvalidExperimentException(
-                f"{call} was called after configure_apex_amp(), which scales losses already: use either torch.amp or "
-                "apex levels, not both, and leave the other call out."
-            )
-        if self.scaler is not None:
-            raise errors.InvalidExperimentException(
-                f"There is a gradient scaler already, by {self._chosen_by}. Call {call} once."
-            )
+        self._refuse_two_precisions(call, self.whole_models != FLOAT32 or self._has_levels or self.scaler is not None)
         if self.models:
             raise errors.InvalidExperimentException(f"Call {call} before the first wrap_model().")
         self.scaler = scaler
@@ -94,7 +85,7 @@ class ChosenPrecision:
             self.use_scaling(TorchAmp(scaler, self._backend.gradients))
 
     def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
-        self._refuse_two_precisions("autocast_forward_pass()")
+        self._refuse_two_precisions("autocast_forward_pass()", self.whole_models != FLOAT32)
         self._chosen_by = self._chosen_by or "autocast_forward_pass()"
         on_cuda = self._backend.device.type == "cuda"
         autocast = ("cuda", torch.get_autocast_dtype("cuda")) if on_cuda else None
@@ -130,8 +121,7 @@ class ChosenPrecision:
             self._leave(self.whole_models, precision.name)
         if precision == FLOAT32:
             return
-        if chosen_by := "configure_apex_amp()" if self._has_levels else self._chosen_by:
-            raise _two_precisions(chosen_by, precision)
+        self._refuse_two_precisions(precision.name, self._has_levels or self._chosen_by is not None)
         if self.models and precision.casts_weights and self._processes > 1:
             raise errors.InvalidExperimentException(
                 f"{precision.name} casts weights, and the trial's models are wrapped for {self._processes} processes "
@@ -159,9 +149,15 @@ class ChosenPrecision:
             self._stop_scaling()
         self.whole_models = FLOAT32
 
-    def _refuse_two_precisions(self, call: str) -> None:
-        if self.whole_models != FLOAT32:
-            raise _two_precisions(call, self.whole_models)
+    def _refuse_two_precisions(self, call: str, has_other: bool) -> None:
+        """Raise an InvalidExperimentException naming both choices if ``has_other``."""
+        if has_other:
+            chosen_by = "configure_apex_amp()" if self._has_levels else self._chosen_by
+            before = self.whole_models.name if self.whole_models != FLOAT32 else chosen_by
+            raise errors.InvalidExperimentException(
+                f"{call} asks for a precision, and so does {before}. Choose either torch.amp, apex levels or the "
+                "precision of pl.Trainer, once, and leave the other out; for several models pass lists."
+            )
 
     # apex
 
@@ -171,7 +167,9 @@ class ChosenPrecision:
         """Configure a level with its properties overridden; see the method of the context."""
         if self._loading_only:
             return models, optimizers
-        self._require_no_other_amp()
+        scales = self.scaler is not None and (self._autocasts or self.scaler.is_enabled())
+        has_other = self.whole_models != FLOAT32 or self._has_levels or scales
+        self._refuse_two_precisions("configure_apex_amp()", has_other)
         level = resolve_level(opt_level, overrides)
         chosen_models = list_parts("models", models, torch.nn.Module)
         chosen_optimizers = list_parts("optimizers", optimizers, torch.optim.Optimizer)
@@ -186,19 +184,6 @@ class ChosenPrecision:
             logger.info("Mixed precision is configured: %s.", level)
         return put_back(models, changed), optimizers
 
-    def _require_no_other_amp(self) -> None:
-        self._refuse_two_precisions("configure_apex_amp()")
-        if self.scaler is not None and (self._autocasts or self.scaler.is_enabled()):
-            raise errors.InvalidExperimentException(
-                f"configure_apex_amp() was called after {self._chosen_by}, which scales losses already: use either "
-                "torch.amp or apex levels, not both, and leave the other call out."
-            )
-        if self._has_levels:
-            raise errors.InvalidExperimentException(
-                "configure_apex_amp() was called a second time, and each precision is chosen once. Call it once, with "
-                "lists of all models and optimizers: configure_apex_amp([generator, critic], [optimizer, other])."
-            )
-
     def _initialize_apex(self, given: tuple[Any, Any], **arguments: Any) -> tuple[Any, Any]:
         if self._processes > 1:
             raise errors.InvalidExperimentException(
@@ -209,12 +194,6 @@ class ChosenPrecision:
         configured = apex.initialize(*given, **arguments)
         self.use_scaling(apex)
         return configured
-
-
-def _two_precisions(call: str, precision: WholeModelPrecision) -> errors.InvalidExperimentException:
-    return errors.InvalidExperimentException(
-        f"The trial calls {call}, and {precision.name} asks for a precision too. Leave out one of the two."
-    )
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)

@@ -103,10 +103,10 @@ SCALER = torch.amp.GradScaler("cpu")
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        (lambda c: c.experimental.use_amp(), configure(), "either torch.amp or apex levels"),
-        (lambda c: c.wrap_scaler(SCALER), configure(), "either torch.amp or apex levels"),
-        (configure(), lambda c: c.experimental.use_amp(), "either torch.amp or apex levels"),
-        (configure(), lambda c: c.configure_apex_amp([], []), "called a second time"),
+        (lambda c: c.experimental.use_amp(), configure(), "Choose either torch.amp, apex levels"),
+        (lambda c: c.wrap_scaler(SCALER), configure(), "Choose either torch.amp, apex levels"),
+        (configure(), lambda c: c.experimental.use_amp(), "Choose either torch.amp, apex levels"),
+        (configure(), lambda c: c.configure_apex_amp([], []), "so does configure_apex_amp"),
         (configure(), lambda c: c.wrap_model(torch.nn.Linear(1, 1)), r"wrap_model\(\) before configure_apex_amp\(\)"),
         (configure(), lambda c: c.wrap_optimizer(sgd(c.models[0])), r"wrap_optimizer\(\) before configure_apex_amp"),
         (

@@ -379,12 +379,9 @@ class Autocasts(SmallTrial):
         self.head = context.autocast_forward_pass(self.head)
 
 
-@pytest.mark.parametrize(
-    ("kind", "call"),
-    [(UsesAmp, "use_amp"), (Scaled, "wrap_scaler"), (Autocasts, "autocast_forward"), (Leveled, "configure_apex_amp")],
-)
-def test_two_precisions_are_refused(tmp_path: Path, kind: type[Any], call: str) -> None:
-    message = rf"{call}.*\(\).*, and pl\.Trainer\(precision='bf16-mixed'\) asks for a precision too"
+@pytest.mark.parametrize("kind", [UsesAmp, Scaled, Autocasts, Leveled])
+def test_two_precisions_are_refused(tmp_path: Path, kind: type[Any]) -> None:
+    message = "asks for a precision, and so does"
     with pytest.raises(errors.InvalidExperimentException, match=message):
         train_under("bf16-mixed", kind)
     with pytest.raises(errors.InvalidExperimentException, match=message):
