@@ -34,11 +34,6 @@ _ARGUMENTS = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
     *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
 )
-_IN_PLACE_OF_SEVERAL = {
-    "train_dataloader": "combine the data in one dataset, with torch.utils.data.StackDataset or ConcatDataset",
-    "val_dataloader": "call validate() once for each",
-    "test_dataloader": "call test() once for each",
-}
 
 
 def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
@@ -90,19 +85,13 @@ class CallDataloaders(LoaderFactory):
         self._given[method] = given = self._sources[method]()
         return _adapt(given, method, self.context)
 
-    def build_training(self, overfit_batches: float | None = None) -> Any:
+    def take_training(self) -> Any:
         """Return the training loader: a ``DataLoader``, or the data of the call."""
-        if "train_dataloader" not in self._sources:
-            if "val_dataloader" in self._sources and not self._trainer.training:
-                return itertools.repeat(None)  # the trial's own training data may not be there
-            return super().build_training(overfit_batches)
-        loader = self._take("train_dataloader")
-        if overfit_batches is not None and not isinstance(loader, DataLoader):
-            raise errors.UnsupportedTrainerFlags(
-                f"overfit_batches={overfit_batches} needs a torch.utils.data.DataLoader over a map-style dataset; the "
-                f"training data are of type {type(loader).__name__}. Pass a subset of the data instead."
-            )
-        return loader
+        if "train_dataloader" in self._sources:
+            return self._take("train_dataloader")
+        if "val_dataloader" in self._sources and not self._trainer.training:
+            return itertools.repeat(None)  # the trial's own training data may not be there
+        return super().take_training()
 
     def repeat(self, loader: Any) -> Any:
         """Return endless passes over training data of the call, from the position of the run on."""
@@ -141,30 +130,29 @@ def holds_nothing(loader: Any) -> bool:
 
 def _adapt(given: Any, name: str, context: PyTorchTrialContext) -> Any:
     loader: Any = take_only_loader(given, name)
-    if not _is_map_style(loader):
-        if not isinstance(loader, Iterable):
-            raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes a loader or any iterable; got {loader!r}.")
-        if name == "train_dataloader" and context.distributed.size > 1 and _reads_all(loader):
-            raise errors.UnsupportedTrainerFlags(
-                f"{name}: each of {context.distributed.size} ranks would get all data of the {type(loader).__name__}: "
-                "give it a sampler that divides them, such as torchdata's StatefulDistributedSampler, or pass a "
-                "torch.utils.data.DataLoader, which is sharded."
-            )
-        return loader
-    if loader.batch_sampler is None:
-        if context.distributed.size > 1:
-            raise errors.UnsupportedTrainerFlags(
-                f"{name}: the loader has batch_size=None, so that each of {context.distributed.size} ranks would get "
-                "all of its data: give the loader a batch_size or a batch_sampler, whose batches are sharded."
-            )
-        return loader
-    shards = any(isinstance(one, torch.utils.data.DistributedSampler) for one in list_samplers(loader))
-    if shards and context.distributed.size > 1:
-        raise errors.UnsupportedTrainerFlags(
-            f"{name}: the loader has a DistributedSampler, and a trial's data are sharded anyway, which would shard "
-            "them twice: leave the sampler out."
+    if not isinstance(loader, Iterable):
+        raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes a loader or any iterable; got {loader!r}.")
+    is_sharded = _is_map_style(loader) and loader.batch_sampler is not None
+    if context.distributed.size > 1:
+        _refuse_shares(loader, name, is_sharded, context.distributed.size)
+    return _make_determined_loader(loader) if is_sharded else loader
+
+
+def _refuse_shares(loader: Any, name: str, is_sharded: bool, ranks: int) -> None:
+    """Raise an UnsupportedTrainerFlags if each of several ranks would train on all data, or on a share of its share."""
+    has_sampler = is_sharded and any(
+        isinstance(one, torch.utils.data.DistributedSampler) for one in list_samplers(loader)
+    )
+    if has_sampler:
+        problem = "the loader has a DistributedSampler, and a trial's data are sharded anyway: leave the sampler out"
+    elif not is_sharded and (_is_map_style(loader) or (name == "train_dataloader" and _reads_all(loader))):
+        problem = (
+            f"each of {ranks} ranks would get all data of the {type(loader).__name__}: pass a torch DataLoader "
+            "with a batch_size, which is sharded, or a sampler that divides the data"
         )
-    return _make_determined_loader(loader)
+    else:
+        return
+    raise errors.UnsupportedTrainerFlags(f"{name}: {problem}.")
 
 
 class TellsEpochs(torch.utils.data.BatchSampler):
@@ -196,11 +184,10 @@ def take_only_loader(given: Any, name: str) -> Any:
     loaders = list(given.values() if isinstance(given, dict) else given)
     if len(loaders) < 2 and not is_mixed:
         return next(iter(loaders), ())
-    advice = _IN_PLACE_OF_SEVERAL[name]
-    if not any(isinstance(loader, torch.utils.data.DataLoader) for loader in loaders):
-        advice += "; or for a list of batches, pass torch.utils.data.DataLoader(batches, batch_size=None)"
     raise errors.UnsupportedTrainerFlags(
-        f"{name}: a trial takes one loader; got a {type(given).__name__} of loaders: {advice}."
+        f"{name}: a trial takes one loader; got a {type(given).__name__} of loaders. Combine their datasets, or call "
+        "validate() or test() once for each; for a list of batches pass torch.utils.data.DataLoader(batches, "
+        "batch_size=None)."
     )
 
 

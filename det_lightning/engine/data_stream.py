@@ -51,14 +51,18 @@ class LoaderFactory:
 
     def build_training(self, overfit_batches: float | None = None) -> Any:
         """Return the training loader; for ``overfit_batches`` a ``DataLoader``, or raise an UnsupportedTrainerFlags."""
-        loader = self.trial.build_training_data_loader()
+        loader = self.take_training()
         if overfit_batches is not None and not isinstance(loader, DataLoader):
             raise errors.UnsupportedTrainerFlags(
-                f"overfit_batches={overfit_batches} needs a det_lightning.pytorch.DataLoader; "
-                f"build_training_data_loader() returned a {type(loader).__module__}.{type(loader).__name__}. Return a "
-                "subset of the data instead."
+                f"overfit_batches={overfit_batches} needs a det_lightning.pytorch.DataLoader, or for data of a call a "
+                f"torch.utils.data.DataLoader over a map-style dataset; the training data are a "
+                f"{type(loader).__module__}.{type(loader).__name__}. Train on a subset of the data instead."
             )
-        return self._require_allowed("build_training_data_loader", loader)
+        return loader
+
+    def take_training(self) -> Any:
+        """Return the training loader of the trial."""
+        return self._require_allowed("build_training_data_loader", self.trial.build_training_data_loader())
 
     def build_validation(self) -> Any:
         """Return the validation loader."""

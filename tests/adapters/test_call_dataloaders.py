@@ -172,13 +172,11 @@ def test_data_without_a_length(caplog: Any) -> None:
 @pytest.mark.parametrize(
     ("data", "refusal"),
     [
-        ({"train_dataloaders": [TRAIN] * 2}, "train_dataloader: .*StackDataset or Concat"),
+        ({"train_dataloaders": [TRAIN] * 2}, "train_dataloader: .*Combine their datasets"),
         ({"train_dataloaders": {"a": TRAIN}}, "train_dataloader: a trial takes one loader"),
         ({"val_dataloaders": {"a": VAL, "b": []}}, "one loader; got a dict of loaders"),
-        ({"val_dataloaders": pl.utilities.CombinedLoader([VAL, VAL], "sequential")}, "got a list of loaders: call val"),
-        ({"train_dataloaders": [*TRAIN]}, "for a list of batches, pass .*DataLoader\\(batches, batch_size=None\\)"),
+        ({"val_dataloaders": pl.utilities.CombinedLoader([VAL, VAL], "sequential")}, "got a list of loaders"),
         ({"train_dataloaders": 5}, "takes a loader or any iterable; got 5"),
-        ({"val_dataloaders": [VAL] * 2}, r"call validate\(\) once for each"),
     ],
 )
 def test_several_loaders(data: dict[str, Any], refusal: str) -> None:
@@ -187,7 +185,7 @@ def test_several_loaders(data: dict[str, Any], refusal: str) -> None:
 
 
 def test_overfit_batches_of_a_list() -> None:
-    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=2 needs a torch.*data are of type list"):
+    with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=2 needs a .*data are a builtins.list"):
         fit(WithoutData, {"overfit_batches": 2}, train_dataloaders=[[*TRAIN]])
 
 

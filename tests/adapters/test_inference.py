@@ -359,7 +359,7 @@ def test_calls_need_one_loader() -> None:
     for call, data, refusal in (
         ("test", None, r"^test\(\) of a trial needs data: pass dataloaders=, or use validate"),
         ("predict", None, r"^predict\(\) of a trial needs data: pass dataloaders="),
-        ("test", [loader(INPUTS, TARGETS)] * 2, r"got a list of loaders: call test\(\) once for each"),
+        ("test", [loader(INPUTS, TARGETS)] * 2, r"got a list of loaders.*call validate\(\) or test\(\) once for each"),
     ):
         with pytest.raises(errors.UnsupportedTrainerFlags, match=refusal):
             getattr(trainer(), call)(TrialModule(Predicting), data)
