@@ -130,9 +130,9 @@ def holds_nothing(loader: Any) -> bool:
 
 def _adapt(given: Any, name: str, context: PyTorchTrialContext) -> Any:
     loader: Any = take_only_loader(given, name)
+    is_sharded = _is_map_style(loader) and loader.batch_sampler is not None
     if not isinstance(loader, Iterable):
         raise errors.UnsupportedTrainerFlags(f"{name}: a trial takes a loader or any iterable; got {loader!r}.")
-    is_sharded = _is_map_style(loader) and loader.batch_sampler is not None
     if context.distributed.size > 1:
         _refuse_shares(loader, name, is_sharded, context.distributed.size)
     return _make_determined_loader(loader) if is_sharded else loader
