@@ -55,7 +55,7 @@ class TrialInfo:
 
 @dataclasses.dataclass
 class RendezvousInfo:
-    """The containers of the task; here always this machine only.
+    """The containers of the task: the nodes of a trial on a Ray cluster, elsewhere this machine only.
 
     Attributes:
         container_addrs: the address of each machine.
@@ -206,7 +206,8 @@ def get_cluster_info() -> ClusterInfo | None:
     task = current_task()
     if task is None:
         return None
-    machines = RendezvousInfo(["127.0.0.1"], container_rank=0, container_slot_counts=[len(task.slots)])
+    counts = [len(task.slots)] * len(task.container_addrs)
+    machines = RendezvousInfo(task.container_addrs, task.container_rank, container_slot_counts=counts)
     return describe_task(task, rendezvous_info=machines, resources_info=ResourcesInfo(task.gpu_uuids))
 
 

@@ -168,9 +168,9 @@ def init(
     require(is_context, "core.init(distributed=...)", "a DistributedContext", distributed, advice)
     info = get_cluster_info()
     task = current_task()
-    if task is not None and distributed is None and len(task.slots) > 1:
+    if task is not None and distributed is None and task.world_size > 1:
         raise ValueError(
-            f"The trial has {len(task.slots)} slots: core.init() needs distributed=, such as "
+            f"The trial has {task.world_size} slots: core.init() needs distributed=, such as "
             "core.DistributedContext.from_torch_distributed()."
         )
     if task is not None and (checkpoint_storage is None or is_try()):

@@ -35,6 +35,9 @@ TASK_VARIABLE = "DET_LIGHTNING_TASK"
 TRY_VARIABLE = "DET_LIGHTNING_TRY"
 TRY_BATCHES = 4
 
+#: The directory in a trial's directory with the files of each node, if the trial runs on several nodes.
+NODES = "nodes"
+
 _try_storages: list[str] = []
 
 # The year 10000, later than any clock shows.
@@ -52,7 +55,7 @@ class TrialTask:
     trial_seed: int  # for the random generators of the trial
     hparams: dict[str, Any]  # the values that the search drew
     config: dict[str, Any]  # the experiment configuration with all defaults
-    slots: list[int]  # indices of the devices, or of processes on the CPU
+    slots: list[int]  # indices of the devices on this node, or of processes on the CPU
     checkpoint_storage: str | dict[str, Any]  # a directory, or a section of a configuration
     latest_checkpoint: str | None = None  # the start of the run: the trial's newest checkpoint, or a warm start
     steps_completed: int = 0  # number of batches trained for the trial's newest checkpoint
@@ -62,11 +65,24 @@ class TrialTask:
     loggers: list[str] = dataclasses.field(default_factory=list)  # names of Lightning's loggers for this run
     recorded: list[str] = dataclasses.field(default_factory=list)  # SHA-256 of files of the newest checkpoint
     trusted: bool = False  # whether to resume from any checkpoint with objects, by any author
+    container_addrs: list[str] = dataclasses.field(default_factory=lambda: ["127.0.0.1"])  # of the trial's nodes
+    container_rank: int = 0  # index of this node
+
+    @property
+    def world_size(self) -> int:
+        """The number of slots on all nodes; each node has the same number."""
+        return len(self.slots) * len(self.container_addrs)
+
+    @property
+    def node_directory(self) -> Path:
+        """The directory with the files of this node's part of the run; the trial's own if there is only one node."""
+        several = len(self.container_addrs) > 1
+        return self.directory / NODES / str(self.container_rank) if several else self.directory
 
     @property
     def file(self) -> Path:
         """The file of the task."""
-        return self.directory / "task.json"
+        return self.node_directory / "task.json"
 
     @property
     def metrics_file(self) -> Path:

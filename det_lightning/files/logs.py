@@ -8,8 +8,8 @@ from pathlib import Path
 from det_lightning.escaping import make_safe
 
 _TRACEBACK = "Traceback (most recent call last):"
-# Launchers put the rank before each line; torchrun's summary puts a name before a traceback.
-_RANK = re.compile(r"^\[rank\W?\d+\]:? ?")
+# Launchers put the rank, or the node, before each line; torchrun's summary puts a name before a traceback.
+_RANK = re.compile(r"^\[(?:rank|node)\W?\d+\]:? ?")
 _LABEL = re.compile(r"^(\s*)traceback : ")
 # torchrun's own error only says that a process failed.
 _OF_TORCHRUN = "torch.distributed.elastic."

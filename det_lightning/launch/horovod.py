@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from det_lightning.core._task import current_task
 from det_lightning.launch.command_line import count_slots, find_problem, make_command, split, wants_help
 from det_lightning.missing_parts import how_to_build_horovod
 
@@ -48,6 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     script = script[1:] if script[:1] == [_AUTO] else script
     if problem := find_problem(script, options, "horovodrun"):
         print(f"usage: {_USAGE}\nerror: {problem}", file=sys.stderr)
+        return 2
+    if (task := current_task()) is not None and len(task.container_addrs) > 1:
+        print(
+            f"error: the trial runs on {len(task.container_addrs)} nodes, and horovodrun would start processes on this "
+            "one only. Use determined.launch.torch_distributed, or --slots N with at most the slots of a node.",
+            file=sys.stderr,
+        )
         return 2
     try:
         options, processes = _count_processes(options)

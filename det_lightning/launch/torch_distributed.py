@@ -63,8 +63,9 @@ def _launch(options: list[str], command: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    nodes, command = _place_on_nodes(command)
     try:
-        parsed = run.parse_args([*options, "--no-python", "--", *command])  # type: ignore[no-untyped-call]
+        parsed = run.parse_args([*nodes, *options, "--no-python", "--", *command])  # type: ignore[no-untyped-call]
         if not _is_given("nproc-per-node", options):
             parsed.nproc_per_node = str(count_slots())
         if not _is_given("signals-to-handle", options) and hasattr(signal, "SIGUSR1"):
@@ -89,12 +90,30 @@ def _launch(options: list[str], command: list[str]) -> int:
     return 0
 
 
+def _place_on_nodes(command: list[str]) -> tuple[list[str], list[str]]:
+    """Return torchrun's options for this node of a trial on several nodes, and the command, which then marks its lines.
+
+    As in Determined, the first node has the rendezvous, at the port in ``C10D_PORT``.
+    """
+    task = current_task()
+    if task is None or len(task.container_addrs) == 1:
+        return [], command
+    options = {
+        "--nnodes": len(task.container_addrs),
+        "--node-rank": task.container_rank,
+        "--master-addr": task.container_addrs[0],
+        "--master-port": os.environ.get("C10D_PORT", "29400"),
+    }
+    marked = [sys.executable, "-m", "det_lightning.launch.wrap_rank", "RANK", "--", *command]
+    return [f"{name}={value}" for name, value in options.items()], marked
+
+
 def _prepare_environment(parsed: argparse.Namespace) -> None:
     """Set the environment variables for the processes of the script, and for torchrun."""
     os.environ["USE_TORCH_DISTRIBUTED"] = "True"
-    if current_task() is not None:
-        # Scripts set up DeepSpeed or a Lightning cluster environment with the address; a trial runs on one machine.
-        os.environ.setdefault("DET_CHIEF_IP", "127.0.0.1")
+    if (task := current_task()) is not None:
+        # Scripts set up DeepSpeed or a Lightning cluster environment with the address.
+        os.environ.setdefault("DET_CHIEF_IP", task.container_addrs[0])
     if parsed.max_restarts > 0:
         # Otherwise restarted processes find the addresses of dead ones, see pytorch/pytorch issues 135712 and 167288.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import dataclasses
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from det_lightning.core._task import TASK_VARIABLE, TrialTask
+from det_lightning.launch import horovod
 from det_lightning.launch.torch_distributed import main
+from det_lightning.ranks.topology import free_port
 from tests.launching import environment
 from tests.warm_python import start_warm_python
 
@@ -74,6 +79,35 @@ def test_experiment_script_finds_the_chief(given: dict[str, str], address: str, 
     task.write()
     show = "import os; print(os.environ['DET_CHIEF_IP'])"
     assert launch("python", "-c", show, **{TASK_VARIABLE: str(task.file)}, **given).stdout == f"{address}\n"
+
+
+@pytest.mark.slow
+def test_nodes_of_a_trial_meet(tmp_path: Path) -> None:
+    task = TrialTask(tmp_path, 1, 1, 1, 0, hparams={}, config={}, slots=[0], checkpoint_storage=str(tmp_path))
+    show = "import os; print('of', os.environ['WORLD_SIZE'], 'on', os.environ['GROUP_RANK'], os.environ['MASTER_PORT'])"
+    port = str(free_port("127.0.0.1"))
+
+    def launch_node(rank: int) -> str:
+        node = dataclasses.replace(task, container_addrs=["127.0.0.1", "127.0.0.1"], container_rank=rank)
+        node.node_directory.mkdir(parents=True)
+        node.write()
+        return launch("python", "-c", show, **{TASK_VARIABLE: str(node.file), "C10D_PORT": port}).stdout
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        printed = list(pool.map(launch_node, range(2)))
+    assert printed == [f"[rank={rank}] of 2 on {rank} {port}\n" for rank in range(2)]
+
+
+def test_horovod_refuses_several_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes: dict[str, Any] = {"container_addrs": ["127.0.0.1", "127.0.0.2"], "container_rank": 1}
+    task = TrialTask(tmp_path, 1, 1, 1, 0, {}, config={}, slots=[0], checkpoint_storage=str(tmp_path), **nodes)
+    task.node_directory.mkdir(parents=True)
+    task.write()
+    monkeypatch.setenv(TASK_VARIABLE, str(task.file))
+    assert horovod.main(["python", "-c", "pass"]) == 2
+    assert "the trial runs on 2 nodes" in capsys.readouterr().err
 
 
 @pytest.mark.slow
