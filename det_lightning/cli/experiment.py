@@ -24,7 +24,7 @@ from det_lightning.startup_hook import STARTUP_HOOK, is_accepted
 if TYPE_CHECKING:
     from det_lightning.config import ExperimentConfig
     from det_lightning.experiments.directory import ExperimentDirectory, Options
-    from det_lightning.experiments.launcher import Machines
+    from det_lightning.experiments.launcher import Launcher
 
 EXIT_CODES = (
     "Exit codes: 0 success; 2 wrong usage, or a wrong configuration; of `run` and `resume` also 1 the experiment "
@@ -128,11 +128,11 @@ def run(
             warn(f"{'warning' if field.effect == 'warned' else 'note'}: {field.path} has no effect here. {field.note}")
     with_hook = _decide_on_hook(code, hook, try_out)
     options = Options(loggers=logger or [], trusted=trusted, slots=slots, cpu=cpu, ray=ray, tries=try_out)
-    with lifecycle.find_machines(ray) as machines:
-        machines.check(lifecycle.make_demand(config, options), experiments)
+    with lifecycle.find_launcher(ray) as launcher_class:
+        launcher_class.check(lifecycle.make_demand(config, options), experiments)
         directory = lifecycle.create(config, config_file, code, experiments, options, with_hook=with_hook)
         warn(f"Experiment {directory.experiment_id} in {directory.path}")
-        _run(directory, machines, directory.options())
+        _run(directory, launcher_class, directory.options())
 
 
 @report_errors()
@@ -162,9 +162,9 @@ def resume(
     given = {"slots": slots, "cpu": cpu, "ray": ray, "trusted": trusted or None}
     changes = {name: None if value == "none" else value for name, value in given.items() if value is not None}
     options = found.options().model_copy(update=changes)
-    with lifecycle.find_machines(options.ray) as machines:
-        machines.check(lifecycle.make_demand(read_config(found.config()), options), found.path)
-        _run(found, machines, options, retry_failed=retry_failed)
+    with lifecycle.find_launcher(options.ray) as launcher_class:
+        launcher_class.check(lifecycle.make_demand(read_config(found.config()), options), found.path)
+        _run(found, launcher_class, options, retry_failed=retry_failed)
 
 
 @report_errors()
@@ -252,7 +252,9 @@ def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig
         return None
 
 
-def _run(directory: ExperimentDirectory, machines: Machines, options: Options, *, retry_failed: bool = False) -> None:
+def _run(
+    directory: ExperimentDirectory, launcher_class: type[Launcher], options: Options, *, retry_failed: bool = False
+) -> None:
     """Run an experiment in this process, and exit with the code of the outcome."""
     from det_lightning.experiments import lifecycle
     from det_lightning.experiments.live_view import live_view
@@ -260,7 +262,7 @@ def _run(directory: ExperimentDirectory, machines: Machines, options: Options, *
 
     with live_view(directory) as update:
         try:
-            outcome = lifecycle.run(directory, update, machines, options, retry_failed=retry_failed)
+            outcome = lifecycle.run(directory, update, launcher_class, options, retry_failed=retry_failed)
         except BrokenPipeError:
             raise
         except (OSError, errors.StorageError) as e:  # such as a full disk

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from det_lightning import errors
+from det_lightning.core._task import NODES
 from det_lightning.escaping import name_some
 from det_lightning.files.local_files import write_private
 from det_lightning.files.strict_json import MAX_SMALL_FILE_BYTES, is_shallow, to_json
@@ -129,7 +130,7 @@ class ExperimentDirectory:
 
     def files_with_settings(self) -> list[Path]:
         """Return the files with the given configuration or hyperparameters, secrets included."""
-        tasks = sorted(self.path.glob("trials/*/task.json"))
+        tasks = sorted([*self.path.glob("trials/*/task.json"), *self.path.glob(f"trials/*/{NODES}/*/task.json")])
         return [self.given_config, self.config_file, self.options_file, self.events, *tasks]
 
     def trial(self, trial_id: int) -> Path:

@@ -34,6 +34,7 @@ _CHECKPOINT = {**_OF_TRIAL, "steps_completed": _Number, "checkpoint_id": str, "t
 _ENTRIES: dict[str, dict[str, Any]] = {
     "trial_created": {**_OF_TRIAL, "seed": int, "hparams": dict},
     "run_started": {**_OF_TRIAL, "run": int, "time": _Time, "checkpoint": (str | None, None)},
+    "run_placed": {**_OF_TRIAL, "nodes": list[str]},
     "validation": _REPORT,
     "validation_extended": _REPORT,
     "checkpoint_begun": {**_CHECKPOINT, "storage": (str | None, None)},

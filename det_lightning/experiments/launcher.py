@@ -8,13 +8,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from det_lightning import errors
 from det_lightning.compat import ALIAS_DIRECTORY
-from det_lightning.core._task import TASK_VARIABLE, TRY_VARIABLE, TrialTask
+from det_lightning.core._task import NODES, TASK_VARIABLE, TRY_VARIABLE, TrialTask
 from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.directory import ExperimentDirectory, Options
 from det_lightning.experiments.hook_progress import add_hook
@@ -42,6 +42,10 @@ class Demand:
             )
 
 
+#: Notes an event of a type with its entries.
+Record = Callable[..., object]
+
+
 class StartedRun(Protocol):
     """A started run of a trial."""
 
@@ -63,13 +67,22 @@ class StartedRun(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TrialStart:
-    """A run of a trial with all files written, to start on any machine with access to the files.
+    """A run of a trial, or its part on a node, to start on any machine with access to the experiment's files.
 
-    ``variables`` come from the configuration.
+    ``code`` is the experiment's copy of the code; ``variables`` come from the configuration.
     """
 
     task: TrialTask
+    code: Path
     variables: dict[str, str]
+
+    def take_part(self, rank: int, addresses: list[str], port: int) -> TrialStart:
+        """Return the part of the run on the node with a rank; the nodes meet at a port of the first address."""
+        if len(addresses) == 1:
+            return self
+        slots = list(range(len(self.task.slots) // len(addresses)))
+        task = dataclasses.replace(self.task, slots=slots, container_addrs=addresses, container_rank=rank)
+        return dataclasses.replace(self, task=task, variables={"C10D_PORT": str(port), **self.variables})
 
     def start(
         self, environment: Mapping[str, str], devices: Iterable[int | str], *, detached: bool = False
@@ -78,11 +91,17 @@ class TrialStart:
 
         The run gets ``environment`` in addition to the variables of the configuration and the platform.
         """
+        directory = self.task.node_directory
+        directory.mkdir(parents=True, exist_ok=True)
         workdir = find_workdir(self.task)
-        command = make_command(self.task.config["entrypoint"], len(self.task.slots))
-        command = add_hook(command, workdir, self.task.directory)
+        if workdir.exists():
+            shutil.rmtree(workdir)
+        shutil.copytree(self.code, workdir)
+        if directory != self.task.directory:  # the trial's own has the task already
+            self.task.write()
+        command = add_hook(make_command(self.task), workdir, directory)
         variables = {**self._environment(environment), "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
-        return TrialProcess(self.task.directory, command, workdir, variables, self.task.run_id, self.grace_s, detached)
+        return TrialProcess(directory, command, workdir, variables, self.task.run_id, self.grace_s, detached)
 
     @property
     def grace_s(self) -> float:
@@ -116,10 +135,20 @@ class TrialStart:
 
 
 class Launcher(abc.ABC):
-    """Starts trials where there is room; ``checkpoints`` finds the checkpoints that a trial can start from."""
+    """Starts trials on this machine, or on the nodes of a cluster, where there is room.
+
+    ``checkpoints`` finds the checkpoints that a trial can start from. A subclass raises an ExperimentError if the
+    demand is more than its machines have, and says whether trials use GPUs.
+    """
 
     def __init__(
-        self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, *, are_gpus: bool
+        self,
+        directory: ExperimentDirectory,
+        config: dict[str, Any],
+        options: Options,
+        demand: Demand,
+        *,
+        are_gpus: bool = False,
     ) -> None:
         self._directory = directory
         self._config = config
@@ -128,13 +157,18 @@ class Launcher(abc.ABC):
         self._log_starts: dict[int, int] = {}  # by trial, the size of the log before the newest run
         self.checkpoints = CheckpointLookup(directory.checkpoint_storage(), variables=self._variables)
 
+    @staticmethod
+    @abc.abstractmethod
+    def check(demand: Demand, folder: Path) -> None:
+        """Check that trials can run with the experiment's directory in ``folder``, or the nearest existing parent."""
+
     @abc.abstractmethod
     def has_room(self) -> bool:
         """Return whether another trial can be started."""
 
     @abc.abstractmethod
-    def start(self, trial: TrialRecord, state: ExperimentState) -> StartedRun:
-        """Start the next run of a trial, number ``trial.runs``."""
+    def start(self, trial: TrialRecord, state: ExperimentState, record: Record) -> StartedRun:
+        """Start the next run of a trial, number ``trial.runs``; ``record`` notes events of the run."""
 
     @abc.abstractmethod
     def release(self, trial_id: int) -> None:
@@ -143,10 +177,11 @@ class Launcher(abc.ABC):
     def prepare(
         self, trial: TrialRecord, state: ExperimentState, slots: list[int], gpu_uuids: Sequence[str] = ()
     ) -> TrialStart:
-        """Write the files of run number ``trial.runs`` of a trial, which starts from ``trial.start``."""
+        """Write the task of run number ``trial.runs`` of a trial, which starts from ``trial.start``."""
         start = trial.start
         directory = self._directory.trial(trial.trial_id)
         directory.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(directory / NODES, ignore_errors=True)
         task = TrialTask(
             directory=directory,
             experiment_id=self._directory.experiment_id,
@@ -168,12 +203,8 @@ class Launcher(abc.ABC):
         )
         log = self._find_log(trial.trial_id)
         self._log_starts[trial.trial_id] = log.stat().st_size if log.exists() else 0
-        workdir = find_workdir(task)
-        if workdir.exists():
-            shutil.rmtree(workdir)
-        shutil.copytree(self._directory.code, workdir)
         task.write()
-        return TrialStart(task, self._variables)
+        return TrialStart(task, self._directory.code, self._variables)
 
     def adopt(self, trial: TrialRecord) -> StartedRun:
         """Return the run left behind by a killed runner; the trial saves and ends by itself."""
@@ -196,18 +227,6 @@ class Launcher(abc.ABC):
         return self._directory.trial(trial_id) / "log.txt"
 
 
-class Machines(Protocol):
-    """This machine, or the nodes of a cluster. Both methods raise an ExperimentError if the trials cannot run there."""
-
-    def check(self, demand: Demand, folder: Path) -> None:
-        """Check that trials can run with the experiment's directory in ``folder``, or the nearest existing parent."""
-
-    def make_launcher(
-        self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, demand: Demand
-    ) -> Launcher:
-        """Return the launcher of the trials."""
-
-
 def read_grace(config: Mapping[str, Any]) -> float:
     """Return how long a run may take to save and end on request, in seconds."""
     timeout_s = config.get("preemption_timeout")
@@ -216,7 +235,7 @@ def read_grace(config: Mapping[str, Any]) -> float:
 
 def find_workdir(task: TrialTask) -> Path:
     """Return the working directory of a trial's processes, with a copy of the code."""
-    return task.directory / "workdir"
+    return task.node_directory / "workdir"
 
 
 def _read_variables(config: dict[str, Any], are_gpus: bool) -> dict[str, str]:
@@ -232,18 +251,18 @@ def _read_variables(config: dict[str, Any], are_gpus: bool) -> dict[str, str]:
 _CLASS = re.compile(r"[\w.]+:[\w.]+")
 
 
-def make_command(entrypoint: str | list[str], slots: int) -> list[str]:
-    """Return the command that runs an entrypoint in ``slots`` processes.
+def make_command(task: TrialTask) -> list[str]:
+    """Return the command that runs the entrypoint of an experiment in a process for each slot of this node.
 
     The harness trains a class, under torchrun if there are several processes. Any other string is a shell command, and
     a list is the command itself.
     """
+    entrypoint: str | list[str] = task.config["entrypoint"]
     if isinstance(entrypoint, list):
         return entrypoint
     if _CLASS.fullmatch(entrypoint) is None:
         return ["sh", "-c", entrypoint]
     harness = [sys.executable, "-m", "det_lightning.exec.harness", entrypoint]
-    if slots <= 1:
+    if task.world_size <= 1:
         return harness
-    launcher = [sys.executable, "-m", "det_lightning.launch.torch_distributed", "--nproc-per-node", str(slots), "--"]
-    return [*launcher, *harness]
+    return [sys.executable, "-m", "det_lightning.launch.torch_distributed", "--", *harness]

@@ -17,8 +17,8 @@ from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.code_check import check_code
 from det_lightning.experiments.directory import ExperimentDirectory, Options, read_storage
 from det_lightning.experiments.event_log import EventLog
-from det_lightning.experiments.launcher import Demand, Machines
-from det_lightning.experiments.local import LocalMachine
+from det_lightning.experiments.launcher import Demand, Launcher
+from det_lightning.experiments.local import LocalLauncher
 from det_lightning.experiments.model_context import copy_model_context
 from det_lightning.experiments.runner import ExperimentRunner
 from det_lightning.experiments.search.operations import ExitReason
@@ -40,19 +40,20 @@ def make_demand(config: ExperimentConfig, options: Options) -> Demand:
 
 
 @contextlib.contextmanager
-def find_machines(ray_address: str | None) -> Iterator[Machines]:
-    """Yield the machines for trials: this machine or, while the block runs, the Ray cluster at an address."""
+def find_launcher(ray_address: str | None) -> Iterator[type[Launcher]]:
+    """Yield the launcher for trials: on this machine or, while the block runs, on the Ray cluster at an address."""
     if ray_address is None:
-        yield LocalMachine()
+        yield LocalLauncher
         return
     try:
         from det_lightning.experiments.ray_cluster import connect
+        from det_lightning.experiments.ray_launcher import RayLauncher
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
         raise errors.ExperimentError(f"Running trials on Ray needs ray: {how_to_install('ray')}.") from error
-    with connect(ray_address) as cluster:
-        yield cluster
+    with connect(ray_address):
+        yield RayLauncher
 
 
 def create(
@@ -91,14 +92,14 @@ def create(
 def run(
     directory: ExperimentDirectory,
     show: Show,
-    machines: Machines,
+    launcher_class: type[Launcher],
     options: Options,
     *,
     retry_failed: bool = False,
 ) -> ExitReason | None:
     """Run an experiment from its current state to its end; return the outcome, or None after a signal to pause.
 
-    ``machines`` belong to the options. With ``retry_failed``, trials that ended with an error go on.
+    ``launcher_class`` belongs to the options. With ``retry_failed``, trials that ended with an error go on.
     """
     config = read_config(directory.config())
     require_loggers(options.loggers)
@@ -109,7 +110,7 @@ def run(
         searcher = config.searcher.model_copy(update={"name": "single"}) if options.tries else config.searcher
         state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
         search = Search(searcher, config.hyperparameters, config.reproducibility.experiment_seed)
-        launcher = machines.make_launcher(directory, config.as_dict(), options, make_demand(config, options))
+        launcher = launcher_class(directory, config.as_dict(), options, make_demand(config, options))
         best = BestValidations(directory.best)
 
         def on_change(state: ExperimentState) -> None:

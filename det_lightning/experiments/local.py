@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from det_lightning import errors
 from det_lightning.escaping import name_some
 from det_lightning.experiments.directory import ExperimentDirectory, Options
-from det_lightning.experiments.launcher import Demand, Launcher
+from det_lightning.experiments.launcher import Demand, Launcher, Record
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import TrialProcess
 
@@ -42,39 +42,26 @@ class Devices:
     gpus: Mapping[int, Gpu] = dataclasses.field(default_factory=dict)  # by slot; empty on the CPU
 
 
-class LocalMachine:
-    """This machine."""
-
-    def check(self, demand: Demand, folder: Path) -> None:
-        find_devices(demand)
-
-    def make_launcher(
-        self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, demand: Demand
-    ) -> LocalLauncher:
-        return LocalLauncher(directory, config, options, find_devices(demand), max(demand.slots_per_trial, 1))
-
-
 class LocalLauncher(Launcher):
     """Starts trials as processes on this machine, as many at once as there are slots for."""
 
     def __init__(
-        self,
-        directory: ExperimentDirectory,
-        config: dict[str, Any],
-        options: Options,
-        devices: Devices,
-        slots_per_trial: int,
+        self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, demand: Demand
     ) -> None:
-        super().__init__(directory, config, options, are_gpus=bool(devices.gpus))
-        self._devices = devices
-        self._slots_per_trial = slots_per_trial
-        self._free = list(devices.slots)
+        self._devices = find_devices(demand)
+        super().__init__(directory, config, options, demand, are_gpus=bool(self._devices.gpus))
+        self._slots_per_trial = max(demand.slots_per_trial, 1)
+        self._free = list(self._devices.slots)
         self._held: dict[int, list[int]] = {}
+
+    @staticmethod
+    def check(demand: Demand, folder: Path) -> None:
+        find_devices(demand)
 
     def has_room(self) -> bool:
         return len(self._free) >= self._slots_per_trial
 
-    def start(self, trial: TrialRecord, state: ExperimentState) -> TrialProcess:
+    def start(self, trial: TrialRecord, state: ExperimentState, record: Record) -> TrialProcess:
         slots = self._free[: self._slots_per_trial]
         self._held[trial.trial_id] = slots
         del self._free[: self._slots_per_trial]

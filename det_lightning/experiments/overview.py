@@ -11,9 +11,8 @@ from det_lightning.escaping import get_logger
 from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.event_log import find_runner, read_events
-from det_lightning.experiments.hook_progress import describe_hook_end
 from det_lightning.experiments.state import Checkpoint, ExperimentState, TrialRecord, TrialStatus
-from det_lightning.experiments.trial_process import is_running, read_status
+from det_lightning.experiments.trial_process import describe_hook, is_running, read_run_status
 from det_lightning.experiments.trial_reports import read_curves, take_unread_reports
 from det_lightning.masking import find_secrets, mask_text
 
@@ -49,7 +48,7 @@ def _find_orphan_status(directory: ExperimentDirectory, trial: TrialRecord) -> T
     folder = directory.trial(trial.trial_id)
     if is_running(folder, trial.runs):
         return TrialStatus.STOPPING
-    is_done = read_status(folder, trial.runs) == 0 and not trial.preempted and describe_hook_end(folder) is None
+    is_done = read_run_status(folder, trial.runs) == 0 and not trial.preempted and describe_hook(folder) is None
     return TrialStatus.COMPLETED if is_done else TrialStatus.PAUSED
 
 
@@ -163,6 +162,7 @@ def _describe_trial(
         "latest": state.find_metric(latest),
         "metrics": best or latest or {},
         "restarts": trial.restarts,
+        "nodes": trial.nodes,
         "seed": trial.trial_seed,
         "checkpoint": None if checkpoint is None else checkpoint.checkpoint_id,
         "checkpoint_batches": None if checkpoint is None else checkpoint.steps_completed,

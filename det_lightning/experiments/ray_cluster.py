@@ -16,9 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from det_lightning import __version__, errors
-from det_lightning.experiments.directory import ExperimentDirectory, Options
-from det_lightning.experiments.launcher import Demand
-from det_lightning.experiments.ray_launcher import RayLauncher
+from det_lightning.experiments.placement import Node
 from det_lightning.files.local_files import NO_LOCKS, warn_of_no_locks
 
 # A node may have to start a process and import this package first.
@@ -28,7 +26,7 @@ _NO_LOCKS = "sees no locks of other nodes on files there"
 
 
 @contextlib.contextmanager
-def connect(address: str) -> Iterator[RayCluster]:
+def connect(address: str) -> Iterator[None]:
     """Connect to a Ray cluster while the block runs; raise an ExperimentError without a cluster.
 
     The address is ``HOST:PORT``, ``auto`` for this machine's cluster, or ``local`` to start a cluster for the block.
@@ -45,7 +43,7 @@ def connect(address: str) -> Iterator[RayCluster]:
             f"--ray {address} cannot be used: {error} Start a cluster with `ray start --head`, or use --ray local."
         ) from error
     try:
-        yield RayCluster()
+        yield
     finally:
         ray.shutdown()
 
@@ -70,56 +68,12 @@ def _check_address(address: str) -> None:
         ) from error
 
 
-class RayCluster:
-    """The connected Ray cluster. Each trial runs on a single node."""
-
-    def check(self, demand: Demand, folder: Path) -> None:
-        """Check that a node is large enough for a trial, and that all such nodes share ``folder`` with this machine."""
-        needs = _find_needs(demand)
-        suitable = [node for node in _list_nodes() if _count_trials(node, needs)]
-        folder = folder.absolute()
-        _check_shared(next(path for path in (folder, *folder.parents) if path.is_dir()), suitable)
-
-    def make_launcher(
-        self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, demand: Demand
-    ) -> RayLauncher:
-        needs = _find_needs(demand)
-
-        def count_room() -> int:
-            on_nodes = sum(_count_trials(node, needs) for node in _list_nodes())
-            return on_nodes if demand.max_slots is None else min(on_nodes, demand.max_slots // needs["CPU"])
-
-        return RayLauncher(directory, config, options, needs, count_room)
+def list_nodes() -> list[Node]:
+    """Return the living nodes of the connected cluster."""
+    return [Node.from_ray(node) for node in ray.nodes() if node["Alive"]]
 
 
-def _list_nodes() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _find_needs(demand: Demand) -> dict[str, int]:
-    """Return the Ray resources of a trial: a CPU for each process, and a GPU if GPUs are used."""
-    demand.check_limit()
-    slots = demand.slots_per_trial
-    nodes = _list_nodes()
-    gpus = max((int(node["Resources"].get("GPU", 0)) for node in nodes), default=0)
-    on_cpu = demand.on_cpu or slots == 0 or (gpus == 0 and slots == 1)
-    needs = {"CPU": max(slots, 1)} if on_cpu else {"CPU": slots, "GPU": slots}
-    if any(_count_trials(node, needs) for node in nodes):
-        return needs
-    largest = [f"{max(int(node['Resources'].get(name, 0)) for node in nodes) or 'no'} {name}s" for name in needs]
-    on_cpus = "" if on_cpu else f" --cpu for {slots} processes on the CPU, or"
-    raise errors.ExperimentError(
-        f"resources.slots_per_trial is {slots}, a trial runs on one node, and no node of the Ray cluster has so many: "
-        f"the most on one node are {' and '.join(largest)}. Use{on_cpus} --slots N for another number, or add a node."
-    )
-
-
-def _count_trials(node: dict[str, Any], needs: dict[str, int]) -> int:
-    """Return how many trials an otherwise idle node can run at once."""
-    return min(int(node["Resources"].get(name, 0)) // number for name, number in needs.items())
-
-
-def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
+def check_shared(folder: Path, nodes: list[Node]) -> None:
     """Check that the nodes see the same files in a folder as this process; warn if they do not see its locks."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".det-lightning-") as file:
         content = os.urandom(16)
@@ -131,7 +85,7 @@ def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-        answers = [(node["NodeManagerAddress"], _ask(node, file.name, content)) for node in nodes]
+        answers = [(node.name, _ask(node, file.name, content)) for node in nodes]
         problems = [(name, _answer(answer)) for name, answer in answers]
     if any(problem == _NO_LOCKS for _, problem in problems):
         warn_of_no_locks(str(folder), "trials of a lost node may start again while their processes still save")
@@ -143,8 +97,8 @@ def _check_shared(folder: Path, nodes: list[dict[str, Any]]) -> None:
         )
 
 
-def _ask(node: dict[str, Any], path: str, content: bytes) -> Any:
-    only_there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+def _ask(node: Node, path: str, content: bytes) -> Any:
+    only_there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
     remote = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=only_there)(find_problem)
     return remote.remote(path, content, __version__)
 

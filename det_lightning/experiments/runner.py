@@ -182,7 +182,7 @@ class ExperimentRunner:
             start = self._choose_start(trial)
             checkpoint_id = None if start is None else start.checkpoint_id
             self.record("run_started", trial=trial.trial_id, run=trial.runs + 1, checkpoint=checkpoint_id)
-            run = self._launcher.start(trial, self.state)
+            run = self._launcher.start(trial, self.state, self.record)
             self._add(trial, run)
             # A signal arrived before the run was in the list, or a trial is retried after a failure while stopping.
             if self.state.pausing or trial.stop_requested:

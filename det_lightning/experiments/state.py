@@ -86,6 +86,7 @@ class TrialRecord:
     steps_completed: int = 0  # batches trained, as far as reported
     progress: Progress = dataclasses.field(default_factory=Progress)  # of the latest run; not in the log
     is_open: bool = False  # whether a run was started and is not known to have ended
+    nodes: list[str] = dataclasses.field(default_factory=list)  # the names of the open run's nodes on a cluster
     start: Checkpoint | None = None  # of the trial, from which the latest run started
     steps_saved: int = -1  # batches of the newest checkpoint of the latest run; -1 without one
     orphaned: bool = False  # whether the runner was killed, and the supervisor has asked the run to end
@@ -127,6 +128,9 @@ class TrialRecord:
         self.progress = Progress()
         self.status = TrialStatus.STOPPING if self.stop_requested else TrialStatus.RUNNING
         self.started_at = self.started_at or event["time"]
+
+    def on_run_placed(self, event: Mapping[str, Any]) -> None:
+        self.nodes = event["nodes"]
 
     def on_validation(self, event: Mapping[str, Any]) -> None:
         steps = event["steps_completed"]
@@ -170,6 +174,7 @@ class TrialRecord:
 
     def on_run_ended(self, event: Mapping[str, Any]) -> None:
         self.is_open = False
+        self.nodes = []
         self.restarts += bool(event["failed"]) and event["closed"] is None
         self.reason = event["reason"]
         self.steps_completed = max(self.steps_completed, event.get("steps_completed", 0))

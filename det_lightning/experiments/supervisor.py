@@ -55,7 +55,7 @@ def main(settings_json: str) -> int:
     except OSError as error:
         if error.errno not in settings["no_locks"]:  # of which the runner has told
             raise
-    if json.loads((directory / "task.json").read_text())["run_id"] != settings["run"]:
+    if json.loads(Path(settings["task"]).read_text())["run_id"] != settings["run"]:
         return 0  # a later run was started before this one could begin
     status = _supervise(settings, directory, lock)
     draft = directory / "exit.json.tmp"

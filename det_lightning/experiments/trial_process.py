@@ -11,15 +11,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from det_lightning.core._task import read_record
+from det_lightning.core._task import NODES, read_record
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.escaping import get_logger
 from det_lightning.experiments import supervisor
 from det_lightning.experiments.hook_progress import describe_hook_end
+from det_lightning.experiments.node_logs import copy_node_logs
 from det_lightning.experiments.supervisor import Process
 from det_lightning.files.local_files import NO_LOCKS, is_locked
 
@@ -72,10 +73,11 @@ def _warn_once(text: str) -> None:
 
 
 class TrialProcess:
-    """A run of a trial, under a supervisor that ends soon after the trial or the runner.
+    """A run of a trial, or its part on a node, under a supervisor that ends soon after the trial or the runner.
 
-    The run may take ``grace_s`` to save and end on request. The supervisor of a ``detached`` run is not a child of this
-    process, because the end of this process may end all children. Raise an OSError if the run cannot be started.
+    ``directory`` is the node's, or the trial's if there is only one node. The run may take ``grace_s`` to save and end
+    on request. The supervisor of a ``detached`` run is not a child of this process, because the end of this
+    process may end all children. Raise an OSError if the run cannot be started.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class TrialProcess:
         settings = {
             "command": command,
             "directory": str(directory),
+            "task": str(_find_trial(directory) / "task.json"),
             "workdir": str(workdir),
             "run": run,
             "grace_s": grace_s,
@@ -129,7 +132,7 @@ class TrialProcess:
         if not self._problem and not status:
             return describe_hook_end(self._directory)
         ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        return f"{self._problem or f'its supervisor {ended}'} (see trials/{self._directory.name}/log.txt)"
+        return f"{self._problem or f'its supervisor {ended}'} (see trials/{_find_trial(self._directory).name}/log.txt)"
 
     def exit_status(self) -> int | None:
         """Return the exit status of an ended run, as a shell shows it; None if the supervisor was killed."""
@@ -160,25 +163,28 @@ class OrphanedRun:
     def __init__(self, directory: Path, run: int, grace_s: float) -> None:
         self._directory = directory
         self._run = run
-        self._processes = RunProcesses(directory, run, grace_s)
+        self._processes = [RunProcesses(node, run, grace_s) for node in _list_node_directories(directory)]
 
     def has_ended(self) -> bool:
-        return self._processes.have_ended()
+        running = [processes for processes in self._processes if not processes.have_ended()]
+        copy_node_logs(self._directory, ended=not running)
+        return not running
 
     def problem(self) -> str | None:
         """Return where the start-up hook ended the run, if the entrypoint did not begin."""
-        return describe_hook_end(self._directory)
+        return describe_hook(self._directory)
 
     def exit_status(self) -> int:
         """Return the exit status; without a record, the status of a preempted run."""
-        status = read_status(self._directory, self._run)
+        status = read_run_status(self._directory, self._run)
         return PREEMPTED_EXIT_CODE if status is None else status
 
     def stop(self) -> None:
         """Do nothing: the run is already ending."""
 
     def kill(self) -> None:
-        self._processes.hurry()
+        for processes in self._processes:
+            processes.hurry()
 
 
 class RunProcesses:
@@ -194,7 +200,7 @@ class RunProcesses:
         """Return whether all processes have ended, on this machine or another; end those that the supervisor left."""
         holder = _read_holder(self._directory, self._run)
         left = _find_processes(holder, self._directory, self._run)
-        if holder.get("supervisor") in left:  # which ends them itself
+        if holder.get("supervisor") in left and self._deadline is None:  # which ends them itself
             return False
         if left and self._deadline is None:
             self._deadline = time.monotonic() + self._grace_s
@@ -205,7 +211,7 @@ class RunProcesses:
         return not left and not _is_locked(self._directory)
 
     def hurry(self) -> None:
-        """Kill at the next look what the supervisor left."""
+        """Kill the processes at the next look, even if the supervisor lives."""
         self._deadline = 0.0
 
 
@@ -249,8 +255,34 @@ def _read_holder(directory: Path, run: int) -> dict[str, Any]:
     return holder if isinstance(holder, dict) and holder.get("run") == run else {}
 
 
+def _find_trial(directory: Path) -> Path:
+    """Return the trial's directory, of a node's directory or of itself."""
+    return directory.parent.parent if directory.parent.name == NODES else directory
+
+
+def _list_node_directories(directory: Path) -> list[Path]:
+    """Return the directories of the nodes of a trial's newest run; the trial's own if there is only one node."""
+    return sorted(directory.glob(f"{NODES}/*")) or [directory]
+
+
+def choose_status(statuses: Sequence[int | None]) -> int | None:
+    """Return the exit status of a run by those of its nodes: the first of a failure, else of a preemption, else 0."""
+    failures = [status for status in statuses if status not in (0, PREEMPTED_EXIT_CODE)]
+    return failures[0] if failures else max(status or 0 for status in statuses)
+
+
+def describe_hook(directory: Path) -> str | None:
+    """Return where the start-up hook ended the newest run of a trial on any node; None if the entrypoint began."""
+    return next(filter(None, map(describe_hook_end, _list_node_directories(directory))), None)
+
+
+def read_run_status(directory: Path, run: int) -> int | None:
+    """Return the exit status of a trial's run on all nodes, as recorded by the supervisors; None without a record."""
+    return choose_status([read_status(node, run) for node in _list_node_directories(directory)])
+
+
 def read_status(directory: Path, run: int) -> int | None:
-    """Return the exit status recorded by the supervisor of a run; None without a record."""
+    """Return the exit status recorded by the supervisor of a run on one node; None without a record."""
     file = directory / "exit.json"
     try:
         record: Any = json.loads(file.read_text()) if file.is_file() else {"run": None}
@@ -261,7 +293,8 @@ def read_status(directory: Path, run: int) -> int | None:
 
 def is_running(directory: Path, run: int) -> bool:
     """Return whether a run of the trial is still active, perhaps without a runner."""
-    return _is_locked(directory) or bool(_find_processes(_read_holder(directory, run), directory, run))
+    nodes = _list_node_directories(directory)
+    return any(_is_locked(node) or _find_processes(_read_holder(node, run), node, run) for node in nodes)
 
 
 def _is_locked(directory: Path) -> bool:

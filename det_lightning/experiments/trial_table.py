@@ -72,6 +72,7 @@ def make_columns(details: dict[str, Any], sorted_by: str | None = None, more: Se
     if name not in ("", split_metric(details)[0]):
         columns.append(Column(name, [_find_metric(trial, name) for trial in trials]))
     columns.append(Column("RESTARTS", [trial["restarts"] or None for trial in trials]))
+    columns.append(Column("NODES", [", ".join(trial.get("nodes", [])) for trial in trials], is_number=False))
     columns += divide_hparams(trials)[0]
     columns.append(Column("CHECKPOINT", [_describe_checkpoint(trial) for trial in trials], is_number=False))
     return [column for column in columns if any(cell not in (None, "") for cell in column.cells)]

@@ -210,15 +210,6 @@ def test_nodes_without_shared_files_are_named(cluster: Any, tmp_path: Path) -> N
     assert list(hidden.iterdir()) == []
 
 
-def test_too_large_trial_is_refused(cluster: Any, tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", resources={"slots_per_trial": 8})
-    options = ("--cpu", "--experiments", tmp_path / "experiments", "--ray", cluster.address)
-    error = run("run", config, tmp_path / "project", *options, ends_with=2).stderr
-    assert "resources.slots_per_trial is 8" in error
-    assert "no node of the Ray cluster has so many" in error
-    assert not (tmp_path / "experiments").exists()
-
-
 @pytest.mark.parametrize(
     ("address", "message"), [("127.0.0.1:9", "nothing answers there"), ("ray://127.0.0.1:10001", "expected HOST:PORT")]
 )
