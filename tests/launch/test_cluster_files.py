@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from det_lightning.ranks.topology import free_port
+from tests.experiments.running import wait_for
 from tests.launching import environment
 from tests.warm_python import WarmPython
 
@@ -54,6 +56,47 @@ def test_slurm_queues_a_run_again_that_was_saved(
     assert run(["bash", "job.sbatch", "train.py"], tmp_path, f"raise SystemExit({status})", {**tools, **job}) == status
     noted = tmp_path / "asked"
     assert (noted.read_text() if noted.exists() else "") == asked
+
+
+#: They note how they were started; the experiment runs until it is stopped, and is complete when it is resumed.
+EXPERIMENT = {
+    "ray": '#!/bin/bash\necho "ray $*" >> asked\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n',
+    "det-lightning": """#!/bin/bash
+echo "$@" >> asked
+case "$1 $2" in
+    "run adaptive.yaml")
+        mkdir -p "$4/search-1"
+        until [ -e stop ]; do sleep 0.1; done
+        exit 130 ;;
+    "experiment stop") touch stop ;;
+esac
+""",
+}
+
+
+def test_slurm_resumes_an_experiment_on_ray(tools: dict[str, str], tmp_path: Path) -> None:
+    for name, script in EXPERIMENT.items():
+        (tmp_path / "tools" / name).write_text(script)
+        (tmp_path / "tools" / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "here", "SLURM_CPUS_PER_TASK": "2"}
+    variables = {**tools, **job}
+    with subprocess.Popen(["bash", CLUSTER / "ray.sbatch", "adaptive.yaml"], cwd=tmp_path, env=variables) as batch:
+        experiments = tmp_path / "experiments" / "job-7"
+        wait_for((experiments / "search-1").exists)
+        batch.send_signal(signal.SIGUSR1)
+        assert batch.wait(timeout=60) == 130
+    assert run(["bash", str(CLUSTER / "ray.sbatch"), "adaptive.yaml"], tmp_path, "", variables) == 0
+    started = "ray symmetric-run --address localhost:6379 --min-nodes 1 --num-cpus 2 -- det-lightning"
+    begun = f"run adaptive.yaml --experiments {experiments} --ray auto"
+    resumed = f"experiment resume {experiments}/search-1 --ray auto"
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        f"{started} {begun}",
+        begun,
+        f"experiment stop {experiments}/search-1",
+        "requeue 7",
+        f"{started} {resumed}",
+        resumed,
+    ]
 
 
 @pytest.mark.parametrize(("status", "expected"), [("75", 143), ("0", 0)])

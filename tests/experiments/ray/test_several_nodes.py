@@ -161,6 +161,18 @@ def find_actors() -> list[int]:
     return [one for one in processes if Path(f"/proc/{one}/cmdline").read_bytes().startswith(b"ray::TrialActor")]
 
 
+def test_interrupt_saves_on_all_nodes(cluster: Any, tmp_path: Path) -> None:
+    endless = {**CONFIG["searcher"], "max_length": {"batches": 10**6}}
+    config = write_linear(tmp_path / "project", entrypoint="linear_trial:LinearTrial", searcher=endless)
+    experiment = tmp_path / "linear-1"
+    options = ("--cpu", "--experiments", tmp_path, "--ray", cluster.address)
+    run_until(lambda: len(events_of(experiment, "validation")) >= 2, "run", config, config.parent, *options)
+    (end,) = events_of(experiment, "run_ended")
+    assert (end["status"], end["paused"]) == (75, True)
+    assert events_of(experiment, "checkpoint")[-1]["steps_completed"] == end["steps_completed"]
+    assert pids_of(experiment) == []
+
+
 def test_trial_goes_on_in_another_shape(cluster: Any, tmp_path: Path, on_one_node: Path) -> None:
     config = write_linear(tmp_path / "project")
     experiment = tmp_path / "linear-1"
