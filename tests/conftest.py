@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +46,16 @@ def pytest_configure(config: pytest.Config) -> None:
     paths = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
     if not all(path.resolve().is_relative_to(_GPU_TESTS) for path in paths):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a row by its values, where pytest would only count: by JSON or, for other values, by the keys of a dict."""
+    if not isinstance(val, dict | list | tuple):
+        return None
+    try:
+        return textwrap.shorten(json.dumps(val), 60, placeholder="...")
+    except TypeError:
+        return " and ".join(map(str, val)) if isinstance(val, dict) else None
 
 
 @pytest.fixture(autouse=True)

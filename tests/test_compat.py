@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,9 +29,34 @@ def printed(code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_determined_modules_are_ours() -> None:
+def evaluate(code: str, expressions: Iterable[str]) -> dict[str, Any]:
+    """Return the values of expressions after the code, in a process of their own."""
+    done = printed(f"{code}\nimport json\nprint(json.dumps({{each: eval(each) for each in {[*expressions]}}}))")
+    values: dict[str, Any] = json.loads(done[-1])
+    return values
+
+
+#: What is so once ``determined`` is det_lightning: by the promise, an expression that is true.
+PROMISES = {
+    "det_lightning alone takes no name": "not was_imported",
+    "classes are det_lightning's": "det.InvalidHP is det_lightning.InvalidHP is errors.InvalidHP",
+    "modules are det_lightning's": "core is det_lightning.core and errors is det_lightning.errors is det.errors",
+    "deep modules are det_lightning's": "storage is det_lightning.checkpoint.storage",
+    "modules keep their names": "(det.__name__, det.__spec__.name) == ('det_lightning',) * 2",
+    "submodules keep their names": "errors.__spec__.name == 'det_lightning.errors'",
+    "installing twice is like once": "sum(type(finder).__name__ == '_AliasFinder' for finder in sys.meta_path) == 1",
+    "the version is Determined's": "det.__version__ == __version__ == '0.38.1' != det_lightning.__version__",
+    "dir() has all names": "set(dir(det_lightning)) <= set(dir(det))",
+    "help() shows the docstring": "det.__doc__ == det_lightning.__doc__",
+}
+MISSING = {"determined.keras": "keras", "determined.core.profiler": "core.profiler", "determined.no.such": "no"}
+
+
+@pytest.fixture(scope="module")
+def alias() -> dict[str, Any]:
+    """The values of the promises, and the name in the error of each missing module, after an installation."""
     code = """
-print('determined' in sys.modules)
+was_imported = "determined" in sys.modules
 compat.install()
 compat.install()
 import determined as det
@@ -37,28 +65,24 @@ from determined import __version__, core, errors
 from determined.checkpoint import storage
 import determined.errors
 import det_lightning.checkpoint.storage
-print(det.InvalidHP is det_lightning.InvalidHP, core is det_lightning.core, errors is det_lightning.errors)
-print(storage is det_lightning.checkpoint.storage, det.errors is errors)
-print(det.__name__, det.__spec__.name, errors.__spec__.name, det.InvalidHP is errors.InvalidHP)
-print(sum(type(finder).__name__ == "_AliasFinder" for finder in sys.meta_path))
-print(det.__version__, __version__, det_lightning.__version__ == __version__)
-print(set(dir(det_lightning)) <= set(dir(det)), det.__doc__ == det_lightning.__doc__)
-for name in ("determined.keras", "determined.core.profiler", "determined.no.such"):
+
+def name_missing(module):
     try:
-        __import__(name)
-    except ModuleNotFoundError as e:  # what is not covered is named
-        print(name in str(e) or "determined.no" in str(e), e.name.startswith("determined."))
+        __import__(module)
+    except ModuleNotFoundError as e:
+        return e.name if e.name in str(e) else str(e)
 """
-    assert printed(code) == [
-        "False",
-        "True True True",
-        "True True",
-        "det_lightning det_lightning det_lightning.errors True",
-        "1",
-        "0.38.1 0.38.1 False",
-        "True True",
-        *["True True"] * 3,
-    ]
+    return evaluate(code, [*PROMISES.values(), *(f"name_missing({module!r})" for module in MISSING)])
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_alias(alias: dict[str, Any], promise: str) -> None:
+    assert alias[PROMISES[promise]], PROMISES[promise]
+
+
+@pytest.mark.parametrize("module", MISSING)
+def test_alias_names_what_is_missing(alias: dict[str, Any], module: str) -> None:
+    assert alias[f"name_missing({module!r})"] == f"determined.{MISSING[module]}"
 
 
 @pytest.mark.slow
@@ -71,39 +95,57 @@ runpy._run_module_as_main("determined.launch.torch_distributed")
 """)
 
 
-INTERNAL = {
-    "_callback": "PyTorchCallback",
-    "_data": "DataLoader TorchData adapt_batch_sampler data_length to_device",
-    "_experimental": "PyTorchExperimentalContext",
-    "_load": "CheckpointLoadContext load_trial_from_checkpoint_path",
-    "_lr_scheduler": "LRScheduler",
-    "_pytorch_context": "PyTorchTrialContext",
-    "_pytorch_trial": "PyTorchTrial",
-    "_reducer": "MetricReducer Reducer",
-    "_trainer": "Trainer init",
-    "_trainer_utils": "Batch Epoch TrainUnit",
+INTERNAL = [
+    "_callback.PyTorchCallback",
+    *(f"_data.{name}" for name in ("DataLoader", "TorchData", "adapt_batch_sampler", "data_length", "to_device")),
+    "_experimental.PyTorchExperimentalContext",
+    *(f"_load.{name}" for name in ("CheckpointLoadContext", "load_trial_from_checkpoint_path")),
+    "_lr_scheduler.LRScheduler",
+    "_pytorch_context.PyTorchTrialContext",
+    "_pytorch_trial.PyTorchTrial",
+    *(f"_reducer.{name}" for name in ("MetricReducer", "Reducer")),
+    *(f"_trainer.{name}" for name in ("Trainer", "init")),
+    *(f"_trainer_utils.{name}" for name in ("Batch", "Epoch", "TrainUnit")),
+]
+MODEL_HUB = {
+    "model_hub is det_lightning's": "model_hub.utils is det_lightning.model_hub.utils",
+    "what is not covered is named": "is_refused('model_hub.mmdetection.utils')",
 }
 
 
-@pytest.mark.slow
-def test_internal_modules_and_model_hub_exist() -> None:
-    code = f"""
+@pytest.fixture(scope="module")
+def internal_names() -> dict[str, Any]:
+    """Whether each internal name is the public one, by ``module.name``; and what is so of model_hub."""
+    code = """
 compat.install()
 import importlib
 from determined import pytorch
-for name, members in {INTERNAL}.items():
-    module = importlib.import_module("determined.pytorch." + name)
-    print(module.__name__, all(getattr(module, member) is getattr(pytorch, member) for member in members.split()))
-from model_hub import utils
 import model_hub.utils
 import det_lightning.model_hub.utils
-print(utils is det_lightning.model_hub.utils, model_hub.utils is utils)
-try:
-    import model_hub.mmdetection.utils
-except ImportError as e:
-    print("model_hub.mmdetection is not covered" in str(e))
+
+def is_public(name):
+    module, _, member = name.partition(".")
+    return getattr(importlib.import_module("determined.pytorch." + module), member) is getattr(pytorch, member)
+
+def is_refused(module):
+    try:
+        importlib.import_module(module)
+    except ImportError as e:
+        return "model_hub.mmdetection is not covered" in str(e)
 """
-    assert printed(code) == [*(f"det_lightning.pytorch.{name} True" for name in INTERNAL), "True True", "True"]
+    return evaluate(code, [*(f"is_public({name!r})" for name in INTERNAL), *MODEL_HUB.values()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INTERNAL)
+def test_internal_name_is_the_public_one(internal_names: dict[str, Any], name: str) -> None:
+    assert internal_names[f"is_public({name!r})"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("promise", MODEL_HUB)
+def test_model_hub(internal_names: dict[str, Any], promise: str) -> None:
+    assert internal_names[MODEL_HUB[promise]], MODEL_HUB[promise]
 
 
 @pytest.mark.slow
@@ -205,43 +247,31 @@ def test_worker_processes_have_the_alias_too(start: str, methods: list[str]) -> 
     assert done.stdout.splitlines() == [outputs[method.startswith("loader")] for method in methods], done.stderr
 
 
-def test_temporary_alias_restores_the_path() -> None:
-    code = """
-before = list(sys.path)
-with compat.answering_determined():
-    print(sys.path[:1] == before[:1], len(sys.path) - len(before))
-print(sys.path == before)
-sys.path.append(str(compat.ALIAS_DIRECTORY))
-before = list(sys.path)
-with compat.answering_determined():
-    pass
-print(sys.path == before)
-"""
-    assert printed(code) == ["True 1", "True", "True"]
-
-
-def test_the_command_line_explains_itself() -> None:
-    ends = {
-        (): 2,
-        ("--help",): 0,
-        ("-m",): 2,
-        ("missing.py",): "det_lightning: there is no script missing.py",
-        ("-m", "missing"): "det_lightning: there is no module missing",
-        ("-m", "missing.train"): "det_lightning: there is no module missing.train",
-    }
+@pytest.mark.parametrize("is_there", [False, True], ids=["added", "there before"])
+def test_temporary_alias_restores_the_path(is_there: bool) -> None:
     code = f"""
-from det_lightning.__main__ import main
-for arguments in {[*ends]}:
-    sys.argv = ["det_lightning", *arguments]
-    try:
-        main()
-    except SystemExit as end:
-        print("ends with", end.code)
+sys.path.extend([str(compat.ALIAS_DIRECTORY)] * {is_there})
+before = list(sys.path)
+with compat.answering_determined():
+    inside = list(sys.path)
 """
-    lines = printed(code)
-    assert [line for line in lines if line.startswith("ends with ")] == [f"ends with {end}" for end in ends.values()]
-    assert lines.count("usage: python -m det_lightning SCRIPT [ARGS...]") == 3
-    assert "`" not in "".join(lines)
+    added = "len(inside) - len(before)"
+    values = evaluate(code, ["before == sys.path", "inside[0] == before[0]", added])
+    assert values == {"before == sys.path": True, "inside[0] == before[0]": True, added: int(not is_there)}
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["-m"], 2)], ids=repr)
+def test_command_line_explains_itself(arguments: list[str], status: int) -> None:
+    done = run("-m", "det_lightning", *arguments)
+    assert done.returncode == status
+    assert "usage: python -m det_lightning SCRIPT [ARGS...]" in done.stdout.splitlines()
+    assert "`" not in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["missing.py"], ["-m", "missing"], ["-m", "missing.train"]], ids=" ".join)
+def test_command_line_names_what_is_missing(arguments: list[str]) -> None:
+    kind = "module" if "-m" in arguments else "script"
+    assert run("-m", "det_lightning", *arguments).stderr == f"det_lightning: there is no {kind} {arguments[-1]}\n"
 
 
 @pytest.mark.parametrize(("packages", "name"), [([], "det_lightning.model_hub"), (["own"], "model_hub")])

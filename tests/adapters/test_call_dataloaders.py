@@ -179,7 +179,7 @@ def test_data_without_a_length(caplog: Any) -> None:
         ({"train_dataloaders": 5}, "takes a loader or any iterable; got 5"),
     ],
 )
-def test_several_loaders(data: dict[str, Any], refusal: str) -> None:
+def test_several_loaders_are_refused(data: dict[str, Any], refusal: str) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=refusal):
         fit(SmallTrial, **data)
 

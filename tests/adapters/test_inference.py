@@ -69,7 +69,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 # Modules from checkpoints
 
 
-def test_loading_without_a_trainer(saved: tuple[TrialModule, str]) -> None:
+def test_module_loads_without_a_trainer(saved: tuple[TrialModule, str]) -> None:
     trained, path = saved
     for weights_only in (None, True):
         module = TrialModule.load_from_checkpoint(path, "cpu", trial=OneModel, weights_only=weights_only)
@@ -108,7 +108,7 @@ def test_exp_conf_comes_from_the_checkpoint(tmp_path: Path) -> None:
     assert module.trial.context.get_experiment_config()["name"] == "first"
 
 
-def test_loading_a_file_with_numpy_objects(older_file: Path) -> None:
+def test_older_file_with_numpy_objects_loads(older_file: Path) -> None:
     module = TrialModule.load_from_checkpoint(older_file, trial=SmallTrial)
     assert module.hparams == {"lr": 0.1}
     with older_file.open("rb") as file:
@@ -116,7 +116,7 @@ def test_loading_a_file_with_numpy_objects(older_file: Path) -> None:
     assert torch.equal(weights_of(again.trial), weights_of(module.trial))
 
 
-def test_a_subclass_with_saved_arguments(tmp_path: Path) -> None:
+def test_subclass_loads_with_its_saved_arguments(tmp_path: Path) -> None:
     class Module(TrialModule):
         def __init__(self, size: int = 1, name: str = "default") -> None:
             super().__init__(OneModel, {"width": size})
@@ -186,7 +186,7 @@ def test_unknown_parameters_need_strict_false(tmp_path: Path) -> None:
     trainer(max_epochs=2).fit(module, ckpt_path=path)
 
 
-def test_weights_of_distributed_training() -> None:
+def test_weights_of_distributed_training_load() -> None:
     module = WithScale(2.0)
     fit(module)
     weights = {name.replace("models.0.", "models.0.module."): value for name, value in module.state_dict().items()}
@@ -332,7 +332,7 @@ def test_reducers_work_in_a_test() -> None:
     assert metrics == {"largest": INPUTS.max().item(), "smallest": INPUTS.min().item(), "samples": len(INPUTS)}
 
 
-def test_a_full_given_dataset() -> None:
+def test_given_dataset_is_evaluated_as_a_whole() -> None:
     class Trial(OneModel):
         evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
 
@@ -343,7 +343,7 @@ def test_a_full_given_dataset() -> None:
     assert metrics["sum"] == pytest.approx(INPUTS.sum().item(), rel=1e-4)
 
 
-def test_a_data_module_for_tests() -> None:
+def test_data_module_gives_data_for_test_and_predict() -> None:
     class Data(pl.LightningDataModule):
         def test_dataloader(self) -> Any:
             return loader(INPUTS, TARGETS)

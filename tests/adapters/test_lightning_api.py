@@ -358,7 +358,7 @@ def test_a_run_without_a_length(length: Any, flags: dict[str, Any], caplog: Any)
 
 @pytest.mark.parametrize("by_batch", [False, True])
 @pytest.mark.parametrize(("amount", "batches"), [(2, 2), (0.3, 2), (0.5, 3), (100, 7)])
-def test_overfit_batches(amount: float, batches: int, by_batch: bool) -> None:
+def test_overfit_batches_repeats_the_first_in_order(amount: float, batches: int, by_batch: bool) -> None:
     in_order = pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE)
     first = [batch[0].flatten().tolist() for batch in itertools.islice(in_order, batches)]
     callbacks = [pl.callbacks.Timer()] if by_batch else []
@@ -495,7 +495,7 @@ def test_gradient_clip_val_clips() -> None:
     assert by_norm.norms == pytest.approx([0.1] * EPOCH_LEN, rel=1e-3)
 
 
-def test_accumulate_grad_batches() -> None:
+def test_accumulate_grad_batches_is_aggregation_frequency() -> None:
     class Trial(SmallTrial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)

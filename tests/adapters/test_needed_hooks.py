@@ -247,7 +247,7 @@ class OnFullDataset(SmallTrial):
 
 
 @pytest.mark.parametrize("trial_class", [SmallTrial, OnFullDataset])
-def test_own_predictions_and_tests(trial_class: type[SmallTrial]) -> None:
+def test_own_steps_predict_and_test(trial_class: type[SmallTrial]) -> None:
     module = OwnSteps(trial_class)
     assert [prediction.shape for prediction in trainer().predict(module, DATA) or []] == [(25, 4), (25, 4)]
     assert trainer().test(module, DATA, verbose=False) == [{"samples": 50.0}]

@@ -131,7 +131,7 @@ def test_archive_without_checksums_is_read(trusted: bool, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("options", [{"map_location": "meta"}, {"weights_only": False}])
-def test_damage_in_unread_entries(options: dict[str, Any], tmp_path: Path) -> None:
+def test_damage_in_unread_entries_is_found(options: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "state.pth"
     torch.save({"w": torch.full((700_000,), 3.0)}, path)
     assert read_state(path, **options)["w"].shape == (700_000,)
@@ -142,7 +142,7 @@ def test_damage_in_unread_entries(options: dict[str, Any], tmp_path: Path) -> No
         read_state(path, **options)
 
 
-def test_file_rewritten_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_read_as_it_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state.pth"
     path.write_bytes(mutations.zip_of(entries_with(HARMLESS)))
     load = torch.load
@@ -172,7 +172,7 @@ def test_many_entries_take_linear_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("map_location", ["cpu", None, lambda storage, _: storage], ids=["cpu", "same", "function"])
-def test_tensors_of_all_sizes(map_location: object, tmp_path: Path) -> None:
+def test_tensors_of_all_sizes_come_back(map_location: object, tmp_path: Path) -> None:
     state = {f"w{size}": torch.randn(size) for size in (0, 1, 10_000, 300_000, 700_000)}
     state |= {"view": state["w300000"][100:200], "sparse": torch.eye(3).to_sparse()}
     torch.save(state, tmp_path / "state.pth")

@@ -32,7 +32,7 @@ def test_what_was_written_is_read_back(checkpoint: Path) -> None:
     assert_equal(content.resume, written.resume)
 
 
-def test_layout_of_determined(checkpoint: Path) -> None:
+def test_checkpoint_has_determineds_files(checkpoint: Path) -> None:
     names = ["code", "load_data.json", "metadata.json", *PICKLES]
     assert sorted(path.name for path in checkpoint.iterdir()) == sorted(names)
     assert pickle.loads((checkpoint / "trial_state.pkl").read_bytes()) == vars(make_files().trial_state)
@@ -125,7 +125,7 @@ def test_code_runs_only_if_trusted(checkpoint: Path, name: str, old: bool) -> No
     assert sentinel.exists()
 
 
-def test_manifest_by_another_library(tmp_path: Path) -> None:
+def test_checksums_are_those_of_other_libraries(tmp_path: Path) -> None:
     (tmp_path / "digits").write_bytes(b"123456789")
     listed = {"digits": {"bytes": 9, "crc32c": "e3069283"}}  # google_crc32c gave both
     (tmp_path / "metadata.json").write_text(json.dumps({"files": listed, "metadata_crc32c": "ddee988b"}))

@@ -154,7 +154,7 @@ def test_too_deep_directory_is_left_out(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("code_dir", [None, Path("project")])
-def test_removed_working_directory(
+def test_removed_directory_is_a_warning(
     code_dir: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if code_dir is None:
@@ -186,7 +186,9 @@ UNREADABLE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_unreadable_detignore(kind: str, copied: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_detignore_leaves_out_all_but_python_files(
+    kind: str, copied: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     touch("kept.py", "perhaps private.csv")
     UNREADABLE[kind](Path(".detignore"))
     assert copied() == ["kept.py"]
@@ -222,7 +224,7 @@ def test_gitignore_applies(copied: Any) -> None:
     assert copied() == [".gitignore", "data/large", "kept.py", "package/data/small"]
 
 
-def test_same_files_as_git(copied: Any) -> None:
+def test_gitignore_means_what_git_reads(copied: Any) -> None:
     subprocess.run(["git", "init", "-q"], check=True)
     touch("a.py", "a.txt", "src/b.py", "src/b.txt", "src/log/c.log", "out/d.py", "x y.txt", "x y")
     touch(".gitignore", content="*.txt\n!x*.txt\n/out\nlog/*\n\n# no pattern\nx\\ y\n")
@@ -253,7 +255,7 @@ def test_linked_module_is_copied(copied: Any, load_module: Any, tmp_path: Path) 
     assert copied() == [f"shared/{MODULE}.py"]
 
 
-def test_module_beside_checkpoints(load_module: Any) -> None:
+def test_imported_module_is_copied_from_ignored_directory(load_module: Any) -> None:
     touch(f"generated/{MODULE}.py", content="X = 1\n")
     touch(".gitignore", content="generated/\n")
     load_module("generated")

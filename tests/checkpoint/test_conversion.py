@@ -38,7 +38,7 @@ def there_and_back(directory: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("by_determined", [False, True])
-def test_ckpt_round_trip(by_determined: bool, tmp_path: Path) -> None:
+def test_ckpt_and_back_loses_nothing(by_determined: bool, tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "storage", by_determined=by_determined)
     before, back = read_checkpoint(directory), there_and_back(directory, tmp_path)
     after = read_checkpoint(back)
@@ -108,7 +108,7 @@ def test_ckpt_has_lightnings_entries(tmp_path: Path) -> None:
     assert ckpt[TRIAL_KEY]["name"] == content.name
 
 
-def test_schedulers_of_the_trial(tmp_path: Path) -> None:
+def test_lightning_gets_no_schedulers_of_the_trials_own(tmp_path: Path) -> None:
     schedulers = [{"of_my_own": 1}, *make_state()["lr_schedulers_state_dict"]]
     state = {**make_state(), "lr_schedulers_state_dict": schedulers}
     ckpt = to_lightning(read_checkpoint(write_checkpoint(tmp_path, state=state)))
@@ -228,7 +228,7 @@ def test_wrong_file_is_refused(ckpt: dict[str, Any], message: str) -> None:
         from_lightning({"state_dict": {}, TRIAL_KEY: entry(), **ckpt})
 
 
-def test_other_module_with_wrong_entries() -> None:
+def test_wrong_entries_of_another_module_are_refused() -> None:
     for name in ("optimizer_states", "lr_schedulers"):
         with pytest.raises(errors.InvalidCheckpointException, match=f"'{name}' must be a list"):
             from_lightning({"state_dict": {}, name: {1: 2}}, any_module=True)
@@ -251,7 +251,7 @@ def content_with(model: dict[str, Any], folder: Path) -> CheckpointContent:
     return read_checkpoint(write_checkpoint(folder, state={**make_state(), "models_state_dict": [model]}))
 
 
-def test_weights_of_one_model(tmp_path: Path) -> None:
+def test_weights_of_one_model_have_its_names(tmp_path: Path) -> None:
     state = make_state()["models_state_dict"][0]
     export_weights(content_with(state, tmp_path), tmp_path / "weights.pt")
     weights = torch.load(tmp_path / "weights.pt", weights_only=True)
@@ -261,7 +261,7 @@ def test_weights_of_one_model(tmp_path: Path) -> None:
     assert_equal(model.state_dict(), state)
 
 
-def test_weights_of_several_models(tmp_path: Path) -> None:
+def test_weights_of_several_models_have_numbers(tmp_path: Path) -> None:
     content = read_checkpoint(write_checkpoint(tmp_path))
     body, head = content.state["models_state_dict"]
     names = [f"models.0.{name}" for name in body] + [f"models.1.{name}" for name in head]
@@ -288,7 +288,7 @@ def test_safetensors_separate_tensors(tmp_path: Path) -> None:
     assert_equal({name: found[name] for name in model}, model)
 
 
-def test_unsupported_safetensor(tmp_path: Path) -> None:
+def test_sparse_tensor_is_no_safetensor(tmp_path: Path) -> None:
     content = content_with({"weight": torch.eye(3).to_sparse()}, tmp_path)
     with pytest.raises(errors.CheckpointError, match=r"cannot be written as safetensors.*sparse"):
         export_safetensors(content, tmp_path / "file")

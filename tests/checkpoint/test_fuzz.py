@@ -129,7 +129,7 @@ def test_made_up_state_is_refused(name: str, old: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
-def test_storage_named_by_python_2(old: bool, tmp_path: Path) -> None:
+def test_storage_named_in_bytes_is_refused(old: bool, tmp_path: Path) -> None:
     """The bytes are one letter in one encoding, and two in another."""
     content = made_up_state(tensor(STORAGE).replace(text("0"), b"U\x02\xc3\xa9"), old)
     if not old:
@@ -178,7 +178,7 @@ def test_declared_classes_are_read(tmp_path: Path) -> None:
     assert (read["declared"].value, read["array"].tolist()) == (3, [0, 1, 2])
 
 
-def test_forged_array_despite_declaration(tmp_path: Path) -> None:
+def test_forged_array_is_refused_despite_declaration(tmp_path: Path) -> None:
     """numpy's own function would follow a pointer."""
     (tmp_path / "state").write_bytes(made_up_state(MADE_UP["an array of objects"]))
     said = "a numpy data type 'O', which is not one of plain values"
@@ -217,7 +217,7 @@ TRIAL_STATES = {
 
 
 @pytest.mark.parametrize("name", TRIAL_STATES)
-def test_made_up_trial_state(name: str, tmp_path: Path) -> None:
+def test_made_up_trial_state_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "trial_state.pkl").write_bytes(TRIAL_STATES[name])
     with pytest.raises(errors.IncompleteCheckpointError, match=r"trial_state\.pkl") as raised:
         read_trial_state(tmp_path)

@@ -32,7 +32,7 @@ def test_killed_training_ends_bit_equal(tmp_path: Path) -> None:
     assert outcome["ends"] >= 4
 
 
-def test_unfinished_marks(tmp_path: Path) -> None:
+def test_marks_of_killed_writers_are_removed(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     marks = tmp_path / ".det_lightning" / "staging"
     marks.mkdir(parents=True)

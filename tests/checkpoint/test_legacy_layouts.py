@@ -56,7 +56,7 @@ def go_on(trial_class: Any, directory: Path, storage: Path) -> tuple[Any, list[A
 
 
 @EVERY_LAYOUT
-def test_trial_from_stored_code(layout: Layout, tmp_path: Path) -> None:
+def test_trial_loads_from_stored_code(layout: Layout, tmp_path: Path) -> None:
     before = sys.modules.get("model_def")
     directory = layouts.write(tmp_path / "old", layout, BATCHES)
     if layout.described_by is None:
@@ -120,7 +120,7 @@ def test_resume_before_0_12_13(tmp_path: Path) -> None:
     assert trial.context.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 / 8)
 
 
-def test_complete_without_metadata(tmp_path: Path) -> None:
+def test_old_checkpoints_are_complete_without_metadata(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     for layout in [one for one in LAYOUTS if not one.has_metadata]:
         directory = layouts.write(tmp_path / str(uuid.uuid4()), layout)
@@ -130,7 +130,7 @@ def test_complete_without_metadata(tmp_path: Path) -> None:
     assert not plan_pruning(storage, Retention(), incomplete=True).to_delete
 
 
-def test_keys_of_two_releases(tmp_path: Path) -> None:
+def test_keys_of_two_releases_are_refused(tmp_path: Path) -> None:
     directory = layouts.write(tmp_path / "old", LAYOUTS[0], BATCHES)
     state = {**layouts.make_state(), **torch.load(directory / "pedl/state_dict.pth")}
     torch.save(state, directory / "pedl/state_dict.pth")
@@ -145,7 +145,7 @@ def test_newer_layout_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["module.", ""])
-def test_prefix_of_distributed_training(tmp_path: Path, prefix: str) -> None:
+def test_prefix_of_distributed_training_is_dropped(tmp_path: Path, prefix: str) -> None:
     directory = layouts.write(tmp_path / "old", LAYOUTS[-1], BATCHES)
     state = torch.load(directory / "state_dict.pth")
     state["models_state_dict"] = [{prefix + name: value for name, value in expected_weights().items()}]
@@ -157,7 +157,7 @@ SCHEDULED = [torch.optim.lr_scheduler.OneCycleLR._annealing_cos, torch.optim.swa
 
 
 @pytest.mark.parametrize("function", SCHEDULED)
-def test_schedule_with_a_function(function: Any, tmp_path: Path) -> None:
+def test_functions_of_torchs_schedules_are_read(function: Any, tmp_path: Path) -> None:
     """Torch 1 and 2.7 kept them in states, where torch's format looks them up by getattr."""
     torch.save({"lr_schedulers_state_dict": [{"anneal_func": function}]}, tmp_path / "checkpoint.pt")
     (schedule,) = load_checkpoint(tmp_path).state["lr_schedulers_state_dict"]

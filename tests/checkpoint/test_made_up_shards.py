@@ -57,7 +57,7 @@ def test_what_the_index_says_is_read(tmp_path: Path) -> None:
     assert torch.equal(load_checkpoint(sound(tmp_path)).state["models_state_dict"][0]["weight"], torch.ones(2, 3))
 
 
-def test_merge_during_a_cleanup(tmp_path: Path) -> None:
+def test_merge_survives_a_cleanup(tmp_path: Path) -> None:
     class Busy(CheckpointStorage):
         def stage(self, checkpoint_id: str | None = None) -> StagingDirectory:
             remove_dead_stagings()  # as another run does when it begins
@@ -79,7 +79,7 @@ def test_pipe_in_place_of_a_part(tmp_path: Path) -> None:
         load_checkpoint(checkpoint)
 
 
-def test_tensor_in_a_sparse_file(tmp_path: Path) -> None:
+def test_tensor_larger_than_memory_is_refused(tmp_path: Path) -> None:
     size = 2**43
     checkpoint = sharded(tmp_path, (size // 4,), [0, 0, size // 4, "__0_0.distcp", 0, size])
     with (checkpoint / "shards" / "__0_0.distcp").open("wb") as sparse:

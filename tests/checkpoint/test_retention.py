@@ -84,7 +84,7 @@ def test_default_keeps_best_and_latest() -> None:
     assert kept == {"a1", "a3", "b0", "b3"}
 
 
-def test_numbers_of_a_section() -> None:
+def test_section_gives_the_numbers() -> None:
     assert Retention.from_config({}) is None
     assert Retention.from_config({"type": "s3", "save_trial_best": None}) is None
     assert Retention.from_config({"save_trial_best": 0}) == Retention(0, 0, 1)
@@ -236,7 +236,7 @@ def test_resume_from_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "latest").readlink() == Path(first)
 
 
-def test_no_deletion_before_a_save(tmp_path: Path) -> None:
+def test_resumed_run_deletes_nothing_before_its_first_save(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids = [storage.write(files_of(steps, TRIAL)) for steps in (1, 2, 3)]
     policy = CheckpointPolicy("none", retention=Retention(0, 0, 1))
@@ -248,7 +248,7 @@ def test_no_deletion_before_a_save(tmp_path: Path) -> None:
     assert steps_of(storage) == [4]
 
 
-def test_metric_of_a_gone_checkpoint(tmp_path: Path) -> None:
+def test_damaged_checkpoint_gets_no_metric(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     checkpoints = checkpoints_of(storage, Retention(0, 0, 9))
     gone, damaged = write(storage, checkpoints, 1), write(storage, checkpoints, 2)
@@ -265,7 +265,7 @@ def test_metric_of_a_gone_checkpoint(tmp_path: Path) -> None:
         checkpoints.finish()
 
 
-def test_prune_after_a_changed_metric(tmp_path: Path) -> None:
+def test_prune_compares_the_latest_metric(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     metrics = {1: ("accuracy", 0.1), 2: ("loss", 0.5), 3: ("loss", 0.2), 4: ("loss", 0.4)}
     for steps, (name, value) in metrics.items():
@@ -274,14 +274,14 @@ def test_prune_after_a_changed_metric(tmp_path: Path) -> None:
     assert steps_of(storage) == [3, 4]
 
 
-def test_no_rule_keeps_all(tmp_path: Path) -> None:
+def test_without_a_rule_all_are_kept(tmp_path: Path) -> None:
     assert run(tmp_path, 6) == [2, 4, 6]
     assert not (tmp_path / ".det_lightning").exists()
     assert run(tmp_path, 10, retention=Retention(0, 0, 1)) == [2, 4, 6, 10], "another run lost some"
 
 
 @pytest.mark.parametrize(("last", "async_write"), [(1.0, False), (9.0, True)])
-def test_metric_after_the_checkpoint(tmp_path: Path, last: float, async_write: bool) -> None:
+def test_metric_after_the_checkpoint_is_noted(tmp_path: Path, last: float, async_write: bool) -> None:
     rules: dict[str, Any] = {"period": pytorch.Batch(2), "policy": "none", "retention": Retention(0, 1, 1)}
     run(tmp_path, last=last, async_write=async_write, **rules)
     noted = [info.metadata for info in CheckpointStorage(tmp_path).list_checkpoints()]

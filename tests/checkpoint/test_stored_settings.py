@@ -70,7 +70,9 @@ def test_settings_come_back_from_a_directory(
 
 
 @pytest.mark.parametrize("as_directory", [False, True])
-def test_settings_of_a_lightning_file(tmp_path: Path, as_directory: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_lightning_file_stores_settings_by_the_same_rules(
+    tmp_path: Path, as_directory: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     def train(module: TrialModule, folder: Path) -> Path:
         saver = ModelCheckpoint(folder, filename="it", every_n_train_steps=1)
         plugins: list[Any] = [DeterminedCheckpointIO()] if as_directory else []
@@ -89,7 +91,7 @@ def test_settings_of_a_lightning_file(tmp_path: Path, as_directory: bool, caplog
     assert "is a set" not in caplog.text
 
 
-def test_rules_of_a_script(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_script_stores_settings_by_the_same_rules(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = {"hparams": HPARAMS, "experiment_config": {"gap": float("-inf")}, "home": tmp_path}
     content = CheckpointContent({}, TrialState(1), given, notes={"note": np.float32("nan")})
     path = tmp_path / CheckpointStorage(tmp_path).write(content)

@@ -103,7 +103,7 @@ def test_unresumable_value_is_named(name: str, path: str, value: Any, message: s
         fit(trained.parent, 5, latest_checkpoint=trained.name)
 
 
-def test_position_beyond_numpys_generator(trained: Path) -> None:
+def test_position_beyond_numpys_generator_is_refused(trained: Path) -> None:
     kind, key, _, *rest = read_state(trained / "resume.pth")["rng_states"][0]["np_rng_state"]
     change(trained / "resume.pth", "rng_states.0.np_rng_state", (kind, key, 10**8, *rest))
     # From release 2.5 on numpy says it first.

@@ -82,7 +82,7 @@ AZURE_TWICE = "checkpoint_storage: {type: azure, container: c, connection_string
         (AZURE_TWICE, 1, "checkpoint_storage.account_url", "cannot be set together with connection_string"),
     ],
 )
-def test_a_mistake_in_a_section(text: str, line: int, path: str, message: str) -> None:
+def test_mistake_in_a_section_is_named(text: str, line: int, path: str, message: str) -> None:
     (mistake,) = mistakes_in(text)
     assert (mistake.line, mistake.path) == (line, path)
     assert message in mistake.message

@@ -209,7 +209,7 @@ def test_operations_and_numbers_are_the_same(nodes: int, per_node: int) -> None:
     assert ours == real
 
 
-def test_the_same_objects_are_copies() -> None:
+def test_exchanged_objects_are_copies_on_the_same_ranks() -> None:
     def do(context: Any) -> list[list[bool]]:
         copied = []
         for operation in OPERATIONS[:-1]:

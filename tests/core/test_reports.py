@@ -150,12 +150,12 @@ def test_a_stopped_script_may_ask_after_the_signal() -> None:
         context.train.report_validation_metrics(1, {"loss": 0.5})
 
 
-def test_no_cluster_outside_of_experiments() -> None:
+def test_there_is_no_cluster_info_outside_of_experiments() -> None:
     assert det_lightning.get_cluster_info() is None
 
 
 @pytest.mark.usefixtures("task")
-def test_fields_of_a_trial() -> None:
+def test_cluster_info_has_the_facts_of_the_trial() -> None:
     info = det_lightning.get_cluster_info()
     assert info is not None
     assert (info.trial.trial_id, info.trial.experiment_id, info.trial.trial_seed) == (2, 3, 42)

@@ -250,7 +250,9 @@ def test_a_failing_callback_leaves_no_half_checkpoint(tmp_path: Path) -> None:
     ("exception", "raised", "checkpoints"),
     [(InvalidHP("lr"), True, 1), (ShouldExit(), False, 1), (ShouldExit(skip_exit_checkpoint=True), False, 0)],
 )
-def test_exceptions_of_the_trial(exception: Exception, raised: bool, checkpoints: int, tmp_path: Path) -> None:
+def test_exception_that_ends_a_run_saves_first(
+    exception: Exception, raised: bool, checkpoints: int, tmp_path: Path
+) -> None:
     class GivesUp(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if batch_idx == 3:
@@ -271,7 +273,7 @@ def test_stop_iteration_of_a_trial_is_an_error(method: str) -> None:
         fit_trial(exhausted)
 
 
-def test_unknown_validation_batches() -> None:
+def test_validation_batches_without_a_length_are_refused() -> None:
     numbers: Any = type("Numbers", (SmallTrial,), {"build_validation_data_loader": loader_of(50, collate_fn=len)})
     with pytest.raises(TypeError, match="batch of type int is unknown; override get_batch_length"):
         fit_trial(numbers)

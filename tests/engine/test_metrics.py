@@ -157,11 +157,11 @@ def test_averages_are_exactly_numpys(values: list[float], dtype: torch.dtype) ->
         ([np.ones(2), np.ones(3)], None),
     ],
 )
-def test_values_with_a_mean(values: list[Any], mean: float | None) -> None:
+def test_only_numbers_have_a_mean(values: list[Any], mean: float | None) -> None:
     assert average_metrics([{"m": value} for value in values]) == {"m": mean}
 
 
-def test_an_empty_window() -> None:
+def test_empty_window_has_no_means() -> None:
     assert average_metrics([]) == {}
 
 

@@ -34,7 +34,7 @@ def lies_after(unit: TrainUnit | None, batch_idx: int, epoch_len: int) -> bool:
 
 
 @given(st.tuples(lengths, periods, periods, periods), st.integers(0, 60), st.integers(1, 9))
-def test_due_at_boundaries(units: tuple[Any, ...], batch_idx: int, epoch_len: int) -> None:
+def test_due_boundaries_are_those_that_a_batch_passed(units: tuple[Any, ...], batch_idx: int, epoch_len: int) -> None:
     boundaries = zip(Due, units, strict=True)
     expected = [boundary for boundary, unit in boundaries if lies_after(unit, batch_idx, epoch_len)]
     assert Schedule(*units).due(batch_idx + 1, epoch_len) == expected
@@ -76,7 +76,7 @@ def test_no_period_has_no_boundary() -> None:
         (None, TrialState(batches_trained=10**9, epochs_trained=10**9), False),
     ],
 )
-def test_complete_at_the_length(length: TrainUnit | None, trained: TrialState, complete: bool) -> None:
+def test_run_is_complete_from_its_length_on(length: TrainUnit | None, trained: TrialState, complete: bool) -> None:
     assert Schedule(length).is_complete(trained) is complete
 
 
@@ -207,6 +207,8 @@ def test_progress_is_a_fraction(length: TrainUnit | None, batches_trained: int, 
         (None, 0, 0, None),
     ],
 )
-def test_batches_as_epochs(max_length: TrainUnit | None, trained: int, epochs_trained: int, in_all: int | None) -> None:
+def test_length_in_batches_is_rounded_up_to_epochs(
+    max_length: TrainUnit | None, trained: int, epochs_trained: int, in_all: int | None
+) -> None:
     state = TrialState(batches_trained=trained, epochs_trained=epochs_trained)
     assert Schedule(max_length).count_epochs(state, epoch_len=7) == in_all

@@ -268,7 +268,7 @@ def test_early_checkpoints_read_again_what_was_under_way(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("stop", [3, EPOCH_LEN])
-def test_another_number_of_processes(stop: int, tmp_path: Path) -> None:
+def test_another_number_of_processes_resumes_at_the_end_of_an_epoch_only(stop: int, tmp_path: Path) -> None:
     fit(OwnLoader, max_steps=2 * stop).save_checkpoint(tmp_path / "of_one.ckpt")
     of_two = torch.load(tmp_path / "of_one.ckpt", weights_only=False)
     resume = of_two[TRIAL_KEY]["resume"]  # as two ranks would have written

@@ -36,7 +36,7 @@ def test_another_value_fills_up() -> None:
 
 
 @pytest.mark.parametrize("shapes", [[], [(1, 2, 3), (1, 2, 4)], [(1,), (1, 2)]])
-def test_unfit_arrays(shapes: list[tuple[int, ...]]) -> None:
+def test_unfit_arrays_are_refused(shapes: list[tuple[int, ...]]) -> None:
     with pytest.raises(ValueError, match=r"expand_like\(\) needs"):
         utils.expand_like([np.zeros(shape) for shape in shapes])
 
@@ -59,7 +59,7 @@ def test_numpify_makes_arrays() -> None:
         ({"searcher": {"max_time": 50, "time_metric": "batches"}}, 50),
     ],
 )
-def test_configured_lengths(configuration: dict[str, Any], steps: int) -> None:
+def test_length_of_a_configuration_is_a_number_of_steps(configuration: dict[str, Any], steps: int) -> None:
     assert utils.compute_num_training_steps(configuration, 16) == steps
 
 
@@ -71,7 +71,7 @@ def test_configured_lengths(configuration: dict[str, Any], steps: int) -> None:
         ({"searcher": {"max_length": {"epochs": 3}}, "records_per_epoch": 0}, "3 epochs, and there is no records_per"),
     ],
 )
-def test_missing_lengths(configuration: dict[str, Any], reason: str) -> None:
+def test_missing_length_is_refused(configuration: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=rf"{reason}.*\. Set the hyperparameter num_training_steps"):
         utils.compute_num_training_steps(configuration, 16)
 

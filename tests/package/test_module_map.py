@@ -1,4 +1,4 @@
-"""The map of modules in ARCHITECTURE.md: as the docstrings are, after a first part that is written by hand."""
+"""The map of modules, docs/project/map.md: as the docstrings are, after a first part that is written by hand."""
 
 from __future__ import annotations
 

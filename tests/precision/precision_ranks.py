@@ -7,6 +7,8 @@ torchrun --nproc-per-node 1 -m tests.precision.precision_ranks OUTPUT
 from __future__ import annotations
 
 import sys
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,34 +121,47 @@ def refusal(kind: type[Leveled]) -> str:
     return "nothing was refused"
 
 
-def normed(output: Path, rank: int) -> None:
-    """Train with a batch norm in float32, sharded and not; the sharded one leaves a checkpoint, too."""
-    sharded = PerModelFSDPStrategy(policy=[torch.nn.BatchNorm1d])
-    for name, strategy in (("sharded", sharded), ("replicated", "trial_ddp")):
-        trial = train(strategy, {"opt_level": "O2"}, 1, output / name, checkpoint_policy="all", kind=Normed)
-        types = {str(parameter.dtype) for parameter in trial.model.parameters()}
-        torch.save({"types": types, **outcome_of(trial)}, output / f"normed-{name}-{rank}.pt")
+def train_normed(strategy: Any, storage: Path) -> dict[str, Any]:
+    """Train with a batch norm in float32, and leave a checkpoint."""
+    trial = train(strategy, {"opt_level": "O2"}, 1, storage, checkpoint_policy="all", kind=Normed)
+    return {"types": {str(parameter.dtype) for parameter in trial.model.parameters()}, **outcome_of(trial)}
+
+
+def resume(output: Path, name: str) -> Leveled:
+    """Train a scenario to the middle of an aggregation, and resume."""
+    strategy, level, frequency = SCENARIOS[name]
+    storage = output / f"{name}-stopped"
+    train(strategy, level, frequency, storage, max_length=pytorch.Batch(5))
+    return train(strategy, level, frequency, storage, latest_checkpoint="last")
+
+
+def list_runs(output: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield the name of each run, and the function that runs it."""
+    size = dist.get_world_size()
+    for name, (strategy, level, frequency) in SCENARIOS.items():
+        yield name, lambda: outcome_of(train(strategy, level, frequency, output / f"{name}-{size}"))  # noqa: B023
+    if size == 1:
+        return
+    for name in RESUMED:
+        yield f"{name}-resumed", lambda: outcome_of(resume(output, name))  # noqa: B023
+    for strategy in STRATEGIES:
+        yield f"bf16-mixed-{strategy}", lambda: through_lightning(strategy)  # noqa: B023
+    if SHARDS:
+        for kind in (Normed, Hasty):
+            yield f"refusal-{kind.__name__}", lambda: refusal(kind)  # noqa: B023
+        sharded = PerModelFSDPStrategy(policy=[torch.nn.BatchNorm1d])
+        yield "normed-sharded", lambda: train_normed(sharded, output / "sharded")
+        yield "normed-replicated", lambda: train_normed("trial_ddp", output / "replicated")
 
 
 def main(output: Path) -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for name, (strategy, level, frequency) in SCENARIOS.items():
-        storage = output / f"{name}-{size}"
-        trial = train(strategy, level, frequency, storage)
-        torch.save(outcome_of(trial), output / f"{name}-{size}-{rank}.pt")
-    if size > 1:
-        for name in RESUMED:
-            strategy, level, frequency = SCENARIOS[name]
-            storage = output / f"{name}-resumed"
-            train(strategy, level, frequency, storage, max_length=pytorch.Batch(5))
-            resumed = train(strategy, level, frequency, storage, latest_checkpoint="last")
-            torch.save(outcome_of(resumed), output / f"{name}-resumed-{size}-{rank}.pt")
-        for strategy in STRATEGIES:
-            torch.save(through_lightning(strategy), output / f"bf16-mixed-{strategy}-{size}-{rank}.pt")
-        if SHARDS:
-            for kind in (Normed, Hasty):
-                (output / f"refusal-{kind.__name__}-{rank}.txt").write_text(refusal(kind))
-            normed(output, rank)
+    """Keep what each run leaves behind, or why it failed; the others go on."""
+    for name, run in list_runs(output):
+        left = output / f"{name}-{dist.get_world_size()}-{dist.get_rank()}"
+        try:
+            torch.save(run(), f"{left}.pt")
+        except Exception:
+            Path(f"{left}.txt").write_text(traceback.format_exc())
 
 
 if __name__ == "__main__":

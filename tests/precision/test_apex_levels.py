@@ -199,7 +199,7 @@ class TwoLosses:
         return torch.cat([p.detach().reshape(-1) for p in self.models[index].parameters()])
 
 
-def test_one_overflow_one_scaler() -> None:
+def test_overflow_lowers_the_scale_of_its_loss_only() -> None:
     two = TwoLosses()
     first, second = two.weights(0), two.weights(1)
     two.train((1.0, float("inf")))
@@ -233,12 +233,12 @@ def test_one_scaler_serves_all_losses() -> None:
     assert two.scales() == [0.25]
 
 
-def test_more_losses_than_scalers() -> None:
+def test_more_losses_than_scalers_are_refused() -> None:
     with pytest.raises(errors.InvalidExperimentException, match=r"more than 2 losses.*num_losses=2"):
         TwoLosses().train((1.0, 1.0, 1.0))
 
 
-def test_overflow_within_an_aggregation() -> None:
+def test_overflow_within_an_aggregation_skips_one_optimizer() -> None:
     two = TwoLosses(frequency=3)
     first, second = two.weights(0), two.weights(1)
     for factors in ((1.0, 1.0), (1.0, float("inf")), (1.0, 1.0)):
@@ -248,7 +248,7 @@ def test_overflow_within_an_aggregation() -> None:
     assert torch.equal(two.weights(1), second)
 
 
-def test_the_signature_of_forward() -> None:
+def test_level_keeps_the_signature_of_forward() -> None:
     class Encoder(torch.nn.Linear):
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
             return super().forward(input_ids)
@@ -274,7 +274,7 @@ def test_copies_of_configured_models() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("compiles", ["before", "after"])
 @pytest.mark.parametrize("level", ["O1", "O2"])
-def test_compiled_models(level: str, compiles: str) -> None:
+def test_compiled_models_train_like_others(level: str, compiles: str) -> None:
     def compiled_if(moment: str, model: torch.nn.Module) -> Any:
         return torch.compile(model, backend="eager") if moment == compiles else model
 
@@ -305,7 +305,7 @@ class Recurrent(torch.nn.Module):
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-def test_recurrent_and_tied_weights(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recurrent_and_tied_weights_train(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # its LSTM in bfloat16 needs AVX-512
     torch.manual_seed(0)
     context, model, optimizer = wrapped(Recurrent())
@@ -322,7 +322,7 @@ def test_recurrent_and_tied_weights(level: str, monkeypatch: pytest.MonkeyPatch)
     assert losses[-1] < losses[0] / 2
 
 
-def test_unconfigured_optimizers() -> None:
+def test_gradients_of_other_optimizers_are_unscaled() -> None:
     context = pytorch.PyTorchTrialContext()
     models: list[Any] = [context.wrap_model(torch.nn.Linear(2, 2)) for _ in range(2)]
     optimizers = [context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for model in models]

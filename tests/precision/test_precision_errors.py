@@ -47,7 +47,7 @@ def configure(**arguments: Any) -> Callable[[Context], Any]:
         ({"min_loss_scale": 8.0, "max_loss_scale": 4.0}, "got min_loss_scale=8.0, above max_loss_scale=4.0"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.InvalidExperimentException, match=message):
         configure(**arguments)(Context())
 
@@ -90,7 +90,9 @@ class Parts:
         (lambda p: (p.half, p.of_other), "has no parameters.*is of type torch.float16"),
     ],
 )
-def test_unfit_parts(given: Callable[[Parts], tuple[Any, Any]], message: str) -> None:
+def test_models_and_optimizers_that_do_not_fit_are_refused(
+    given: Callable[[Parts], tuple[Any, Any]], message: str
+) -> None:
     parts = Parts(Context())
     with pytest.raises(errors.InvalidExperimentException, match=message):
         parts.context.configure_apex_amp(*given(parts), opt_level="O2")
@@ -126,7 +128,7 @@ def test_calls_in_the_wrong_order(
         second(context)
 
 
-def test_disabled_levels() -> None:
+def test_disabled_level_changes_nothing() -> None:
     context = Context()
     configure(opt_level="nonsense", enabled=False)(context)
     assert not context.precision.scales_losses
@@ -174,14 +176,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str 
     return install
 
 
-def test_an_unknown_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DET_LIGHTNING_AMP", "nvidia")
     with pytest.raises(ValueError, match=r"DET_LIGHTNING_AMP must be 'torch' .* or 'apex'; got 'nvidia'"):
         configure()(Context())
 
 
 @pytest.mark.parametrize("has_pypis", [True, False])
-def test_apex_without_amp(has_pypis: bool, installed: Callable[[str | None], None]) -> None:
+def test_apex_without_amp_is_refused(has_pypis: bool, installed: Callable[[str | None], None]) -> None:
     if has_pypis:
         installed(None)
     with pytest.raises(errors.InvalidExperimentException, match=r"imported: No module named 'apex.*unrelated.*Unset"):

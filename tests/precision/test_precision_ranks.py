@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from det_lightning.checkpoint import load_checkpoint
-from tests.distributed.trained import last_weights, results
 from tests.launching import TORCHRUN, environment
 from tests.precision.precision_ranks import RESUMED, SCENARIOS, STRATEGIES
 from tests.versions import needs_shards
@@ -24,52 +23,76 @@ TOLERANCE: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-2}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every scenario left behind, on two ranks and on one."""
+    """What every run left behind, on two ranks and on one. A run that failed fails only the tests that ask for it."""
     found = tmp_path_factory.mktemp("ranks")
     for ranks in (2, 1):
         launcher = [start_warm_python().executable, *TORCHRUN[:-1], str(ranks)]
         command = [*launcher, "-m", "tests.precision.precision_ranks", str(found)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment(), cwd=found)
-        assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+        (found / f"output-{ranks}.txt").write_text(done.stdout + done.stderr)
     return found
+
+
+def left_by(folder: Path, name: str, ranks: int = 2) -> list[Any]:
+    """Return what each rank of a run left behind; fail with what ended the run, if it failed."""
+    failures = [path.read_text() for path in sorted(folder.glob(f"{name}-{ranks}-?.txt"))]
+    assert not failures, failures[0]
+    files = [folder / f"{name}-{ranks}-{rank}.pt" for rank in range(ranks)]
+    assert all(file.exists() for file in files), (folder / f"output-{ranks}.txt").read_text()[-6000:]
+    return [torch.load(file, weights_only=True) for file in files]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_ranks_stay_equal(folder: Path, scenario: str) -> None:
+    first, second = left_by(folder, scenario)
+    assert len(first["updates"]) > 3
+    torch.testing.assert_close(first["updates"], second["updates"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_two_ranks_train_as_one(folder: Path, scenario: str) -> None:
-    first, second = results(folder, f"{scenario}-2")
-    assert len(first["updates"]) > 3
-    torch.testing.assert_close(first["updates"], second["updates"], rtol=0, atol=0)
-    (one,) = results(folder, f"{scenario}-1", ranks=1)
+    (first, _), (one,) = left_by(folder, scenario), left_by(folder, scenario, ranks=1)
     torch.testing.assert_close(first["updates"][-1], one["updates"][-1], **TOLERANCE)
-    # Two overflows, and seven clean passes since.
-    expected = {"loss_scaler0": {"loss_scale": 2.0**14, "unskipped": 7}}
-    assert first["amp_state"] == second["amp_state"] == one["amp_state"] == expected
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_overflow_on_a_rank_counts_for_all(folder: Path, scenario: str) -> None:
+    """There are two overflows, and seven clean passes since."""
+    states = [left["amp_state"] for ranks in (2, 1) for left in left_by(folder, scenario, ranks)]
+    assert states == [{"loss_scaler0": {"loss_scale": 2.0**14, "unskipped": 7}}] * 3
 
 
 @pytest.mark.parametrize("scenario", RESUMED)
 def test_resume_within_an_aggregation(folder: Path, scenario: str) -> None:
-    resumed, straight = (results(folder, f"{scenario}{more}") for more in ("-resumed-2", "-2"))
+    resumed, straight = (left_by(folder, f"{scenario}{more}") for more in ("-resumed", ""))
     for ours, theirs in zip(resumed, straight, strict=True):
         assert torch.equal(ours["updates"][-1], theirs["updates"][-1])
         assert ours["amp_state"] == theirs["amp_state"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_lightnings_precision_on_two_ranks(folder: Path, strategy: str) -> None:
-    """The same as under O1, but that nothing is scaled, and no batch overflows."""
-    first, second = results(folder, f"bf16-mixed-{strategy}-2")
-    assert torch.equal(first["updates"][-1], second["updates"][-1])
-    assert first["updates"][-1].dtype is torch.float32
-    ddp, _ = results(folder, "bf16-mixed-trial_ddp-2")
-    torch.testing.assert_close(first["updates"][-1], ddp["updates"][-1], rtol=1e-4, atol=1e-4)
-    level, _ = results(folder, "O1-2")
-    # The first update is not skipped in either.
-    torch.testing.assert_close(first["updates"][0], level["updates"][0], **TOLERANCE)
+def test_lightnings_precision_keeps_ranks_equal(folder: Path, strategy: str) -> None:
+    first, second = (left["updates"][-1] for left in left_by(folder, f"bf16-mixed-{strategy}"))
+    assert torch.equal(first, second)
+    assert first.dtype is torch.float32
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_lightnings_precision_begins_like_level_o1(folder: Path, strategy: str) -> None:
+    """The first update is not skipped in either. Later ones are: nothing is scaled here, and no batch overflows."""
+    (mixed, _), (level, _) = left_by(folder, f"bf16-mixed-{strategy}"), left_by(folder, "O1")
+    torch.testing.assert_close(mixed["updates"][0], level["updates"][0], **TOLERANCE)
+
+
+@needs_shards
+def test_lightnings_precision_with_shards_is_that_of_ddp(folder: Path) -> None:
+    sharded, replicated = (left_by(folder, f"bf16-mixed-{strategy}")[0]["updates"][-1] for strategy in STRATEGIES)
+    torch.testing.assert_close(sharded, replicated, rtol=1e-4, atol=1e-4)
 
 
 @needs_shards
 def test_sharded_batch_norms_in_float32(folder: Path) -> None:
-    sharded, replicated = (results(folder, f"normed-{name}") for name in ("sharded", "replicated"))
+    sharded, replicated = (left_by(folder, f"normed-{name}") for name in ("sharded", "replicated"))
     for ours, theirs in zip(sharded, replicated, strict=True):
         assert ours["types"] == theirs["types"] == {"torch.float32", "torch.bfloat16"}
         assert ours["amp_state"] == theirs["amp_state"]
@@ -81,7 +104,7 @@ def test_checkpoints_of_sharded_masters(folder: Path) -> None:
     (directory,) = (folder / "sharded").glob("*/")
     (weights,) = load_checkpoint(directory).state["models_state_dict"]
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32, torch.int64}
-    last = last_weights(folder, "normed-sharded")
+    last = left_by(folder, "normed-sharded")[0]["updates"][-1]
     trained = torch.cat([weights[name].reshape(-1) for name in weights if name.endswith(("weight", "bias"))])
     # The masters have more digits than the weights that were computed with.
     assert not torch.equal(trained, last)
@@ -95,8 +118,8 @@ def test_checkpoints_of_sharded_masters(folder: Path) -> None:
         ("Normed", ["BatchNorm1d", "PerModelFSDPStrategy(policy=[BatchNorm1d])", "keep_batchnorm_fp32=False"]),
         ("Hasty", ["ran before the weights were cast", "right after wrap_model() and wrap_optimizer()"]),
     ],
+    ids=["batch norm in a shard", "forward pass before the cast"],
 )
 def test_uncastable_shards_are_named(folder: Path, kind: str, parts: list[str]) -> None:
-    for rank in (0, 1):
-        message = (folder / f"refusal-{kind}-{rank}.txt").read_text()
+    for message in left_by(folder, f"refusal-{kind}"):
         assert all(part in message for part in parts), message

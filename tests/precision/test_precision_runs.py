@@ -120,7 +120,7 @@ def test_an_old_state_of_apex_goes_on() -> None:
 
 
 @pytest.mark.slow
-def test_states_of_other_precisions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_states_of_other_precisions_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for earlier, later, message in (
         (SmallTrial, Leveled, "no 'amp_state'"),
         (Leveled, LeveledO1, "states of 1 loss scalers, and configure_apex_amp(num_losses=2)"),
@@ -308,7 +308,7 @@ class ByHand(SmallTrial):
         return ((outputs.float() - targets) ** 2).mean()
 
 
-def test_lightnings_mixed_precision() -> None:
+def test_mixed_precision_is_autocast_by_hand() -> None:
     module, trainer = train_under("bf16-mixed")
     by_hand, _ = train_under("32-true", ByHand)
     assert trainer.precision == "bf16-mixed"
@@ -316,7 +316,7 @@ def test_lightnings_mixed_precision() -> None:
     assert not torch.equal(weights_of(module.trial), weights_of(train_under("32-true")[0].trial))
 
 
-def test_lightnings_true_precision() -> None:
+def test_true_precision_casts_the_weights() -> None:
     module, _ = train_under("bf16-true")
     plain, _ = train_under("32-true")
     assert {p.dtype for model in module.context.models for p in model.parameters()} == {torch.bfloat16}
@@ -325,7 +325,7 @@ def test_lightnings_true_precision() -> None:
     assert {p.dtype for model in half.context.models for p in model.parameters()} == {torch.float16}
 
 
-def test_the_latest_trainers_precision(tmp_path: Path) -> None:
+def test_latest_trainer_decides_the_precision(tmp_path: Path) -> None:
     module, trainer = train_under("bf16-mixed")
     trainer.save_checkpoint(tmp_path / "saved.ckpt")
 
@@ -400,6 +400,6 @@ class Doubles(SmallTrial):
         return loss
 
 
-def test_double_precision() -> None:
+def test_weights_are_double_under_64_true() -> None:
     module, _ = train_under("64-true", Doubles)
     assert weights_of(module.trial).dtype is torch.float64

@@ -32,7 +32,7 @@ class Noting(TorchBatchProcessor):
             (path / f"after-{self.seen[-1]}.json").write_text(json.dumps(self.seen))
 
 
-def test_remote_storage() -> None:
+def test_remote_storage_gets_checkpoints_and_output() -> None:
     torch_batch_process(Noting, NUMBERS, checkpoint_interval=3, checkpoint_storage="memory://batches")
     files = fsspec.filesystem("memory").find("/batches")
     MemoryFileSystem.store.clear()
@@ -77,7 +77,7 @@ def test_other_checkpoints_are_refused() -> None:
         torch_batch_process(Noting, NUMBERS, checkpoint_storage="storage", latest_checkpoint=storage_id)
 
 
-def test_reduced_metrics(caplog: pytest.LogCaptureFixture) -> None:
+def test_reduced_metrics_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     class Measuring(Noting):
         def __init__(self, context: TorchBatchProcessorContext) -> None:
             super().__init__(context)
@@ -117,7 +117,7 @@ def test_model_and_reports(caplog: pytest.LogCaptureFixture) -> None:
     assert "Metrics inference after 1 batches: {'batches': 1}" in caplog.messages
 
 
-def test_unusable_arguments() -> None:
+def test_unusable_arguments_are_named_together() -> None:
     arguments: dict[str, Any] = {"shuffle": True, "batch_sampler": None, "sampler": None, "batch_size": 2}
     given = dict(arguments)
     with pytest.raises(ValueError, match="torch_batch_process") as raised:

@@ -136,7 +136,7 @@ def test_arguments_beat_the_configuration(train: Any, said: dict[str, Any], resu
     assert outcome(train(CONFIG, **said)) == result
 
 
-def test_defaults_without_a_configuration() -> None:
+def test_run_without_periods_validates_at_its_end() -> None:
     assert outcome(fitted(None, max_length=pytorch.Batch(8))) == (8, [8], [8])
     assert outcome(fitted({"searcher": {"max_length": {"epochs": 2}}})) == (16, [16], [16])
 
@@ -257,7 +257,7 @@ def test_a_file_gets_defaults_a_dict_does_not(tmp_path: Path) -> None:
     assert (seen["max_restarts"], seen["reproducibility"]) == (5, {"experiment_seed": 0})
 
 
-def test_an_unusable_length_if_needed() -> None:
+def test_unusable_length_is_refused_if_needed() -> None:
     config = {"searcher": {"max_length": {"records": 8}}, "min_validation_period": {"records": 4}}
     with pytest.raises(ValueError, match=r"searcher.max_length .* without global_batch_size"):
         fitted(config, validation_period=pytorch.Batch(1))

@@ -43,7 +43,7 @@ def test_epochs_of_three_batches(
 
 
 @pytest.mark.parametrize("mode", [Mode.STEP_EVERY_BATCH, Mode.STEP_EVERY_OPTIMIZER_STEP])
-def test_endless_epochs(mode: LRScheduler.StepMode) -> None:
+def test_endless_epochs_step_by_batches_only(mode: LRScheduler.StepMode) -> None:
     assert make_scheduler(mode).steps_after(5, 2**63 - 1, 1) == 1
     assert make_scheduler(Mode.STEP_EVERY_EPOCH).steps_after(5, 2**63 - 1, 1) == 0
 

@@ -68,7 +68,7 @@ def test_values_are_reduced_and_forgotten(registry: ReducerRegistry) -> None:
     assert registry.reduce_metrics(for_training=True) == {"values": [5.0], "low": 5.0, "high": 5.0, "width": 0.0}
 
 
-def test_reducers_for_each_workload(registry: ReducerRegistry) -> None:
+def test_reducer_is_of_training_validation_or_both(registry: ReducerRegistry) -> None:
     assert registry.reduce_metrics(for_training=True) == {}
     registry.wrap_reducer(len, "both")
     registry.wrap_reducer(lambda values: "t", "training", for_validation=False)
@@ -82,7 +82,7 @@ targets = [torch.tensor([1.0, 4.0]), torch.tensor([3.0, 3.0])]
 MEAN_SQUARE, MEAN_ABSOLUTE = (0 + 4 + 0 + 16) / 4, (0 + 2 + 0 + 4) / 4
 
 
-def test_torchmetrics(registry: ReducerRegistry) -> None:
+def test_torchmetrics_can_be_wrapped(registry: ReducerRegistry) -> None:
     members: Any = {"square": torchmetrics.MeanSquaredError(), "absolute": torchmetrics.MeanAbsoluteError()}
     collection = registry.wrap_reducer(torchmetrics.MetricCollection(members, prefix="error_"))
     metric = torchmetrics.MeanSquaredError()
@@ -100,14 +100,14 @@ def test_torchmetrics(registry: ReducerRegistry) -> None:
 
 
 @pytest.mark.parametrize("reducer", [Extent(), torchmetrics.MeanSquaredError()])
-def test_wrapping_twice(registry: ReducerRegistry, reducer: Any) -> None:
+def test_wrapping_twice_is_refused(registry: ReducerRegistry, reducer: Any) -> None:
     registry.wrap_reducer(reducer, "first")
     with pytest.raises(AssertionError, match=rf"the same {type(reducer).__name__} object .*\(name='second'\)"):
         registry.wrap_reducer(reducer, "second")
 
 
 @pytest.mark.parametrize("reducer", [None, 3, "mean", [sum]])
-def test_wrapping_no_reducer(registry: ReducerRegistry, reducer: Any) -> None:
+def test_what_is_no_reducer_is_refused(registry: ReducerRegistry, reducer: Any) -> None:
     with pytest.raises(AssertionError, match=rf"got .* of type {type(reducer).__name__} \(name='metric'\)"):
         registry.wrap_reducer(reducer, "metric")
 
@@ -141,14 +141,14 @@ def divide(values: list[float]) -> float:
         (Extent(), r"reducer Extent \(name='m'\) failed in per_slot_reduce\(\): "),
     ],
 )
-def test_failing_reducers(registry: ReducerRegistry, reducer: Any, message: str) -> None:
+def test_failing_reducer_is_named(registry: ReducerRegistry, reducer: Any, message: str) -> None:
     registry.wrap_reducer(reducer, "m")
     with pytest.raises(ValueError, match=message) as raised:
         registry.reduce_metrics(for_training=True)
     assert raised.value.__cause__ is not None
 
 
-def test_simple_reductions() -> None:
+def test_simple_reductions_compute_their_names() -> None:
     expected = {Reducer.AVG: 3.0, Reducer.SUM: 12.0, Reducer.MAX: 6.0, Reducer.MIN: 1.0}
     for values in ([1.0, 2.0, 3.0, 6.0], np.array([[1.0, 2.0], [3.0, 6.0]])):
         assert {reducer: simple_reduce(reducer, values) for reducer in Reducer} == expected

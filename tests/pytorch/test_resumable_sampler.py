@@ -209,7 +209,7 @@ def test_resume_after_millions_of_batches() -> None:
 
 
 @pytest.mark.parametrize("sampler", [BatchSampler(range(0), 4, False), BatchSampler(range(3), 4, True)])
-def test_a_sampler_without_batches(sampler: BatchSampler) -> None:
+def test_sampler_without_batches_is_refused(sampler: BatchSampler) -> None:
     with pytest.raises(ValueError, match="BatchSampler of the training data yields no batches at all: the dataset is"):
         next(iter(ResumableBatchSampler(sampler, PassJournal())))
 
@@ -231,7 +231,7 @@ def test_only_recorded_passes_repeat() -> None:
     assert [start["first_batch"] for start in resumed.recorded] == [0]
 
 
-def test_checkpoints_without_positions() -> None:
+def test_checkpoints_without_positions_resume() -> None:
     """As the first releases wrote them."""
     straight, again = (make_batch_sampler("own torch generator", 10, 3) for _ in range(2))
     expected = list(itertools.islice(ResumableBatchSampler(straight, journal := PassJournal()), 12))

@@ -74,7 +74,7 @@ def test_shards_take_turns(size: int, num_workers: int, batch_size: int, drop: b
         (2, -1, r"rank must be in \[0, num_workers=2\); got -1"),
     ],
 )
-def test_impossible_shards(num_workers: int, rank: int, message: str) -> None:
+def test_impossible_shards_are_refused(num_workers: int, rank: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         samplers.DistributedBatchSampler(batches_in_order(9), num_workers, rank)
 
@@ -129,6 +129,6 @@ def test_no_sample_is_taken_early(wrap: Any, taken: int) -> None:
     assert source.taken == taken
 
 
-def test_an_empty_chain() -> None:
+def test_sampler_stays_itself_if_nothing_is_asked() -> None:
     sampler = batches_in_order(4)
     assert adapt_batch_sampler(sampler) is sampler

@@ -79,13 +79,13 @@ LR_RANGE = {"type": "double", "minval": 0.1, "maxval": 0.2}
         ({"hparams": {"global_batch_size": 0}}, r"hparams\['global_batch_size'\] must be .* at least 1; got 0"),
     ],
 )
-def test_unusable_settings(settings: dict[str, Any], message: str) -> None:
+def test_unusable_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.InvalidExperimentException, match=message):
         PyTorchTrialContext(**settings)
     with pytest.raises(errors.InvalidExperimentException, match=message):
         TrialModule(SmallTrial, **settings)
 
 
-def test_nested_type_entries() -> None:
+def test_groups_may_have_an_entry_named_type() -> None:
     hparams = {"optimizer": {"type": "double", "lr": 0.1}, "schedule": {"type": ["log"]}, "empty": {}}
     assert PyTorchTrialContext(hparams=hparams).get_hparams() == hparams

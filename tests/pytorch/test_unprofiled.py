@@ -82,7 +82,7 @@ def test_torch_iterates_other_loaders(name: str, is_torchs: bool) -> None:
     assert (type(iterate_batches(loader)) is type(iter(loader))) == is_torchs
 
 
-def test_a_timeout_without_workers() -> None:
+def test_timeout_without_workers_is_refused() -> None:
     with pytest.raises(AssertionError):  # torch 2.6 gives no message
         iterate_batches(data.DataLoader(NUMBERS, timeout=5))
 

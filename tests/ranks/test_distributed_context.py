@@ -85,7 +85,7 @@ def test_objects_come_in_rank_order(data: st.DataObject, nodes: int, per_node: i
 
 
 @pytest.mark.slow
-def test_numbers_of_a_rank() -> None:
+def test_ranks_know_their_numbers() -> None:
     found = on_ranks(2, 2, lambda own: (own.get_rank(), own.get_size(), own.get_local_rank(), own.get_num_agents()))
     assert found == [(0, 4, 0, 2), (1, 4, 1, 2), (2, 4, 0, 2), (3, 4, 1, 2)]
 
@@ -243,7 +243,7 @@ def test_store_of_one_node_is_local() -> None:
 
 
 @pytest.mark.slow
-def test_topology_from_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topology_is_horovods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTER_TRAIN_PROCESS_COMM_PORT_1", str(free_port()))
     monkeypatch.setenv("DET_CHIEF_IP", "127.0.0.1")
 
@@ -257,7 +257,7 @@ def test_topology_from_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_threads(range(2), on_rank) == [[0, 1], [0, 1]]
 
 
-def test_topology_from_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topology_is_read_from_deepspeeds_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
     for name, value in zip(names, "010101", strict=True):
         monkeypatch.setenv(name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -60,12 +61,20 @@ class Case:
     says: tuple[str, ...]
     source: str
 
+    def describe_changes(self) -> str:
+        """Return the lines in which the trial differs from the correct one."""
+        lines = difflib.unified_diff(
+            CORRECT.splitlines(), self.source.splitlines(), "correct", self.name, n=1, lineterm=""
+        )
+        return "\n".join(lines)
+
 
 def case(name: str, *says: str) -> Callable[..., Case]:
     """Return the function that makes a case from what comes to each spot."""
     patterns = tuple(pattern.replace("LINE", r"model_def\.py:\d+") for pattern in says)
 
     def make(**changes: str) -> Case:
+        assert changes.keys() <= SPOTS.keys(), name
         source = CORRECT
         # An expression may be in what comes to the spot of the statements before.
         for spot in (spot for spot in SPOTS if spot in changes):

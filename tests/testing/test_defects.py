@@ -22,7 +22,7 @@ HPARAMS = {"lr": 0.02, "global_batch_size": 4}
 
 def every(cases: dict[str, list[Case]]) -> pytest.MarkDecorator:
     """Return a parametrization by check and case."""
-    pairs = [pytest.param(check, case, id=case.name) for check, of_check in cases.items() for case in of_check]
+    pairs = [pytest.param(check, case, id=f"{check}: {case.name}") for check in cases for case in cases[check]]
     return pytest.mark.parametrize(("check", "case"), pairs)
 
 
@@ -34,6 +34,12 @@ def make_runs(source: str, folder: Path, hparams: dict[str, Any] = HPARAMS, **op
 def run_check(name: str, runs: TrialRuns) -> None:
     (check,) = (check for check in CHECKS if check.name == name)
     check.run(runs)
+
+
+def run_case(check: str, case: Case, folder: Path, hparams: dict[str, Any] = HPARAMS, **options: Any) -> None:
+    """Run a check on a changed trial; pytest shows the changes if the test fails."""
+    print(case.describe_changes())
+    run_check(check, make_runs(case.source, folder, hparams, **options))
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +64,18 @@ def test_correct_trial_passes(correct: TrialRuns, check: str) -> None:
 @every(DEFECTS)
 def test_defect_is_caught_and_named(check: str, case: Case, tmp_path: Path, reference: Path) -> None:
     with pytest.raises((CheckFailed, BadTrial)) as caught:
-        run_check(check, make_runs(case.source, tmp_path, reference=reference))
+        run_case(check, case, tmp_path, reference=reference)
     message = str(caught.value)
-    assert all(re.search(pattern, message) for pattern in case.says), message
+    assert [pattern for pattern in case.says if not re.search(pattern, message)] == [], message
 
 
 @every(HARMLESS)
 def test_harmless_code_passes(check: str, case: Case, tmp_path: Path) -> None:
-    run_check(check, make_runs(case.source, tmp_path))
+    run_case(check, case, tmp_path)
 
 
 @every(NOT_COMPARED)
 def test_nothing_to_compare_is_not_green(check: str, case: Case, tmp_path: Path) -> None:
     hparams = {"lr": 0.02} if "without a hyperparameter" in case.name else HPARAMS
     with pytest.raises(NotCompared, match=case.says[0]):
-        run_check(check, make_runs(case.source, tmp_path, hparams))
+        run_case(check, case, tmp_path, hparams)

@@ -140,7 +140,9 @@ def test_lengths_must_agree(task: TrialTask, searcher: dict[str, Any], given: di
         ({"time_metric": "tokens", "max_time": 1000}, {}),
     ],
 )
-def test_the_same_length_or_none(task: TrialTask, searcher: dict[str, Any], given: dict[str, Any]) -> None:
+def test_length_of_a_search_that_agrees_is_accepted(
+    task: TrialTask, searcher: dict[str, Any], given: dict[str, Any]
+) -> None:
     task.config["searcher"].update(searcher)
     task.write()
     with det.core.init() as core_context:

@@ -44,7 +44,7 @@ def test_name_that_leads_out_is_no_id(backend: Backend, name: str) -> None:
     assert storage.list_ids() == [kept]
 
 
-def test_own_ids() -> None:
+def test_ids_are_uuids_with_or_without_a_prefix() -> None:
     own = "0b7f3c1e-52a9-4d0c-8f6e-9a1d2c3b4e5f"
     others = ["epoch=1-step=20", f"epoch{own}", f"../{own}", f"../x-{own}", f"{own}.new", own.upper()]
     found = [name for name in (own, f"epoch=1-step=20-{own}", *others) if is_own_id(name)]
@@ -65,7 +65,7 @@ def test_bucket_keys_that_lead_out(s3_options: dict[str, Any], tmp_path: Path) -
 # Marks
 
 
-def test_marks_for_foreign_directories(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_for_foreign_directories_delete_nothing(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The marks look like those of a writer that was killed: no process holds a lock on them."""
     above, storage = backend.storage(), backend.storage("/storage")
     kept = write(storage)
@@ -246,7 +246,7 @@ def test_key_of_file_and_directory(s3_options: dict[str, Any], tmp_path: Path) -
     assert storage.list_ids() == [fine]
 
 
-def test_unfinished_file_of_another_process(tmp_path: Path) -> None:
+def test_unfinished_file_of_another_process_stays(tmp_path: Path) -> None:
     """Containers that share a directory often have the same process ids."""
     theirs = tmp_path / f".file.{os.getpid()}.tmp"
     theirs.write_text("theirs")

@@ -88,7 +88,7 @@ def test_link_is_read_as_its_target(tmp_path: Path, to_outside: bool) -> None:
     assert "Checkpoint latest" in run("show", tmp_path / "storage/latest")
 
 
-def test_storage_behind_a_link(tmp_path: Path) -> None:
+def test_storage_behind_a_link_works(tmp_path: Path) -> None:
     _, ids = written_with_a_link(tmp_path)
     (tmp_path / "data").symlink_to("storage")
     storage = CheckpointStorage(tmp_path / "data")
@@ -127,7 +127,7 @@ def test_delete_keeps_targets_of_links(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "refused"), [("", "write"), ("", "delete"), ("staging", "write"), ("removed", "delete")]
 )
-def test_bookkeeping_behind_a_link(tmp_path: Path, name: str, refused: str) -> None:
+def test_bookkeeping_behind_a_link_is_refused(tmp_path: Path, name: str, refused: str) -> None:
     storage = CheckpointStorage(tmp_path / "storage")
     kept = write(storage)
     precious = tmp_path / "elsewhere/staging" / f"{kept}.lock"
@@ -166,7 +166,7 @@ def test_no_write_through_a_link(tmp_path: Path, where: str) -> None:
 
 
 @pytest.mark.slow
-def test_links_of_an_sftp_server(tmp_path: Path, sftp_options: dict[str, Any]) -> None:
+def test_links_of_an_sftp_server_are_known(tmp_path: Path, sftp_options: dict[str, Any]) -> None:
     backend: Backend = backend_of("sftp", tmp_path, sftp_options)
     storage = backend.storage()
     ids = [write(storage), write(storage)]
