@@ -1,4 +1,4 @@
-"""Building a trial on the device and in the precision of a `pl.Trainer`, and the schedule of a run by its flags."""
+"""Decides precision, schedule and settings of a run by the flags of a ``pl.Trainer``, and builds the trial by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conflicts of a `pl.Trainer` or a module with a trial: refusals, warnings, and flags that the trial obeys itself."""
+"""Decides which flags, callbacks and modules are refused beside a trial, and which flags the trial obeys itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overridden hooks: methods that must call ``super()``, hooks of batches and updates, clipping by flag.
+"""Decides which overridden hooks a trial calls, which are refused, and which must call ``super()``.
 
 Change here: ``WatchedHooks.attach`` connects ``gradient_clip_val`` and the hooks of updates; the calls are in
 ``det_lightning/pytorch/_wrapped_parts.py``.

@@ -1,4 +1,8 @@
-"""Saving a run and ending the process after a signal of a scheduler, or Ctrl-C."""
+"""Decides which signals save a run and end the process, with which status, and what Ctrl-C does.
+
+Change here: which signals count, and the exit status; ``EndSignals`` in ``det_lightning/ranks/signals.py`` has the rule
+for a first and a second signal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hyperparameters: choosing a value for each entry of a configuration, and the form of values in trials."""
+"""Chooses a value for each hyperparameter where no search does, and gives values the form that trials see."""
 
 from __future__ import annotations
 

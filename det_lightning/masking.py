@@ -1,4 +1,4 @@
-"""Secrets of a configuration: known by their fields, and masked in output and files.
+"""Decides which fields of a configuration are secrets, and masks them in output and files.
 
 Hyperparameters and ``data`` hold no secrets, whatever their names and values. Only copies for a file, a message or a
 log are masked: a trial reads the settings that the user gave.

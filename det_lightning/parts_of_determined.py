@@ -1,4 +1,4 @@
-"""The missing parts of Determined: a table with reasons and replacements."""
+"""Decides which parts of Determined are missing, why, and what to use instead."""
 
 from __future__ import annotations
 

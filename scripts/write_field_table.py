@@ -1,4 +1,4 @@
-"""Write the table of the configuration's fields into docs/reference/configuration.md; with --check, only compare."""
+"""Write the tables of the configuration's fields into docs/reference/configuration.md; with --check, only compare."""
 
 from __future__ import annotations
 
@@ -102,31 +102,55 @@ def describe_default(schema: dict[str, Any]) -> str:
     return "" if default in (None, "") else f"`{json.dumps(default)}`".replace('"', "")
 
 
-def rows() -> Iterator[str]:
-    """Yield the lines of the table."""
+def list_cells() -> Iterator[tuple[str, FieldRule, tuple[str, ...]]]:
+    """Yield each field and each value with a rule of its own: the name, the rule and the further cells of the row."""
     for path, choices, schema in list_fields():
         name = path.rpartition(".")[2]
         kind = TYPES.get(name) or describe_type(schema)
         default = DEFAULTS[name] if name in DEFAULTS else describe_default(schema)
+        rule = rule_for(tuple(path.split(".")))
+        if describe_effect(rule) == "warned":  # no value has an effect
+            kind = default = ""
         having = f"Of `{'`, `'.join(choices)}`. " if choices else ""
-        yield write_row(path, kind, default, rule_for(tuple(path.split("."))), having)
-        for rule in FIELD_RULES:
-            if rule.field.startswith(f"{path}: "):
-                yield write_row(rule.field, "", "", rule)
+        yield path, rule, (kind, default, describe_effect(rule), f"{having}{rule.note}")
+        for special in FIELD_RULES:
+            if special.field.startswith(f"{path}: "):
+                yield special.field, special, ("", "", describe_effect(special), special.note)
 
 
-def write_row(path: str, kind: str, default: str, rule: FieldRule, having: str = "") -> str:
-    """Return a line of the table."""
-    effect = rule.effect if rule.in_calls is None else f"{rule.effect}; {rule.in_calls} in calls"
-    return f"| `{path}` | {kind} | {default} | {effect} | {having}{rule.note} |\n"
+def describe_effect(rule: FieldRule) -> str:
+    """Return a field's effect, also in calls where it differs; '' if the field is used in both."""
+    if rule.effect == "used":
+        return "" if rule.in_calls is None else "not in calls"
+    return rule.effect if rule.in_calls is None else f"{rule.effect}; {rule.in_calls} in calls"
+
+
+def write_tables() -> str:
+    """Return the table of the fields with an effect, and that of ignored fields by reason; equal rows are one."""
+    with_effect: dict[tuple[str, ...], list[str]] = {}
+    ignored: dict[str, list[str]] = {}
+    for name, rule, cells in list_cells():
+        if describe_effect(rule) == "ignored":
+            ignored.setdefault(rule.note, []).append(f"`{name}`")
+        else:
+            with_effect.setdefault(cells, []).append(f"`{name}`")
+    rows = [f"| {', '.join(names)} | {' | '.join(cells)} |\n" for cells, names in with_effect.items()]
+    reasons = [f"| {', '.join(names)} | {note} |\n" for note, names in ignored.items()]
+    return "".join(
+        [
+            "| field | type | default | effect | |\n|---|---|---|---|---|\n",
+            *rows,
+            "\n## Ignored fields\n\n| fields | why |\n|---|---|\n",
+            *reasons,
+        ]
+    )
 
 
 def main() -> int:
     """Return 1 if the page is not as it should be and must not be written."""
-    table = "| field | type | default | effect | |\n|---|---|---|---|---|\n" + "".join(rows())
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(BEGIN)
-    written = f"{before}{BEGIN}{table}{END}{rest.partition(END)[2]}"
+    written = f"{before}{BEGIN}{write_tables()}{END}{rest.partition(END)[2]}"
     if "--check" in sys.argv:
         return int(written != page)
     PAGE.write_text(written, encoding="utf-8")

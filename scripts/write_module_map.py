@@ -127,7 +127,7 @@ def write_map() -> str:
         lines += ["", f"## `{folder.as_posix()}/`", ""]
         if len(room) > FILES_WITHOUT_DRAWING:
             lines += ["```text", *draw(room), "```", ""]
-        lines += ["| file | contents |", "|---|---|"]
+        lines += ["| file | what it decides or does |", "|---|---|"]
         for module in room:
             change = f" *Change here:* {module.change}" if module.change else ""
             lines.append(f"| [{module.file.name}](../../{module.file.as_posix()}) | {module.summary}{change} |")

@@ -1,6 +1,6 @@
-"""The processes of a trial's training: exchange of objects, the backend, and the Lightning strategy.
+"""Decides how the processes of a run train: exchange of objects, backend, and Lightning's strategy by its name.
 
-Change here: a new strategy's name is an entry of ``TRIAL_STRATEGIES``.
+Change here: a strategy by name is an entry of ``TRIAL_STRATEGIES``; ``det_lightning/distributed`` trains the models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of effects: the part of each configuration field under ``det-lightning run`` and in calls."""
+"""Decides which fields of a configuration have an effect, under ``det-lightning run`` and in calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ project | ignored | There are no projects.
 entrypoint | used | `module:Class`, a command, or a list of its parts. Needed.
 data | used | Passed to trials.
 hyperparameters | used | Drawn by the searcher. A bare value is a constant, a mapping a group.
-searcher.name | used | `single`, `random`, `grid`, `adaptive_asha`, `async_halving`. Needed. A call trains one trial.
+searcher.name | used | Needed. A call trains one trial.
 searcher.name: adaptive_simple | used | Read as `adaptive_asha`.
 searcher.name: adaptive | refused | Write `adaptive_asha` with `max_trials`.
 searcher.name: sync_halving | refused | Write `async_halving` with `max_trials`.

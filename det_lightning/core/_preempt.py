@@ -1,4 +1,4 @@
-"""Preemption of scripts: ``should_preempt()``, and the handling of SIGTERM."""
+"""Decides when a script learns of a preemption: ``should_preempt()``, and the handling of SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reported metrics: the scalars among them, and checks as in Determined's master of steps, epochs and single values."""
+"""Decides which reports a script may make, as Determined's master does: steps, epochs, one value each."""
 
 from __future__ import annotations
 

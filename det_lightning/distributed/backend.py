@@ -1,4 +1,8 @@
-"""The interface of backends, which train the models of a trial; casts of weights; the backend of a single process."""
+"""Chooses the device of a process, and says what a backend does with models, gradients and states.
+
+Change here: a kind of device is chosen in ``choose_device``; its random state is kept by
+``det_lightning/pytorch/_random_state.py``, and its half precision chosen in ``det_lightning/precision/choice.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of a run: started by torchrun or connected by Horovod; and exchanges of objects at boundaries."""
+"""Decides whether torchrun or Horovod connects the processes of a run; exchanges objects at boundaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A boundary: the ranks exchange metrics and agree on an early end, and reports and the log get the metrics."""
+"""Decides with all ranks whether a run ends early, and hands the metrics of a boundary to reports and the log.
+
+Change here: a reason to end early is a flag of ``EarlyEnd.stop_flags``; ``adapters/driver.py`` handles the
+exceptions of trials.
+"""
 
 from __future__ import annotations
 

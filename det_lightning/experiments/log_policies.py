@@ -1,4 +1,4 @@
-"""Log policies: patterns of lines in a trial's log that forbid a restart."""
+"""Decides by the lines of a trial's log whether a failed trial may start again."""
 
 from __future__ import annotations
 

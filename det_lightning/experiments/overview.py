@@ -1,4 +1,8 @@
-"""The description of an experiment for ``experiment ls``, ``show`` and ``compare``, from files alone."""
+"""The description of an experiment for ``experiment ls``, ``show`` and ``compare``, from files alone.
+
+Change here: a field of a trial in ``experiment show --json`` is an entry of ``_describe_trial``; its column is in
+``det_lightning/experiments/trial_table.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoint to start the trials of an experiment from."""
+"""Decides from which checkpoint the trials of an experiment start."""
 
 from __future__ import annotations
 

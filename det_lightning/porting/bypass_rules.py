@@ -1,4 +1,4 @@
-"""Rules for code that bypasses a trial's context, or needs a GPU, for ``port`` and ``pytest --trial``."""
+"""Decides which code bypasses a trial's context, or needs a GPU, for ``port`` and ``pytest --trial``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Names and calls of older releases of Determined, rewritten to today's."""
+"""Decides what names and calls of older releases of Determined become.
+
+Change here: a call that ``port`` rewrites is an entry of ``_RENAMED``; ``det_lightning/porting/imports.py`` rewrites
+imports, and ``det_lightning/parts_of_determined.py`` has the parts without a counterpart.
+"""
 
 from __future__ import annotations
 

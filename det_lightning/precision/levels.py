@@ -1,4 +1,4 @@
-"""The arguments of ``configure_apex_amp``: apex's levels ``O0`` to ``O3`` with properties, models and optimizers."""
+"""Decides what apex's levels ``O0`` to ``O3`` mean: the properties, models and optimizers of ``configure_apex_amp``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss scaling: the common base, `torch.amp`, steps skipped on overflow, and gradients of scaled backward passes."""
+"""Decides the scale of losses, and which optimizers skip a step after an overflow."""
 
 from __future__ import annotations
 

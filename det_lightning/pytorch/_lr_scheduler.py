@@ -1,4 +1,4 @@
-"""``LRScheduler``: a learning rate scheduler with the rule for stepping it."""
+"""Decides when a learning rate scheduler steps: ``LRScheduler`` and its step modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The position of a run in the training data, and batch samplers that continue the order of an interrupted run."""
+"""Decides at which batch, and with which samples on how many ranks, a resumed run continues."""
 
 from __future__ import annotations
 

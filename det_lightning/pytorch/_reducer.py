@@ -1,4 +1,8 @@
-"""Reducers, which combine the metrics of many batches, on many ranks, into one value; and the registry of a trial."""
+"""Reducers, which combine the metrics of many batches, on many ranks, into one value; and the registry of a trial.
+
+Change here: a reducer of ``evaluation_reducer()`` is a member of ``Reducer`` and a case of ``simple_reduce``; other
+objects are accepted by ``ReducerRegistry.wrap_reducer``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a run: experiment configuration, hyperparameters, batch sizes, aggregation."""
+"""Decides the settings of a run by its arguments and configuration: hyperparameters, batch sizes, aggregation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The pytest plugin: ``pytest --trial model_def:MyTrial`` checks a ported trial.
 
+Change here: an option of ``pytest --trial`` is an entry of ``_OPTIONS``, and a field of ``TrialOptions`` in
+``det_lightning/testing/options.py``.
+
 Every run of pytest imports this module, so nothing slow is imported here.
 """
 

@@ -1,4 +1,7 @@
-"""The policy of a run: when to save, which validation is the best, which checkpoints to keep."""
+"""Decides when a run saves, which validation is the best, and which checkpoints are kept.
+
+Change here: which checkpoints are deleted is ``choose_to_delete``; ``CheckpointStorage.delete`` deletes one.
+"""
 
 from __future__ import annotations
 

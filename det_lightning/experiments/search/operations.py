@@ -1,4 +1,4 @@
-"""What a search gets and asks for: the exits of trials, operations, and trials to create."""
+"""The messages between a search and its runner: exits of trials go in, operations and trials to create come out."""
 
 from __future__ import annotations
 
