@@ -281,6 +281,6 @@ def test_a_trial_class_is_one(tmp_path: Path) -> None:
 
 def test_apex_and_amp_name_each_other(context: pytorch.PyTorchTrialContext) -> None:
     context.experimental.use_amp()
-    message = r"after experimental.use_amp\(\).*leave the other call"
+    message = r"configure_apex_amp\(\) asks for a precision, and so does experimental.use_amp\(\).*leave the other out"
     with pytest.raises(errors.InvalidExperimentException, match=message):
         context.configure_apex_amp(MODEL, OPTIMIZER)

@@ -15,6 +15,7 @@ from det_lightning.distributed.backend import list_parameters
 from det_lightning.engine.schedule import Schedule
 from det_lightning.escaping import get_logger
 from det_lightning.hyperparameters import flatten
+from det_lightning.masking import is_masked
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, original_trial
 
@@ -65,8 +66,9 @@ def _find_changed_hparams(resumed: CheckpointContent, context: PyTorchTrialConte
     if not isinstance(saved, dict):
         return []
     before, now = flatten(saved), flatten(context.settings.to_plain()["hparams"] or {})
+    names = [name for name in {**before, **now} if not is_masked(before.get(name))]  # earlier releases masked some
     # By their text, since NaN is not equal to itself.
-    return [name for name in {**before, **now} if repr(before.get(name)) != repr(now.get(name))]
+    return [name for name in names if repr(before.get(name)) != repr(now.get(name))]
 
 
 def find_unwrapped_parameters(trial: object, context: PyTorchTrialContext) -> Iterator[str]:

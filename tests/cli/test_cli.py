@@ -584,7 +584,7 @@ def test_insufficient_credentials_are_an_error(s3_storage: CheckpointStorage, s3
     requests.post(reset_auth, data=b"0", timeout=10)
     try:
         for command in (["ls", s3_storage], ["show", f"{s3_storage}/{UNKNOWN}"], ["verify", s3_storage]):
-            assert "Permission denied" in error_of(*command, *s3_options)
+            assert "PermissionError" in error_of(*command, *s3_options)
     finally:
         requests.post(reset_auth, data=b"inf", timeout=10)
 

@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FrameType, ModuleType
 from typing import Any, Generic, TypeVar
@@ -263,6 +263,7 @@ class CheckpointQueue:
         self._in_background = in_background
         self._under_way: BackgroundTask[str] | None = None
         self._complete: list[str] = []  # ids that take_complete() has not returned yet
+        self._copier = StateCopier()
 
     def write(
         self,
@@ -297,7 +298,7 @@ class CheckpointQueue:
 
         with defer_signal(WORKER_DIED):
             if self._in_background and report_written is None:
-                content = _copy(content, new)
+                content = self._copy(content, new)
                 work = finish
             else:
                 staging = open_staging(self._root, new)
@@ -340,40 +341,58 @@ class CheckpointQueue:
         except errors.CheckpointError as e:
             logger.warning("A checkpoint of an earlier run cannot be written: %s", e)
 
+    def _copy(self, content: CheckpointContent, checkpoint_id: str) -> CheckpointContent:
+        try:
+            return self._copier.copy(content)
+        except (RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
+            raise errors.CheckpointError(
+                f"Checkpoint {checkpoint_id} cannot be written: its state cannot be copied: {e}."
+            ) from e
 
-def _copy(content: CheckpointContent, checkpoint_id: str) -> CheckpointContent:
-    try:
-        return copy_to_cpu(content)
-    except (RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
-        raise errors.CheckpointError(
-            f"Checkpoint {checkpoint_id} cannot be written: its state cannot be copied: {e}."
-        ) from e
 
+class StateCopier:
+    """Copies states to main memory, each over the previous copy, so that a copy is valid until the next.
 
-def copy_to_cpu(state: _State) -> _State:
-    """Return a copy of ``state`` in main memory: nested containers, tensors, and anything that can be deep-copied.
-
-    Tensors that share memory also share memory in the copy, except sparse, quantized and lazily conjugated tensors and
-    tensors of other classes.
+    Copying into new memory takes several times as long. Memory for states on a GPU is pinned.
     """
-    storages: dict[tuple[torch.device, int, int], torch.UntypedStorage] = {}
-    memo: dict[int, Any] = {}  # deepcopy() takes the copies of tensors from here
-    for tensor in iterate_tensors(state):
-        if not _is_plain(tensor):
-            memo[id(tensor)] = copy.deepcopy(tensor) if tensor.is_leaf else tensor.detach().clone().requires_grad_()
-            continue
-        source = tensor.untyped_storage()
-        # Several memories may start at the same address, as numpy's views do.
-        key = (tensor.device, source.data_ptr(), source.nbytes())
-        if key not in storages:
-            storages[key] = torch.UntypedStorage(source.nbytes()).copy_(source)  # type: ignore[no-untyped-call]
-        target = torch.empty(0, dtype=tensor.dtype).set_(
-            storages[key], tensor.storage_offset(), tensor.size(), tensor.stride()
-        )
-        is_parameter = type(tensor) is torch.nn.Parameter
-        memo[id(tensor)] = torch.nn.Parameter(target, False) if is_parameter else target
-        memo[id(tensor)].requires_grad_(tensor.requires_grad)
-    return copy.deepcopy(state, memo)
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, bool], list[torch.Tensor]] = defaultdict(list)
+
+    def copy(self, state: _State) -> _State:
+        """Return a copy of ``state``: nested containers, tensors, and anything that can be deep-copied.
+
+        Tensors that share memory also share memory in the copy, except sparse, quantized and lazily conjugated tensors
+        and tensors of other classes.
+        """
+        free, self._free = self._free, defaultdict(list)
+        storages: dict[tuple[torch.device, int, int], torch.UntypedStorage] = {}
+        memo: dict[int, Any] = {}  # deepcopy() takes the copies of tensors from here
+        for tensor in iterate_tensors(state):
+            if not _is_plain(tensor):
+                memo[id(tensor)] = copy.deepcopy(tensor) if tensor.is_leaf else tensor.detach().clone().requires_grad_()
+                continue
+            source = tensor.untyped_storage()
+            # Several memories may start at the same address, as numpy's views do.
+            key = (tensor.device, source.data_ptr(), source.nbytes())
+            if key not in storages:
+                storages[key] = self._copy_storage(source, free)
+            target = torch.empty(0, dtype=tensor.dtype).set_(
+                storages[key], tensor.storage_offset(), tensor.size(), tensor.stride()
+            )
+            is_parameter = type(tensor) is torch.nn.Parameter
+            memo[id(tensor)] = torch.nn.Parameter(target, False) if is_parameter else target
+            memo[id(tensor)].requires_grad_(tensor.requires_grad)
+        return copy.deepcopy(state, memo)
+
+    def _copy_storage(
+        self, source: torch.UntypedStorage, free: dict[tuple[int, bool], list[torch.Tensor]]
+    ) -> torch.UntypedStorage:
+        nbytes, pinned = kind = source.nbytes(), source.device.type != "cpu"
+        target = free[kind].pop() if free[kind] else torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+        self._free[kind].append(target)
+        target.copy_(torch.empty(0, dtype=torch.uint8, device=source.device).set_(source))
+        return target.untyped_storage()
 
 
 def iterate_tensors(value: Any) -> Iterator[torch.Tensor]:

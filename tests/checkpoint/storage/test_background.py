@@ -23,7 +23,7 @@ from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, Trial
 from det_lightning.checkpoint.storage import writing
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.staging import open_staging
-from det_lightning.checkpoint.storage.writing import CheckpointQueue, copy_to_cpu
+from det_lightning.checkpoint.storage.writing import CheckpointQueue, StateCopier
 from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, files_of
 
 # Snapshots
@@ -91,7 +91,7 @@ STATES = st.recursive(
 @given(state=STATES)
 def test_snapshot_is_the_present_state(state: Any) -> None:
     expected = copy.deepcopy(state)
-    snapshot = copy_to_cpu(state)
+    snapshot = StateCopier().copy(state)
     assert equal(snapshot, expected)
     change_everything(state)
     assert equal(snapshot, expected)
@@ -99,10 +99,10 @@ def test_snapshot_is_the_present_state(state: Any) -> None:
 
 def test_snapshot_keeps_type_and_attributes() -> None:
     states = {kind: make() for kind, make in KINDS.items()}
-    assert [kind for kind, state in states.items() if not equal(copy_to_cpu(state), state)] == []
+    assert [kind for kind, state in states.items() if not equal(StateCopier().copy(state), state)] == []
     state = torch.nn.BatchNorm1d(2).state_dict()
     state["running_mean"].tag = "mine"
-    snapshot = copy_to_cpu(state)
+    snapshot = StateCopier().copy(state)
     assert snapshot._metadata == state._metadata  # type: ignore[attr-defined]
     assert vars(snapshot["running_mean"]) == {"tag": "mine"}
 
@@ -111,7 +111,7 @@ def test_snapshot_keeps_type_and_attributes() -> None:
 def test_snapshot_keeps_shared_memory(make: Any) -> None:
     one = make()
     state = {"one": one, "again": one, "view": one.detach()[1:], "seen otherwise": [one.detach()]}
-    snapshot = copy_to_cpu(state)
+    snapshot = StateCopier().copy(state)
     assert snapshot["one"] is snapshot["again"]
     with torch.no_grad():
         snapshot["one"][1:] += 3
@@ -127,14 +127,20 @@ Meter = dataclasses.make_dataclass("Meter", ["last"], slots=True)
 def test_snapshot_of_results(around: Any) -> None:
     """deepcopy() refuses a tensor that was computed from parameters, such as a loss."""
     loss = parameter().sum()
-    assert repr(copy_to_cpu(around(loss))) == repr(around(loss.detach().requires_grad_()))
+    assert repr(StateCopier().copy(around(loss))) == repr(around(loss.detach().requires_grad_()))
+
+
+def test_a_copy_reuses_the_memory_of_the_one_before() -> None:
+    copier = StateCopier()
+    addresses = {copier.copy([torch.full((4,), value)])[0].data_ptr() for value in (1.0, 2.0)}
+    assert len(addresses) == 1
 
 
 def test_snapshot_of_overlapping_views() -> None:
     array = np.arange(8.0)
     state = [torch.from_numpy(array[:2]), torch.from_numpy(array)]
     for order in (state, state[::-1]):
-        assert equal(copy_to_cpu(order), [tensor.clone() for tensor in order])
+        assert equal(StateCopier().copy(order), [tensor.clone() for tensor in order])
 
 
 # The queue
