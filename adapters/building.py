@@ -133,8 +133,8 @@ class TrialBuilder:
     ) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return the trial, adapted if legacy, and its context; the first call builds both.
 
-        Unless ``accumulated_batches`` is 1, aggregate gradients over that number of batches. Outside of a training,
-        weights keep the type of an earlier training unless there is another ``precision``.
+        Unless ``accumulated_batches`` is 1, aggregate gradients over that number of batches. Outside of training,
+        weights keep the type they were trained in unless ``precision`` says otherwise.
 
         Raises:
             InvalidExperimentException: the trial was built for fewer processes, so that ranks would train alone.
@@ -174,7 +174,7 @@ class TrialBuilder:
     def build_alone(self, device: torch.device) -> tuple[PyTorchTrial, PyTorchTrialContext]:
         """Return a trial that only holds weights, and its context, both unknown to :meth:`build`; or the given trial.
 
-        Models stay on the device of their creation; batches go to ``device``.
+        Models stay where they were created; batches go to ``device``.
         """
         if self._context is not None:
             return self._build_trial(self._context), self._context
@@ -257,7 +257,7 @@ class ModuleSchedule:
 
 
 def _warn_of_default_length(trainer: Any) -> None:
-    """Warn as Lightning does on creating a trainer, before anybody knows whether the trial has a ``max_length``."""
+    """Warn as Lightning does when a trainer is created, which is too early to know of the trial's ``max_length``."""
     if trainer.max_epochs == _DEFAULT_MAX_EPOCHS and trainer.max_steps == -1:
         logger.warning(
             "The run ends after %d epochs, which is Lightning's default. Set pl.Trainer(max_epochs=...) or "

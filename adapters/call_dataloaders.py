@@ -37,7 +37,7 @@ _ARGUMENTS = (
 
 
 def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
-    """Raise an UnsupportedTrainerFlags if a data module overrides hooks of batch transfers: a trial moves batches."""
+    """Raise an UnsupportedTrainerFlags if a data module overrides hooks that move batches: a trial does that itself."""
     names = [
         name for name in _MOVING_HOOKS if datamodule is not None and overrides(datamodule, pl.LightningDataModule, name)
     ]
@@ -49,7 +49,7 @@ def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
 
 
 def warn_of_lost_state(trainer: pl.Trainer) -> None:
-    """Warn if a data module has a state: ``DeterminedCheckpoint`` does not write the state."""
+    """Warn if a data module has a state, which ``DeterminedCheckpoint`` does not write."""
     datamodule = lightning_internals.find_datamodule(trainer)
     if datamodule is not None and overrides(datamodule, pl.LightningDataModule, "state_dict"):
         logger.warning(
@@ -124,7 +124,7 @@ class CallDataloaders(LoaderFactory):
 
 
 def holds_nothing(loader: Any) -> bool:
-    """Return whether the validation data of a call have no batch, so that there is no validation."""
+    """Return whether the validation data of a call are empty, so that there is no validation."""
     return isinstance(loader, tuple) and not loader
 
 
@@ -201,7 +201,7 @@ def _is_map_style(loader: Any) -> bool:
 
 
 def _reads_all(loader: Any) -> bool:
-    """Return whether a loader goes over a map-style dataset, without a sampler that the caller has chosen."""
+    """Return whether a loader covers a whole map-style dataset, in an order that the caller did not choose."""
     return (
         isinstance(loader, torch.utils.data.DataLoader)
         and not isinstance(loader.dataset, torch.utils.data.IterableDataset)

@@ -34,9 +34,9 @@ logger = get_logger(__name__)
 
 
 class StopIterationGuard:
-    """Turns a ``StopIteration`` of trial code into a ``RuntimeError``; for Lightning the data would end there.
+    """Turns a ``StopIteration`` of trial code into a ``RuntimeError``; Lightning would take it for the end of the data.
 
-    ``contextlib.contextmanager`` would raise the ``StopIteration`` again.
+    It is a class because It is a class because ``contextlib.contextmanager`` would raise the ``StopIteration`` again.
     """
 
     def __enter__(self) -> None:
@@ -85,7 +85,7 @@ class RunDriver:
         self._max_steps = sys.maxsize
 
     def start_up(self, loaders: LoaderFactory, calls: TrialCalls) -> None:
-        """Begin a run with the loaders of a factory; Lightning's loops get the ``calls``, and show batches."""
+        """Begin a run with a factory's loaders; Lightning's loops make the ``calls`` and show batches to callbacks."""
         run = self.run
         if run.schedule.max_length is not None:
             lightning_internals.limit_epochs(self._trainer, -1)
@@ -114,7 +114,7 @@ class RunDriver:
         lightning_internals.show_logging_step(trainer, run.state.batches_trained + 1)
 
     def _next_training_batch(self) -> tuple[Any, int]:
-        """Return the batch of the next step, on the device, and the index in the epoch; the batch may be None."""
+        """Return the batch of the next step, on the device, and its index in the epoch; the batch may be None."""
         run = self.run
         if not self._fetched:  # a hook may have skipped a step
             self._fetched = [*itertools.islice(run.data.prepare(run.data.training.batches), 1)]
@@ -162,7 +162,7 @@ class RunDriver:
         lightning_internals.move_to(self._trainer, run.state, run.context.optimizer_steps, trained - int(first))
 
     def _passes_boundary(self) -> bool:
-        """Report within the step if nothing else is due: ending a step costs as much. Return whether it goes on."""
+        """If only a report is due, report within the step, which saves ending it. Return whether the step goes on."""
         run = self.run
         if self._bars.any_on_a_rank or not run.only_reports():
             return False
@@ -178,7 +178,7 @@ class RunDriver:
             self._checkpoints.report_complete()
 
     def _ends_training_step(self) -> bool:
-        """Return whether the step ends after this batch, which is no boundary. Equal runs take equal steps."""
+        """Return whether the step ends after a batch that is no boundary. The answer is the same in equal runs."""
         run = self.run
         if self._bars.any_drawn and self._bars.is_due():
             self._bars.draw("on_train_batch_end", run.state.batches_trained % run.data.epoch_len)
@@ -296,7 +296,7 @@ class RunDriver:
             self.close()
 
     def close(self) -> None:
-        """Give the trainer and the loaders back, and end the run's callbacks."""
+        """Release the trainer and the loaders, and end the run's callbacks."""
         if self._users_max_epochs is not None:
             lightning_internals.limit_epochs(self._trainer, self._users_max_epochs)
         lightning_loops.use_calls(self._trainer, TrialCalls())
@@ -308,7 +308,7 @@ class RunDriver:
 
 
 def _has_trial(module: pl.LightningModule) -> TypeGuard[Any]:
-    """Return whether a module is a ``TrialModule``, which imports this file; a trainer may serve other modules too."""
+    """Return whether a module is a ``TrialModule``, whose file imports this one."""
     return isinstance(module, DrivenModule)
 
 
@@ -324,7 +324,7 @@ class TrialGuard(pl.Callback):
             pl_module.build_trial()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """End the run; without an ``init`` around, which does so, shorten the traceback outside of experiments."""
+        """End the run. Outside of experiments and of ``init()``, which does the same, shorten the traceback."""
         if _has_trial(pl_module):
             pl_module.abandon(exception)
             if pl_module.trial_builder.owns_context and current_task() is None:
@@ -434,7 +434,7 @@ class ModuleRuns:
         self._training_names: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy no runs and no trainer: these belong to the original module."""
+        """Leave runs and trainer out of copies: they belong to the original module."""
         return {**vars(self), "latest": None, "fitted": None, "intercepted": None, "_fitted_by": None}
 
     def check_before_launch(self, module: Any, trainer: pl.Trainer) -> None:
@@ -460,13 +460,13 @@ class ModuleRuns:
         add_callbacks(trainer)
 
     def restore_flags(self) -> None:
-        """Give the trainer its flags back."""
+        """Restore the trainer's flags."""
         if self.intercepted is not None:
             self.intercepted.restore()
             self.intercepted = None
 
     def start(self, module: Any, base: type[pl.LightningModule]) -> None:
-        """Make the run of a trainer's call; the module, which derives from ``base``, gets the driver."""
+        """Create the run of a trainer's call, and give its driver to the module, which derives from ``base``."""
         intercepted = self.intercepted
         assert intercepted is not None
         trainer: Any = module.trainer  # mypy does not see attributes set by Lightning's connectors

@@ -134,7 +134,7 @@ def _uncompile(module: pl.LightningModule) -> bool:
 
 
 class InterceptedFlags:
-    """Flags obeyed by the trial itself, and off for Lightning until :meth:`restore`.
+    """Flags that the trial obeys itself; they are off for Lightning until :meth:`restore`.
 
     Attributes:
         data: functions for the data of the call.
@@ -157,7 +157,7 @@ class InterceptedFlags:
         trainer.accumulate_grad_batches = 1
 
     def restore(self) -> None:
-        """Set the flags of the trainer again."""
+        """Restore the trainer's flags."""
         self._trainer.gradient_clip_val = self._clip_val
         self._trainer.check_val_every_n_epoch = self._check_val_every_n_epoch
         self._trainer.accumulate_grad_batches = self.accumulated_batches
@@ -221,7 +221,7 @@ def _describe(part: Any) -> str | None:
 
 
 def _find_library(derived: type, kind: type) -> str:
-    """Return the installed library that derives a class from one of Lightning; empty for a class of the user."""
+    """Return the installed library whose class derives from one of Lightning's; empty for a class of the user."""
     name = derived.__module__
     file = getattr(sys.modules.get(name), "__file__", None)
     is_own = name == "__main__" or (file is not None and not {"site-packages", "dist-packages"} & {*Path(file).parts})
@@ -259,7 +259,7 @@ def refuse_automatic_optimization(module: pl.LightningModule) -> None:
 
 
 def warn_of_evaluation_mode(modules: Iterable[torch.nn.Module]) -> None:
-    """Warn if modules are in evaluation mode at the beginning of a training: models train in training mode."""
+    """Warn if modules are in evaluation mode when training begins, since models train in training mode."""
     if not all(module.training for module in modules):
         logger.warning(
             "The module, or a part of it, is in evaluation mode. As in Determined, a trial trains in training mode: "
@@ -298,7 +298,7 @@ def warn_of_missing_parameters(module: torch.nn.Module) -> None:
 
 
 def refuse_lost_changes(loaded: list[torch.nn.Module], built: list[torch.nn.Module]) -> None:
-    """Raise an InvalidExperimentException if loaded models have changes besides weights: built models lose these."""
+    """Raise an InvalidExperimentException if loaded models have changes besides weights: building anew loses those."""
     changes = {
         "frozen parameters (freeze() or requires_grad_())": any(
             not old.requires_grad and new.requires_grad for old, new in _pairs(loaded, built)
@@ -321,7 +321,7 @@ def _pairs(loaded: list[torch.nn.Module], built: list[torch.nn.Module]) -> Itera
 
 
 def warn_of_second_trainer(context: PyTorchTrialContext) -> None:
-    """Warn if a new trainer goes on with optimizers and schedulers that another trainer's ``fit`` has moved."""
+    """Warn if a new trainer continues with optimizers and schedulers from another trainer's ``fit``."""
     kept = ["the state of its optimizers, such as momentum"] if any(one.state for one in context.optimizers) else []
     kept += ["its learning rate schedulers"] if context.lr_schedulers else []
     if kept and context.distributed.rank == 0:

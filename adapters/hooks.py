@@ -110,7 +110,7 @@ class DrivenModule(pl.LightningModule):
 
 
 def _find_hidden_names(cls: type[DrivenModule]) -> dict[str, str]:
-    """Return, by name, a message for each attribute of a user's class that hides an attribute driving the trial."""
+    """Return a message for each attribute of a user's class that hides one that drives the trial, by name."""
     found = {}
     for base in filter(_is_own, cls.__mro__):
         for name in vars(base).keys() - {*dir(pl.LightningModule)} if issubclass(base, DrivenModule) else ():
@@ -135,7 +135,7 @@ def _refuse(module_class: type, wrong: Mapping[str, str]) -> None:
 def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
     """Raise an InvalidExperimentException naming each method of a subclass that cannot work, and the way out.
 
-    If the module ``trains``, or validates, that includes overrides of methods unused by a trial.
+    If the module ``trains`` or validates, overrides of methods that a trial does not use are included.
     """
     marked = module.list_marked_methods()
     wrong = {name: marked[name].instead for name in find_overridden(module, type(module), marked)}
@@ -148,7 +148,7 @@ def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
 class WatchedHooks:
     """Lightning's hooks with an override in a callback, or in a module derived from ``base``.
 
-    Hooks set on an instance count too, since ``LambdaCallback`` sets hooks there.
+    Hooks set on an instance count too, as ``LambdaCallback`` sets them.
 
     Attributes:
         see_training_batches: each training step must be one batch. Progress bars and a ``ModelCheckpoint`` by epoch do

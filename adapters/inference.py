@@ -48,7 +48,7 @@ class GivenEvaluation:
         context.reducers.reset_reducers()
 
     def has_begun(self) -> bool:
-        """Return whether any rank has got a batch; all ranks must call this."""
+        """Return whether any rank has had a batch; all ranks must call this."""
         return any(self._context.distributed.allgather(self._has_begun))
 
     def evaluate(self, batch: Any) -> None:
@@ -73,10 +73,10 @@ class GivenEvaluation:
 
 
 class PlainOptimizer:
-    """An optimizer of another library, with the attributes and methods of torch's optimizers that Lightning looks for.
+    """Gives an optimizer of another library the attributes and methods of torch's optimizers that Lightning looks for.
 
-    The trial steps the optimizer itself; Lightning only saves and loads the state. The methods stand here because
-    Lightning's check of its protocol ``Optimizable`` ignores ``__getattr__`` since Python 3.12.
+    The trial steps the optimizer itself; Lightning only saves and loads the state. The methods are spelled out because
+    since Python 3.12 Lightning's check of its protocol ``Optimizable`` ignores ``__getattr__``.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -86,7 +86,7 @@ class PlainOptimizer:
         self.state: Any = getattr(optimizer, "state", {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the optimizer, with the closure if there is a closure."""
+        """Step the optimizer, with the closure if there is one."""
         return self._optimizer.step(*([] if closure is None else [closure]))
 
     def zero_grad(self, *arguments: Any, **keywords: Any) -> None:
@@ -110,7 +110,7 @@ class InferenceModule(DrivenModule):
         trial: the trial, or None before the trial is built.
         context: the context of the trial.
         runnable: the trial, adapted if the trial is a legacy trial.
-        models: the models of the trial, with names in a ``.ckpt`` file that begin with ``models.<index>.``.
+        models: the models of the trial; their names in a ``.ckpt`` file begin with ``models.<index>.``.
     """
 
     trial_builder: TrialBuilder
@@ -186,7 +186,7 @@ class InferenceModule(DrivenModule):
         self.models = torch.nn.ModuleList(context.models)
 
     def build_training_loader(self) -> ShownLoader:
-        """Return the training data outside of a run; if the trial is not built yet, of a trial for this purpose."""
+        """Return the training data outside of a run; if the trial is not built yet, one is built for this."""
         return self._build_loader(LoaderFactory.build_training)
 
     def build_validation_loader(self) -> ShownLoader:
@@ -201,20 +201,20 @@ class InferenceModule(DrivenModule):
             return ShownLoader(loader, length_or_none(loader))
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Yield the parameters; see ``torch.nn.Module``. A warning says if the trial is not built yet."""
+        """Yield the parameters; see ``torch.nn.Module``. Warn if the trial is not built yet."""
         if self.context is None:
             flags.warn_of_missing_parameters(self)
         return super().named_parameters(*args, **kwargs)
 
     def apply(self, fn: Callable[[torch.nn.Module], None]) -> Self:
-        """Call a function for each module; see ``torch.nn.Module``. A warning says if the trial is not built yet."""
+        """Call a function for each module; see ``torch.nn.Module``. Warn if the trial is not built yet."""
         is_lightnings = str(fn.__module__).partition(".")[0] in ("lightning", "lightning_fabric")  # as in module.to()
         if self.context is None and not is_lightnings:
             flags.warn_of_missing_parameters(self)
         return super().apply(fn)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the weights; see ``torch.nn.Module``. A warning says if the trial is not built yet."""
+        """Return the weights; see ``torch.nn.Module``. Warn if the trial is not built yet."""
         if self.context is None:
             flags.warn_of_missing_parameters(self)
         return super().state_dict(*args, **kwargs)
@@ -222,9 +222,8 @@ class InferenceModule(DrivenModule):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights, also under their names in distributed training.
 
-        If the trial is not built yet, the module builds the trial first, without a trainer: Lightning loads the weights
-        of started processes into the module of the main process. Raise an InvalidCheckpointException if the weights do
-        not fit.
+        The trial is built first if necessary, without a trainer: Lightning loads the weights from processes that it
+        started into the module of the main process. Raise an InvalidCheckpointException if the weights do not fit.
         """
         if self.context is None:
             runnable, context = self.trial_builder.build_alone(torch.device("cpu"))
@@ -281,7 +280,7 @@ class InferenceModule(DrivenModule):
         """Keep the gradients: an aggregation may be unfinished."""
 
     def on_validation_model_eval(self) -> None:
-        """Put all modules but the trial's models into evaluation mode; the run changes the modes of the models."""
+        """Put all modules into evaluation mode except the trial's models, whose modes the run changes."""
         own = [module for name, module in self.named_modules() if name.partition(".")[0] != "models"]
         # With Determined's API the models stay in evaluation mode until the next batch.
         self._modes = [
@@ -291,7 +290,7 @@ class InferenceModule(DrivenModule):
             module.training = False
 
     def on_validation_model_train(self) -> None:
-        """Put modules back into the modes from before the validation."""
+        """Restore the modes that modules had before the validation."""
         for module, mode in self._modes:
             module.training = mode
 
@@ -305,7 +304,7 @@ class InferenceModule(DrivenModule):
         return batch if cast is None else cast(batch)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of the trial's ``predict_batch``, or of the only model if there is no ``predict_batch``.
+        """Return the result of the trial's ``predict_batch``, or else of its only model.
 
         Raises:
             InvalidExperimentException: the trial has no ``predict_batch``, and none or several models.

@@ -1,4 +1,4 @@
-"""Determined's checkpoints in the places where Lightning reads and writes checkpoints, and a trial saved in one."""
+"""Makes Lightning read and write Determined's format: ``ckpt_path=``, ``ModelCheckpoint``, ``load_from_checkpoint``."""
 
 from __future__ import annotations
 
@@ -71,8 +71,9 @@ def take_content(
 ) -> CheckpointContent | None:
     """Return the content to resume from, or None if the checkpoint has no trial.
 
-    Load the trial's weights, except weights in Determined's format during a fit: the trial's callbacks may change these
-    first. Lightning then loads the rest of the module, and no state of loops: the trial has a position of its own.
+    Load the trial's weights, unless they are in Determined's format and a fit begins: the trial's callbacks may change
+    those first. Lightning then loads the rest of the module, and no state of loops: the trial has a position of its
+    own.
     """
     content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
     fitting = module.trainer.state.fn is TrainerFn.FITTING
@@ -115,7 +116,7 @@ def _uses_files_of_torch(plugin: pl.plugins.CheckpointIO | None) -> bool:
 
 
 def _read_file(location: Location, read: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    """Read a file that Lightning wrote. Lightning's own reader runs any code in a file, before Lightning 2.6."""
+    """Read a file that Lightning wrote. Before Lightning 2.6 its own reader runs any code in a file."""
     if location.is_local:
         if not location.exists():
             raise errors.CheckpointNotFound(f"There is no checkpoint {location}.")
@@ -143,7 +144,7 @@ class TrialCheckpointIO(pl.plugins.CheckpointIO):
 
     @functools.cached_property
     def unsafe_values(self) -> UnsafeValues:
-        """Warns of values that no resume could read safely."""
+        """Warns of values that a resume could not read safely."""
         return UnsafeValues()
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -228,7 +229,7 @@ class DeterminedCheckpointIO(TrialCheckpointIO):
         self._code = CodeCopier(code_dir, code_with_secrets)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a directory at ``path``, or replace the directory there.
+        """Write a directory at ``path``, replacing one that is there.
 
         Raises:
             InvalidCheckpointException: the checkpoint is not from a ``TrialModule``.
@@ -374,7 +375,7 @@ def _match_name(known: Container[str], name: str) -> str:
 
 
 def _keep_device(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    """Leave a tensor on the device where it was saved, or move the tensor to the CPU if the device is missing."""
+    """Leave a tensor on the device where it was saved, or move it to the CPU if that device is missing."""
     kind = location.partition(":")[0]
     module = getattr(torch, kind, None)
     is_there = kind == "cpu" or (module is not None and module.is_available())

@@ -55,7 +55,7 @@ def validates_at_stop(trainer: pl.Trainer) -> bool:
 
 
 def announce_no_validations(trainer: pl.Trainer) -> None:
-    """Let no callback expect validations at the ends of epochs: a ``ModelCheckpoint`` then saves after validations."""
+    """Tell callbacks that epochs end without a validation, so that a ``ModelCheckpoint`` saves after validations."""
     trainer.check_val_every_n_epoch = sys.maxsize
 
 
@@ -77,7 +77,7 @@ def end_epoch(dataloader_iter: Any) -> None:
 
 
 def limit_epochs(trainer: pl.Trainer, epochs: int) -> None:
-    """Train for at most ``epochs``, and show the number on progress bars; -1 means until :func:`end_training`."""
+    """Train for at most ``epochs``, shown on progress bars; -1 means until :func:`end_training`."""
     trainer.fit_loop.max_epochs = epochs
 
 
@@ -186,7 +186,7 @@ def call_module_hook(trainer: pl.Trainer, hook: str, *args: Any) -> None:
 
 
 def find_batch_size(module: pl.LightningModule, counts: bool) -> int | None:
-    """Return the batch size for logging in a training; Lightning does not see the batches of a step. Otherwise None.
+    """Return the batch size for logging during training, where Lightning sees no batches of a step; otherwise None.
 
     If the size ``counts``, return the size of the batch shown to hooks, if any; otherwise 1.
     """
@@ -225,7 +225,7 @@ def save_by_time(trainer: pl.Trainer) -> None:
 
 
 def get_hint_logger() -> logging.Logger:
-    """Return the logger of Lightning's hints; the package of Lightning imported last sets this logger."""
+    """Return the logger of Lightning's hints, which the package of Lightning imported last sets."""
     hints: logging.Logger = vars(rank_zero)["log"]
     return hints
 

@@ -63,12 +63,12 @@ def show_batch_index(dataloader_iter: Any, batch_idx: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TrialCalls:
-    """Functions of a trial for the loops of a trainer to call; None for no function.
+    """Functions of a trial that the loops of a trainer call, if not None.
 
     Attributes:
         next_batch: returns each training batch, and the index in the epoch, before the first hook of the step.
-        begin_validation: returns the batches of a validation, of which there are at most as many as the argument, if
-            any; each is drawn before the first hook of its step.
+        begin_validation: returns the batches of a validation, at most as many as the argument says; each is drawn
+            before the first hook of its step.
         after_training_step, after_validation_step: called after the hooks at the end of a step.
         after_validation: called after the hooks at the end of a validation.
     """
@@ -220,7 +220,7 @@ class TrialLoggerConnector(LoggerConnector):
 
 
 class _Length:
-    """In place of a loader in Lightning's hands: the trial's driver draws the batches itself."""
+    """Stands in for a loader, since the trial's driver draws the batches itself."""
 
     def __init__(self, shown: Any) -> None:
         self._shown = shown
@@ -248,7 +248,7 @@ class HeldData(pl.utilities.combined_loader.CombinedLoader):
 
 
 class TrialDataSource(DataLoaderSource):
-    """The data for one of Lightning's loops, whose module may have a trial."""
+    """The data of one of Lightning's loops, for modules with or without a trial."""
 
     def dataloader(self) -> Any:
         """Return the data; a module with a trial begins to draw first."""
@@ -283,9 +283,9 @@ def use_trial_loops(trainer: Any) -> None:
 
 
 def allow_validation(trainer: pl.Trainer, due: bool | None) -> None:
-    """Let Lightning validate after the current step (True), or not (False), or by the trainer's flags (None).
+    """Choose whether Lightning validates after the current step: True, False, or None for the trainer's flags.
 
-    The flags of the trainer stay unchanged for callbacks: a ``ModelCheckpoint`` decides by flags when to save.
+    The trainer's flags stay as they are, since a ``ModelCheckpoint`` decides by them when to save.
     """
     epoch_loop: Any = trainer.fit_loop.epoch_loop
     epoch_loop.validation_due = due

@@ -49,14 +49,15 @@ class TrialModule(InferenceModule):
             ``pl.Trainer``.
         reporting_period: defaults to ``log_every_n_steps`` of ``pl.Trainer``.
         step_zero_validation: validate before the first batch.
-        test_mode: True trains on a single batch and validates on a single batch. A larger number is the most batches
-            to train on; a validation is then complete, or without metrics if it has more than 100 batches.
+        test_mode: True trains on a single batch and validates on a single batch. A larger number is the maximum number
+            of batches to train on; validations are then complete, or without metrics if longer than 100 batches.
         context: the context of a built trial.
         reading: how to read the checkpoint in ``ckpt_path=``. By default, objects in the checkpoint are refused.
 
     Raises:
         ConfigError: Determined's master would refuse ``exp_conf``; all mistakes are named.
-        TypeError: ``trial`` is not a trial, a period no ``Batch`` or ``Epoch``, or ``context`` has an argument already.
+        TypeError: ``trial`` is not a trial, a period is not a ``Batch`` or ``Epoch``, or an argument is already part of
+            ``context``.
         InvalidExperimentException: ``hparams`` or ``exp_conf`` is not a dict, or a hyperparameter is unusable.
 
     Example:
@@ -121,7 +122,7 @@ class TrialModule(InferenceModule):
         vars(self).update(_make_state_without_run())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy the trial without its run, as Lightning copies a module without its trainer.
+        """Leave the run out of copies, as Lightning leaves out the trainer.
 
         Raise a TypeError if the trial belongs to several processes.
         """
@@ -141,7 +142,7 @@ class TrialModule(InferenceModule):
 
     @property
     def trainer(self) -> pl.Trainer:
-        """The trainer of the module; setting a trainer prepares the trainer for the trial."""
+        """The trainer of the module; setting one prepares it for the trial."""
         return super().trainer
 
     @trainer.setter
@@ -152,7 +153,7 @@ class TrialModule(InferenceModule):
             self._forget_run()
 
     def _is_part(self, whole: pl.LightningModule | None) -> bool:
-        """Return whether the trainer has another module, which this one is a part of; refuse a part without weights."""
+        """Return whether this module is only a part of the trainer's module; refuse a part without weights."""
         if whole is self or whole is None:
             return False
         if self.context is None:
@@ -182,7 +183,7 @@ class TrialModule(InferenceModule):
             context.settings.configuration.report("TrialModule", idle=_OF_CHECKPOINTS, read=read)
 
     def begin_data(self, method: str) -> None:
-        """Prepare the data that a loop of Lightning asks a method for next; in ``validate``, start the run."""
+        """Prepare the data that one of Lightning's loops asks for next; in ``validate``, start the run."""
         if self.trainer.state.fn is not TrainerFn.FITTING:
             self.start_trial_run()
         if method == "train_dataloader":
@@ -254,7 +255,7 @@ class TrialModule(InferenceModule):
             self.trial_builder.abandon(exception)
 
     def restore_flags(self) -> None:
-        """Give the trainer its flags back."""
+        """Restore the trainer's flags."""
         self._runs.restore_flags()
 
     # Checkpoints of Lightning

@@ -91,7 +91,7 @@ class BarRefresh:
     """Draws the progress bars of a trainer at most ten times a second, through documented hooks.
 
     Attributes:
-        any_on_a_rank: there are bars, here or on another rank; only the first rank draws bars.
+        any_on_a_rank: some rank draws bars; only the first one does.
         any_drawn: this rank draws bars.
     """
 

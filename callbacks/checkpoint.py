@@ -40,7 +40,7 @@ class DeterminedCheckpoint(pl.Callback):
         code_dir: the directory to copy into each checkpoint. Defaults to the working directory.
         code_with_secrets: also copy files with names that suggest secrets, such as ``.env``.
         async_write: copy the state, and write the copy while training continues. Defaults to True for remote storage.
-            The next boundary raises an error of the writer.
+            An error of the writer is raised at the next boundary.
         retention: the checkpoints to keep. Defaults to the configuration given as ``storage``, else to all.
         experiment: name of the experiment; retention compares the trials of an experiment. Defaults to the trial alone.
         trial: name of the trial, which only one run at a time may use. Defaults, in a run that resumes, to the name in
@@ -113,7 +113,7 @@ class DeterminedCheckpoint(pl.Callback):
         period: TrainUnit | None = None,
         **names: Any,
     ) -> None:
-        """Prepare for another run: the arguments fill in what the callback's own arguments leave open."""
+        """Prepare for another run: the arguments fill in what the callback leaves open."""
         missing = {name: value for name, value in names.items() if getattr(self._given, name) is None}
         place, in_section = _split_section(storage) if self._own_storage is None else (self._own_storage, None)
         self._place = place
@@ -160,7 +160,7 @@ class DeterminedCheckpoint(pl.Callback):
 
     @property
     def last_checkpoint_path(self) -> str | None:
-        """The path or URL of the checkpoint begun last; a URL has the password that the storage was given with."""
+        """The path or URL of the checkpoint begun last; a URL includes the password that the storage was given."""
         return self._make_path(self._checkpoints.last_id)
 
     @property
@@ -174,7 +174,7 @@ class DeterminedCheckpoint(pl.Callback):
         return self._checkpoints.best_value
 
     def describe_saved(self, resumed_from: str | None = None) -> str:
-        """Return one sentence on the progress that an interrupted run saved, and on how to continue."""
+        """Return one sentence that says what an interrupted run saved and how to continue."""
         if self._checkpoints.complete is not None:
             checkpoint_id, batches = self._checkpoints.complete
             return (
@@ -190,7 +190,7 @@ class DeterminedCheckpoint(pl.Callback):
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Complete the policy, and give the module the writer of checkpoints.
+        """Complete the policy, and connect the module with the writer of checkpoints.
 
         Raises:
             TypeError: the module is not a ``TrialModule``.
@@ -233,7 +233,7 @@ class DeterminedCheckpoint(pl.Callback):
 
 
 def _split_section(storage: Any) -> tuple[Any, Retention | None]:
-    """Return the storage that an argument names, None for none, and the rule in a section of the configuration."""
+    """Return the storage that an argument names, if any, and the retention in a section of the configuration."""
     if not isinstance(storage, Mapping):
         return storage, None
     names_place = any(value is not None and not name.startswith("save_") for name, value in storage.items())
@@ -245,7 +245,7 @@ def _open_storage(place: Any) -> CheckpointStorage:
 
 
 def _refuse_wrong_kinds(given: Mapping[str, Any]) -> None:
-    """Raise a TypeError that names each argument of the wrong kind; None is always right."""
+    """Raise a TypeError that names each argument of the wrong kind; None is always accepted."""
     flag = (int, "True or False")
     kinds: dict[str, tuple[Any, str]] = {
         "retention": (Retention, "a Retention, such as Retention(trial_latest=3)"),

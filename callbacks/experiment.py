@@ -33,7 +33,7 @@ def report_invalid_hp(task: TrialTask | None) -> None:
 def end_for_invalid_hp(error: BaseException, given_up: str) -> None:
     """End the process with one line and status 0 if the trial gave up, here or, as ``given_up`` says, on another rank.
 
-    After another rank gives up, this rank may end with any error, such as a lost connection.
+    When another rank gives up, this rank may end with any error, such as a lost connection.
 
     Raises:
         SystemExit: the trial gave up.
@@ -49,7 +49,7 @@ def end_for_invalid_hp(error: BaseException, given_up: str) -> None:
 
 
 class ExperimentReporter(pl.Callback):
-    """Reports metrics, progress and checkpoints to ``det-lightning run``, whose search decides by these reports."""
+    """Reports metrics, progress and checkpoints to ``det-lightning run``, whose search decides by them."""
 
     def __init__(self, task: TrialTask) -> None:
         self._task = task
@@ -59,12 +59,12 @@ class ExperimentReporter(pl.Callback):
         self._digests: dict[str, list[str]] = {}  # of checkpoints that are not complete yet
 
     def complete(self, reading: CheckpointReading) -> CheckpointReading:
-        """Return a reading that also trusts the files which the experiment trusts."""
+        """Return a reading that also trusts the files that the experiment trusts."""
         trusted = reading.trusted or self._task.trusted
         return dataclasses.replace(reading, trusted=trusted, recorded=self._task.recorded)
 
     def callbacks(self, output: TensorBoardOutput) -> list[pl.Callback]:
-        """Return this callback and the callback for TensorBoard's HParams, to precede the writer of checkpoints."""
+        """Return this callback and the one for TensorBoard's HParams; both must precede the writer of checkpoints."""
         from det_lightning.callbacks.hparams import HParamsSummary  # imports tensorboard
 
         return [self, HParamsSummary(output, self._task)]
@@ -105,10 +105,7 @@ class ExperimentReporter(pl.Callback):
             logger.log_hyperparams(self._task.hparams)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count from zero after a warm start.
-
-        Determined, too, counts from zero if the checkpoint is from another trial.
-        """
+        """Count from zero after a warm start, as Determined does if the checkpoint is from another trial."""
         module = require_trial_module(self, pl_module)
         source = self._task.config["searcher"].get("source_checkpoint_uuid")
         content = module.resume_content
@@ -168,7 +165,7 @@ def _mlflow(task: TrialTask) -> pl.loggers.Logger:
 
 
 def _create_mlflow_experiment(name: str, server: str, artifacts: Path) -> None:
-    """Create the experiment unless there is one. The logger would fail if another trial did so at the same time."""
+    """Create the experiment unless it exists; the logger would fail if another trial did so at the same time."""
     import mlflow
 
     client = mlflow.MlflowClient(server)

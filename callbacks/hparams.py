@@ -23,7 +23,7 @@ class HParamsSummary(pl.Callback):
         self._task = task
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write the hyperparameters and the search on the chief; each trial may be the only trial in its directory."""
+        """Write the hyperparameters and the search space on the chief: a trial may be the only one in its directory."""
         if not self._output.enabled or not trainer.is_global_zero:
             return
         task = self._task
@@ -39,7 +39,7 @@ class HParamsSummary(pl.Callback):
 def _parameters(
     space: Mapping[str, Any], hparams: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[summary_v2.HParam, Any]]:
-    """Yield each hyperparameter with the value, in a type of TensorBoard; groups give dotted names."""
+    """Yield each hyperparameter and its value as TensorBoard stores it; nested ones have dotted names."""
     for name, entry in space.items():
         value = hparams[name]
         if "type" not in entry:

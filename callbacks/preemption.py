@@ -28,12 +28,12 @@ class PreemptionHandler(pl.Callback):
     """Saves a trial and ends the process when a scheduler sends a signal.
 
     A signal only sets a flag. At the next boundary, at the latest the next report, all ranks agree to end, write a
-    checkpoint unless this batch already has a checkpoint, and wait for the end of writing. Then ``fit`` raises
-    ``errors.Preempted``; uncaught, the error ends the process with ``exit_code``. A single process does not wait for a
-    boundary, and ends after the current batch or validation.
+    checkpoint unless this batch has one, and wait until it is written. Then ``fit`` raises ``errors.Preempted``;
+    uncaught, the error ends the process with ``exit_code``. A single process does not wait for a boundary, and ends
+    after the current batch or validation.
 
-    A second signal ends the process at once. Previously installed handlers are also called, and restored after the
-    fit. Until training starts there is nothing to save, and signals have their usual effect.
+    A second signal ends the process at once. Handlers installed before are called too, and restored after the fit.
+    Until training starts there is nothing to save, and signals have their usual effect.
 
     Args:
         signals: the signals to handle; by default ``SIGTERM``, and ``SIGUSR1`` where it exists.
@@ -82,7 +82,7 @@ class PreemptionHandler(pl.Callback):
         self._stop_request.requested = True
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Give the module the request to stop, without earlier requests.
+        """Connect the module with the request to stop, and forget earlier requests.
 
         Raises:
             TypeError: the module is not a ``TrialModule``.
@@ -94,7 +94,7 @@ class PreemptionHandler(pl.Callback):
             module.stop_request = self._stop_request
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remember the user's handlers before Lightning replaces the handlers."""
+        """Remember the user's handlers before Lightning replaces them."""
         self._signals.remember(self.signals)
         if require_trial_module(self, pl_module).checkpoints is None:
             logger.warning("PreemptionHandler has nothing to save with: add a DeterminedCheckpoint to the callbacks.")
@@ -135,7 +135,7 @@ def interrupts_in_one_line(
     preemption: PreemptionHandler,
     resumed_from: str | None,
 ) -> Iterator[None]:
-    """Raise a ``KeyboardInterrupt`` after Ctrl-C, even from a saved run; log one line on the saved progress."""
+    """After Ctrl-C raise a ``KeyboardInterrupt`` even though the run is saved, and log one line on what was saved."""
     try:
         with reraise_keyboard_interrupt():
             yield

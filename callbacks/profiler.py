@@ -35,7 +35,7 @@ class TorchProfiler(pl.Callback):
         self._runs = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the profiler, and step the profiler after each batch.
+        """Start the profiler, and step it after each batch.
 
         Raises:
             TypeError: the module is not a ``TrialModule``.

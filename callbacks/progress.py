@@ -10,7 +10,7 @@ from det_lightning.adapters.lightning_package import pl
 
 
 class TrialProgressBar(pl.callbacks.TQDMProgressBar):
-    """Lightning's bar for a trial, on stderr: one lasting line per epoch, with the metrics of the latest report."""
+    """Lightning's progress bar for a trial, on stderr: one lasting line per epoch, with the latest reported metrics."""
 
     def __init__(self) -> None:
         super().__init__(leave=True)

@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 class ExperimentConfig(dict[str, Any]):
     """An experiment configuration: any dict, with a method for each field that scripts look up.
 
-    A method returns the default of Determined 0.38.1 for a missing field, or raises a ``KeyError`` if there is none.
+    For a missing field a method returns Determined 0.38.1's default, or raises a ``KeyError`` if there is none.
     ``get_searcher_metric()`` and the two periods raise an ``AssertionError`` for a value of a wrong type,
     ``get_entrypoint()`` a ``ValueError``. ``profiling_interval()`` returns the first batch to profile, and the batch to
     stop after or None; ``(0, 0)`` without profiling.

@@ -1,4 +1,4 @@
-"""Errors for wrong arguments: a message names the call, the value, the expectation and the way out."""
+"""Errors for wrong arguments: they name the call, the value, what was expected and the way out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = (type(None), numbers.Number, str, bytes, list, tuple, dict, set, os.Pat
 
 
 def describe(value: Any) -> str:
-    """Return a value and the type for a message; of an object only the type."""
+    """Describe a value and its type in a message; an object by its type only."""
     if isinstance(value, type):
         return f"the class {value.__name__}, not an object of the class"
     kind = type(value).__name__

@@ -26,7 +26,7 @@ ALIAS_DIRECTORY = pathlib.Path(__file__).resolve().parent / "alias"
 
 
 class _Determined(ModuleType):
-    """det_lightning with Determined's version number, because scripts compare versions."""
+    """det_lightning under Determined's version number, which scripts compare."""
 
     __version__ = REFERENCE_VERSION
 
@@ -82,7 +82,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
 
 
 def _is_another_model_hub(submodule: str) -> bool:
-    """Return whether the package ``model_hub`` belongs to a project, and has nothing to do with Determined's."""
+    """Return whether ``model_hub`` is a package of the project, unrelated to Determined's."""
     if submodule:
         return sys.modules[_MODEL_HUB].__name__ != _OURS[_MODEL_HUB]
     elsewhere = [folder for folder in sys.path if folder != str(ALIAS_DIRECTORY)]
@@ -138,7 +138,7 @@ def answering_determined() -> Iterator[None]:
 
 
 def _add_to_search_path() -> None:
-    """Let children find the alias: a child gets a copy of the search path, but not of the finders."""
+    """Let children find the alias: they inherit the search path, but not the finders."""
     # At index 1, because scripts take the first entry for the script's directory.
     if str(ALIAS_DIRECTORY) not in sys.path:
         sys.path.insert(1, str(ALIAS_DIRECTORY))

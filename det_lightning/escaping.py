@@ -1,4 +1,4 @@
-"""What the package shows, made safe: the doors that errors, records of logs and messages of commands pass."""
+"""Escapes and masks what is shown, in one place each for errors, log records and the messages of commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def escape(text: object) -> str:
 def make_safe(message: object) -> str:
     """Return a message with unprintable characters escaped, and with the passwords and signatures of URLs masked.
 
-    A line break stays before a line with an indent, as of a list or a stack, which is not taken for another message.
+    A line break stays before an indented line, as in a list or a stack.
     """
     return mask_text("\n  ".join(map(escape, str(message).split("\n  "))))
 
@@ -48,7 +48,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def name_some(names: Sequence[str], most: int = 5) -> str:
-    """Return the first names, separated by commas, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

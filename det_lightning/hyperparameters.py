@@ -17,7 +17,7 @@ _LARGEST = 1e308
 
 
 def convert_like_master(value: Any) -> Any:
-    """Return a copy of a value as Determined's master would pass the value on: in Go's JSON ``64.0`` is ``64``."""
+    """Return a copy of a value as Determined's master passes it on: in Go's JSON ``64.0`` is ``64``."""
     if isinstance(value, Mapping):
         return {name: convert_like_master(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -59,7 +59,7 @@ _LIKE_NUMBER = re.compile(r"\s*[-+]?\.?\d")
 
 
 def explain_texts(error: TypeError, hparams: Mapping[str, Any] | None) -> None:
-    """If an error is about a text, name hyperparameters that are texts and begin like numbers, such as ``"1e-2x"``."""
+    """If an error is about text, name the hyperparameters that are text but begin like numbers, such as ``"1e-2x"``."""
     given = flatten(hparams or {})
     texts = {name: value for name, value in given.items() if isinstance(value, str) and _LIKE_NUMBER.match(value)}
     if texts and _ABOUT_TEXT.search(str(error)) and _TEXTS not in str(error):
@@ -68,7 +68,7 @@ def explain_texts(error: TypeError, hparams: Mapping[str, Any] | None) -> None:
 
 
 def find_ranges(hparams: Mapping[Any, Any], where: str = "hparams") -> list[str]:
-    """Return the places where hyperparameters have an entry of a search space, such as a range, instead of a value."""
+    """Return where hyperparameters hold a part of a search space, such as a range, instead of a value."""
     found = []
     for name, value in hparams.items():
         if isinstance(value, Mapping):

@@ -90,7 +90,7 @@ def import_from_path(path: str | os.PathLike[str]) -> Iterator[None]:
 def import_only(path: str | os.PathLike[str], files: Iterable[pathlib.Path]) -> Iterator[None]:
     """Import from ``path`` as :func:`import_from_path` does, but only the ``files`` in ``path``.
 
-    Bytecode in a ``__pycache__`` is not used, because bytecode need not match the source.
+    Bytecode in a ``__pycache__`` is not used, because it need not match the source.
     """
     directory = pathlib.Path(path).resolve()
     hook = _make_hook(directory, frozenset(str(file.resolve()) for file in files))
@@ -105,7 +105,7 @@ def import_only(path: str | os.PathLike[str], files: Iterable[pathlib.Path]) -> 
 
 
 class _SourceLoader(machinery.SourceFileLoader):
-    """Compiles the source, and ignores any bytecode beside the source."""
+    """Compiles the source, ignoring bytecode beside it."""
 
     def path_stats(self, path: Any) -> Any:
         raise OSError(f"the bytecode of {path} is not used")  # for the import system there is no bytecode
@@ -157,7 +157,7 @@ def _forget_finders(directory: pathlib.Path) -> None:
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """Return module and class of ``"module:Class"`` or ``"path/file.py:Class"``; texts without them give empty ones."""
+    """Split ``"module:Class"`` or ``"path/file.py:Class"`` into module and class, which are empty if missing."""
     module, _, name = spec.strip().rpartition(":")
     if module.endswith(".py"):
         module = ".".join(pathlib.PurePath(module).with_suffix("").parts)

@@ -1,7 +1,7 @@
 """Decides which fields of a configuration are secrets, and masks them in output and files.
 
 Hyperparameters and ``data`` hold no secrets, whatever their names and values. Only copies for a file, a message or a
-log are masked: a trial reads the settings that the user gave.
+log are masked: a trial reads the settings as given.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def mask_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mask_url(url: str) -> str:
-    """Return a URL with the password masked, for any characters in the password."""
+    """Return a URL with its password masked, whatever characters the password has."""
     return _WHOLE_URL.sub(rf"\1\2:{MASK}@", url, count=1) if _WHOLE_URL.match(url) else url
 
 
@@ -109,7 +109,7 @@ def find_option_secrets(options: Any) -> list[str]:
 
 
 def cause_without_secrets(error: BaseException, secrets: Collection[str] = ()) -> BaseException | None:
-    """Return an error for use as a cause, or None if a message in the chain of causes shows a secret."""
+    """Return an error for use as a cause, or None if it or one of its causes shows a secret."""
     link: BaseException | None = error
     while link is not None:
         if mask_text(str(link), secrets) != str(link):

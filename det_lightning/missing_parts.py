@@ -65,7 +65,7 @@ def _by_their_name(name: str) -> str:
 
 
 class _LastFinder(importlib.abc.MetaPathFinder):
-    """Raises the error for a module that no other finder has; an installed clone, for example, needs no links."""
+    """Raises the error for a module that no other finder has: it comes last, since installed clones need no links."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

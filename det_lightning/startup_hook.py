@@ -1,4 +1,4 @@
-"""The start-up hook of a project's trials: its name, and the comment that accepts it, or a line of another file."""
+"""The start-up hook of trials: its file name, and the comment that accepts it or a line of another file."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class TrainUnit:
         self.value = value
 
     def should_stop(self, step_num: int) -> bool:
-        """Return whether this unit includes batch or epoch ``step_num``, counted from 1."""
+        """Return whether batch or epoch ``step_num``, counted from 1, is due."""
         if isinstance(self.value, int):
             return self.value < 1 or (step_num != 0 and step_num % self.value == 0)
         return step_num in self.value

@@ -24,7 +24,7 @@ _OPERATIONS = {"mean": "Average", "avg": "Average", "sum": "Sum", "min": "Min", 
 
 
 class HorovodStrategy(pl.strategies.ParallelStrategy, StaysOnDevice):
-    """``pl.Trainer(strategy="horovod")`` in a script started by ``horovodrun``: Horovod exchanges a trial's gradients.
+    """``pl.Trainer(strategy="horovod")`` in a script started by ``horovodrun``: Horovod averages a trial's gradients.
 
     ``horovodrun`` sets the number of processes; the trainer's ``devices=`` has no effect. Learning rates stay as the
     trial sets them. Only a ``TrialModule`` can be trained.
@@ -54,7 +54,7 @@ class HorovodStrategy(pl.strategies.ParallelStrategy, StaysOnDevice):
     # Processes and devices
 
     def set_world_ranks(self) -> None:
-        """Set the rank for Lightning's messages."""
+        """Set the rank that Lightning's messages use."""
         lightning_internals.set_printing_rank(self.global_rank)
 
     @property
@@ -147,7 +147,7 @@ class HorovodStrategy(pl.strategies.ParallelStrategy, StaysOnDevice):
 
 
 def _exchange(run: _Collective, tensor: torch.Tensor, averages: bool = False) -> torch.Tensor:
-    """Run a collective on a tensor of any type, in any mode of torch that Lightning has set."""
+    """Run a collective on a tensor of any type, whichever torch mode Lightning has set."""
     as_float = tensor.dtype is torch.bfloat16  # unknown to Horovod
     if averages and not tensor.is_floating_point():
         tensor = tensor.double()  # Horovod would use integer division

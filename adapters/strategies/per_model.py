@@ -73,7 +73,7 @@ class ContextEnvironment(ClusterEnvironment):
 
 
 class StaysOnDevice(pl.strategies.Strategy):
-    """Leaves models and optimizers on the device at the end of a run; Lightning would move them to the CPU."""
+    """Leaves models and optimizers on the device after a run, where Lightning would move them to the CPU."""
 
     def teardown(self) -> None:
         """End a run."""
@@ -133,7 +133,7 @@ class PerModelStrategy(pl.strategies.DDPStrategy, StaysOnDevice):
         self.require_trial()
 
     def require_trial(self) -> None:
-        """Raise an UnsupportedTrainerFlags if the module has no trial: no rank would exchange gradients."""
+        """Raise an UnsupportedTrainerFlags if the module has no trial: its gradients would not be all-reduced."""
         module = self.lightning_module
         if self.world_size > 1 and getattr(module, "context", None) is None:
             raise errors.UnsupportedTrainerFlags(
@@ -142,7 +142,7 @@ class PerModelStrategy(pl.strategies.DDPStrategy, StaysOnDevice):
             )
 
     def on_exception(self, exception: BaseException) -> None:
-        """Keep quiet: Lightning's hint names settings foreign to a trial."""
+        """Do nothing: Lightning's hint would name settings that a trial does not have."""
 
     def make_backend(self, device: torch.device) -> Backend:
         """Return the backend for the trial's models on a device."""
@@ -173,15 +173,15 @@ _OF_MODELS = {"broadcast_buffers", "bucket_cap_mb", "gradient_as_bucket_view", "
 class PerModelDDPStrategy(PerModelStrategy):
     """``pl.Trainer(strategy="trial_ddp", devices=n)``: Lightning's DDP, with a DDP module for each wrapped model.
 
-    Several models, optimizers and backward passes, in any order, need no search for unused parameters, and ranks
-    exchange gradients only on batches that update.
+    Several models, optimizers and backward passes, in any order, need no search for unused parameters, and gradients
+    are all-reduced only on batches that update.
 
     Args:
         find_unused_parameters: look for parameters without a gradient in each forward pass, for models with parameters
             that some batches leave out. ``strategy="trial_ddp_find_unused_parameters_true"`` does the same.
         broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view, static_graph: passed to the
             ``DistributedDataParallel`` of each model, with the same defaults.
-        ddp_comm_hook: exchanges the gradients of a bucket of each model, as in ``DistributedDataParallel``.
+        ddp_comm_hook: all-reduces the gradients of a bucket of each model, as in ``DistributedDataParallel``.
         ddp_comm_state: the state of the hook, for the first model; every other model gets a copy.
         ddp_comm_wrapper: wraps the hook in another hook.
         **kwargs: arguments of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
@@ -247,11 +247,11 @@ class PerModelFSDPStrategy(PerModelStrategy):
     Args:
         policy: modules to gather as units: classes, or a function of a module that returns a bool. By default a model
             is one unit.
-        mixed_precision: the types in which FSDP2 gathers parameters and reduces gradients. Default to the types of the
-            parameters.
-        sharded_checkpoints: let each rank write the rank's shards into the checkpoints of ``DeterminedCheckpoint``,
-            without gathering. ``det-lightning checkpoint merge`` makes Determined's files from the shards.
-        **kwargs: arguments of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
+        mixed_precision: the types in which FSDP2 gathers parameters and reduces gradients. They default to the types of
+            the parameters.
+        sharded_checkpoints: let each rank write its shards into the checkpoints of ``DeterminedCheckpoint``, without
+        gathering. ``det-lightning checkpoint merge`` makes Determined's files from the shards. **kwargs: arguments of
+        ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
             ``start_method``, ``cluster_environment``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""All commands of ``det-lightning`` in groups, each with an example and a page of the documentation."""
+"""Registers the commands of ``det-lightning`` in groups, each with an example and a page of the documentation."""
 
 from __future__ import annotations
 

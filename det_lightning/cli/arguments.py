@@ -34,7 +34,7 @@ Experiment = Annotated[
 Experiments = Annotated[
     pathlib.Path,
     # A shell leaves the ~ of --experiments=~/runs to the program.
-    typer.Option("--experiments", callback=pathlib.Path.expanduser, help="Where experiments get a directory each."),
+    typer.Option("--experiments", callback=pathlib.Path.expanduser, help="Parent directory of the experiments."),
 ]
 Options = Annotated[
     list[str] | None,

@@ -164,7 +164,7 @@ def _export_all(
 
 
 def _is_exported(file: pathlib.Path) -> bool:
-    """Return whether an export has written a file, by the first bytes; raise if others have written the file."""
+    """Return whether a file is an earlier export, by its first bytes; raise if it is something else."""
     if not file.is_file() or not file.stat().st_size:
         return False
     with file.open("rb") as opened:
@@ -205,7 +205,7 @@ def _export_one(
 
 @contextlib.contextmanager
 def _import_module(given: str) -> Iterator[_PlainModule]:
-    """Import the class of ``FILE:CLASS`` for a ``with`` block, in which the file may import others beside it."""
+    """Import the class of ``FILE:CLASS`` for a ``with`` block, in which it may import files beside it."""
     import torch
 
     # Before the search path changes.
@@ -240,7 +240,7 @@ def _import_module(given: str) -> Iterator[_PlainModule]:
 
 
 def _create_module(plain: _PlainModule, content: CheckpointContent) -> tuple[Any, str | None]:
-    """Return an object of the class, and the name of a parameter for all hyperparameters, or None."""
+    """Create the module; also return the name of the parameter that took all hyperparameters, or None."""
     from det_lightning.checkpoint.format.resume_state import read_settings
 
     hparams = read_settings(content.resume, content.load_data)["hparams"] or {}

@@ -1,4 +1,4 @@
-"""From the path or URL on the command line to a storage, or to a checkpoint's directory on this machine."""
+"""Finds the storage or checkpoint that a path or URL on the command line names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_storage(url: str, options: Mapping[str, Any]) -> CheckpointStorage:
 
 
 def locate_checkpoint(url: str, options: Mapping[str, Any]) -> Location:
-    """Return the location of the checkpoint at ``url``; otherwise raise an error that describes the place."""
+    """Return the location of the checkpoint at ``url``; otherwise raise an error that says what is there."""
     location, ids = _locate(url, options)
     if not ids:
         return location
@@ -104,7 +104,7 @@ def name_checkpoint(checkpoint: Location, directory: pathlib.Path, text: str) ->
 
 
 def _find_id(name: str) -> Location | None:
-    """Return the only checkpoint with a bare id in the experiments of this directory, or in the default storage."""
+    """Return the only checkpoint with this id in the experiments of this directory or in the default storage."""
     if "/" in name or ":" in name:
         return None
     folders = [*pathlib.Path("experiments").glob("*/checkpoints"), pathlib.Path("checkpoints")]

@@ -255,7 +255,7 @@ def verify(
 
 
 def _verdict(location: Location, options: dict[str, Any], trusted: bool) -> dict[str, Any] | None:
-    """Return the problems of a checkpoint; None if a live run is still writing the checkpoint, or has deleted it."""
+    """Return the problems of a checkpoint; None if a live run is still writing it, or has deleted it."""
     from det_lightning.checkpoint.safe_load import verify_checkpoint  # imports torch
     from det_lightning.checkpoint.storage.location import explain_errors
     from det_lightning.checkpoint.storage.staging import is_over, mark_of

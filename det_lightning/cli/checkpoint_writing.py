@@ -138,7 +138,7 @@ def annotate(
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Add the knowledge of Determined's master to checkpoints: experiment, trial, metric, hyperparameters.
+    """Add to checkpoints what Determined's master knew: experiment, trial, metric, hyperparameters.
 
     Then `checkpoint ls --best`, `checkpoint prune` and `experiment show` use these facts. If a file contradicts a
     checkpoint, the command refuses and writes nothing.

@@ -1,4 +1,4 @@
-"""Commands and groups of ``det-lightning``: the layout of help, and hints after an unknown command."""
+"""The layout of help texts, and hints after an unknown command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
 class Command(TyperCommand):
-    """A command with help that fits the terminal, and without types for arguments and for options without a value."""
+    """A command whose help fits the terminal, and shows no types for arguments and flags."""
 
     def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
         # Typer keeps the line breaks of a docstring after the first paragraph.
@@ -44,7 +44,7 @@ def _without_types(parameters: list[Any]) -> list[Any]:
 
 
 class CommandGroup(TyperGroup):
-    """A group that answers an unknown command with similar commands, or with the counterpart of Determined's."""
+    """A group that answers an unknown command with similar ones, or with the counterpart of a command of Determined."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
@@ -62,7 +62,7 @@ class CommandGroup(TyperGroup):
 
 
 def _commands_like(name: str, commands: Mapping[str, Any]) -> str:
-    """Return a hint at the commands of all groups with the same or a similar name."""
+    """Return a hint at commands of any group with the same or a similar name."""
     by_path = {path: path for path in commands}
     for group, content in commands.items():
         by_path |= {f"{group} {member}": member for member in getattr(content, "commands", {})}

@@ -95,7 +95,7 @@ def run(
     ] = None,
     try_out: Annotated[
         bool,
-        typer.Option("--try", help="Only see whether the code runs: one trial, a few batches, no kept checkpoint."),
+        typer.Option("--try", help="A smoke run: one trial trains a few batches and keeps no checkpoint."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the first trials as JSON; write nothing.")] = False,
 ) -> None:
@@ -175,7 +175,7 @@ def check(
     override: Overrides = None,
     json: JsonFlag = False,
 ) -> None:
-    """Validate experiment configurations, but not the code next to the files."""
+    """Validate experiment configurations, but not the code beside them."""
     configs = [(file, _read_or_report(file, override)) for file in config_files]
     for file, config in configs:
         if config is not None and json:
@@ -226,7 +226,7 @@ def _decide_on_hook(code: Path, choice: Hook | None, is_try: bool) -> bool:
         warn(f"note: {STARTUP_HOOK} runs before each trial, here without a container.")
         return True
     if is_try:
-        warn(f"note: {STARTUP_HOOK} is left out of this try; with --hook run it runs.")
+        warn(f"note: {STARTUP_HOOK} is skipped in this smoke run; pass --hook run to run it.")
         return False
     lines = text.splitlines()
     for number, line in enumerate(lines[:_MOST_SHOWN_LINES], 1):
@@ -267,7 +267,7 @@ def _run(
             raise
         except (OSError, errors.StorageError) as e:  # such as a full disk
             again = _command("resume", directory.path)
-            raise errors.ExperimentError(f"The experiment stopped: {e}. After a remedy, resume with: {again}") from e
+            raise errors.ExperimentError(f"The experiment stopped: {e}. Once fixed, resume with: {again}") from e
     if outcome is None:
         warn(f"Paused. Resume with: {_command('resume', directory.path)}")
         raise typer.Exit(130)

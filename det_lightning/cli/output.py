@@ -58,7 +58,7 @@ def print_json(content: Any) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Write lines to standard output, with unprintable characters escaped, also line breaks."""
+    """Write lines to standard output, with unprintable characters, including line breaks, escaped."""
     for line in lines:
         typer.echo(escape(line))
 
@@ -101,13 +101,13 @@ def _print_plain(cells: list[list[str]], columns: list[str]) -> None:
 
 
 def _least_width(cells: list[Text], is_fixed: bool) -> int:
-    """Return the least width of a column: the longest cell, or the longest word of a wrapped column."""
+    """Return the minimum width of a column: its longest cell, or the longest word if it is wrapped."""
     words = (word for cell in cells for word in ([cell] if is_fixed else cell.split()))
     return max((word.cell_len for word in words), default=0)
 
 
 def _divide_columns(widths: list[int], available: int) -> list[list[int]]:
-    """Return the indices of the columns of each table that fits into a width; each has the first column."""
+    """Divide the columns into tables that fit into a width, each with the first column; return their indices."""
     blocks = [[0]]
     for index in range(1, len(widths)):
         together = [*blocks[-1], index]

@@ -106,7 +106,7 @@ def port(
 
 
 def _page_writer(file: pathlib.Path, check_files: list[pathlib.Path]) -> Callable[..., None]:
-    """Return a function that writes the page of ``--report``; raise at once if an option is wrong."""
+    """Return a function that writes the page of ``--report``; wrong options are refused at once."""
     from det_lightning.porting import move_report
 
     require_output(file, move_report.FORMATS)
@@ -206,7 +206,7 @@ def _convert(path: pathlib.Path) -> WrittenModule:
 
 
 def _aggregating_configuration(path: pathlib.Path) -> str:
-    """Return the name of a configuration that aggregates gradients, next to a trial, or an empty string."""
+    """Return the name of a configuration beside the trial that aggregates gradients, or an empty string."""
     for file in sorted([*path.parent.glob("*.yaml"), *path.parent.glob("*.yml")]):
         found = _AGGREGATION.search(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
         if found is not None and found.group(1) != "1":
@@ -215,7 +215,7 @@ def _aggregating_configuration(path: pathlib.Path) -> str:
 
 
 def _package_of_lightning(path: pathlib.Path) -> str:
-    """Return the package of Lightning that a file imports, or else the files next to and below the file."""
+    """Return the package of Lightning that a file imports, or else the files beside and below it."""
     from det_lightning.porting.project import find_files
 
     for files in ([path], find_files([path.parent])):

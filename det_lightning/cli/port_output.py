@@ -51,7 +51,7 @@ def _diff_lines(port: FilePort) -> Iterator[str]:
 
 
 def print_diff(changed: list[FilePort]) -> None:
-    """Write a patch to standard output."""
+    """Print a patch."""
     if not sys.stdout.isatty():
         # Bytes, so that line endings are kept and the output is a valid patch.
         for port in changed:

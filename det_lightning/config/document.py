@@ -1,4 +1,4 @@
-"""A configuration as written: values, key paths, lines, and mistakes."""
+"""A configuration as written: values, paths of keys, lines, and mistakes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def leaf_paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 
 
 class SourceLines(dict[KeyPath, int | None]):
-    """The line of each key in a file. A key from elsewhere, for example from an override, has the line None."""
+    """The line of each key in a file; None for a key from elsewhere, such as an override."""
 
     def find(self, path: KeyPath) -> int | None:
         """Return the line of ``path``, or for a missing key the line of the mapping around the key."""

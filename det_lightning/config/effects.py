@@ -14,7 +14,7 @@ from det_lightning.config.experiment import ExperimentConfig
 
 
 class FieldRule(NamedTuple):
-    """A row of the table; the row also applies below the field, except to fields with their own row."""
+    """A row of the table; it also applies below the field, except to fields with a row of their own."""
 
     field: str  # dotted keys
     effect: str  # used, ignored, warned (ignored, with a warning about a possible lack) or refused

@@ -66,7 +66,7 @@ class Resources(Section):
 
 
 class BindMount(Section):
-    """A directory of the machine, visible in containers."""
+    """A directory of the machine that containers see."""
 
     host_path: Annotated[str, AfterValidator(_absolute)]
     container_path: Annotated[str, AfterValidator(_below_the_code)]
@@ -137,7 +137,7 @@ class RegistryAuth(Section):
 
 
 class Environment(Section):
-    """The surroundings of a trial: environment variables and containers."""
+    """The environment of a trial: variables and containers."""
 
     place: ClassVar[KeyPath] = ("environment",)
 

@@ -41,7 +41,7 @@ def _entrypoint(value: Any) -> Any:
 
 
 class Optimizations(Section):
-    """How gradients are summed and exchanged."""
+    """How gradients are aggregated and all-reduced."""
 
     aggregation_frequency: Positive = 1
     average_aggregated_gradients: bool = True

@@ -40,7 +40,7 @@ _LARGEST_EXPONENT = 709
 
 
 class Const(Section):
-    """A constant; a bare value in a file means the same."""
+    """A constant, also written as a bare value."""
 
     type: Literal["const"] = "const"
     val: Annotated[Any, UNTYPED]
@@ -166,7 +166,7 @@ def leaves(group: dict[str, Hyperparameter], path: tuple[str, ...] = ()) -> Iter
 def list_doubts(
     group: dict[str, Hyperparameter], path: tuple[str, ...] = ("hyperparameters",)
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the path of each entry that is probably not as intended, and the reason."""
+    """Yield the path of each entry that is probably a mistake, and why."""
     for name, entry in group.items():
         here = (*path, name)
         if isinstance(entry, dict) and (entry.keys() >= {"minval", "maxval"} or entry.keys() == {"vals"}):

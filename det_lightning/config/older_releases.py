@@ -1,4 +1,4 @@
-"""Spellings of the releases from 0.12 to 0.38, rewritten to the newest release.
+"""Rewrites spellings of the releases from 0.12 on to those of 0.38.
 
 Until 0.12.13, training was counted in steps of ``batches_per_step`` batches.
 """

@@ -78,7 +78,7 @@ def read_given(source: Source) -> GivenConfig:
 
 
 def _plain(value: Any) -> Any:
-    """Copy mappings and sequences, but not the values inside: a value may be large or impossible to copy."""
+    """Copy mappings and sequences but not the values in them, which may be large or impossible to copy."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -142,7 +142,7 @@ def _build(
 
 
 def _explain(error: Any, hyperparameters: Any) -> str:
-    """Return the message of a mistake; of an unknown key that belongs elsewhere, the place."""
+    """Return the message of a mistake; for an unknown key that belongs elsewhere it says where."""
     path = error["loc"]
     if error["type"] != UNKNOWN_KEY:
         return str(error["msg"])

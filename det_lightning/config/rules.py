@@ -1,4 +1,4 @@
-"""Rules across sections: missing fields, grids without ``count``, unusable lengths, ``max_slots`` too small."""
+"""Rules across sections: missing fields, grids without ``count``, unusable lengths, too few ``max_slots``."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ class SearcherConfig(Section):
 
     @property
     def clock(self) -> str:
-        """The metric for a trial's progress; ``batches`` if the only length has no unit."""
+        """The metric that measures a trial's progress; ``batches`` if the only length has no unit."""
         return getattr(self, "time_metric", None) or (self.max_length and self.max_length.unit) or "batches"
 
     def doubts(self) -> Iterator[tuple[str, str]]:
-        """Yield each allowed but probably unintended field, and the reason."""
+        """Yield each field that is allowed but probably a mistake, and why."""
         return iter(())
 
 
@@ -99,7 +99,7 @@ class HalvingSearcher(SearcherConfig):
 
     @property
     def full_time(self) -> int:
-        """The value of ``time_metric`` at the end of a complete trial; up to 0.37 given as ``max_length``."""
+        """The value of ``time_metric`` at the end of a complete trial; up to Determined 0.37 it was ``max_length``."""
         return self.max_time or (self.max_length.units if self.max_length else 0)
 
     @property

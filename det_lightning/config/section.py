@@ -48,14 +48,14 @@ _EXPECTED = {
 
 
 def mistake(path: KeyPath, message: str, kind: _Kind = _OURS) -> InitErrorDetails:
-    """Return a mistake for :func:`raise_all`; the path is relative to the validated value."""
+    """Return a mistake for :func:`raise_all`; its path is relative to the validated value."""
     return InitErrorDetails(type=PydanticCustomError(kind, "{m}", {"m": message}), loc=path, input=None)
 
 
 def collect_mistakes(error: ValidationError, below: KeyPath = (), place: KeyPath = ()) -> Iterator[InitErrorDetails]:
     """Yield the mistakes in the value at ``below``; messages about a secret show no values.
 
-    ``place`` is the place of the value in a configuration, which tells the secrets in it.
+    ``place`` is where the value is in a configuration, which decides what in it is secret.
     """
     for found in error.errors(include_url=False):
         kind = UNKNOWN_KEY if found["type"] == UNKNOWN_KEY else _OURS
@@ -125,7 +125,7 @@ SectionT = TypeVar("SectionT", bound="Section")
 
 
 def variants(key: str, *models: type[SectionT]) -> dict[str, type[SectionT]]:
-    """Return models by the default of their field ``key``."""
+    """Return the models, by the default of their field ``key``."""
     found: dict[str, type[SectionT]] = {model.model_fields[key].default: model for model in models}
     for model in models:
         model.siblings = found

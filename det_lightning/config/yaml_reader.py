@@ -1,4 +1,4 @@
-"""Reading YAML like Determined, with the line of every key and all mistakes at once.
+"""Reads YAML as Determined does, with the line of every key, and reports all mistakes at once.
 
 Determined's command line read YAML 1.2 and refused duplicate keys. Determined's master had the last word on values, and
 also accepted the booleans of YAML 1.1 (``yes``, ``off``). Dates were text, only values known to JSON got through, and
@@ -41,7 +41,7 @@ _MOST_VALUES = 25_000
 
 
 def _make_parser(composer: type[Composer] = Composer) -> YAML:
-    """Return a parser for a single text: directives in the text may change the parser's version of YAML."""
+    """Return a parser for one text only, since directives in a text may change the parser's version of YAML."""
     parser = YAML(typ="safe", pure=True)
     parser.Composer = composer  # before the next line, which makes one
     parser.composer.warn_double_anchors = False  # YAML allows double anchors, and the warning would show the text

@@ -40,7 +40,7 @@ _AN_ID = "the id, path or URL of a checkpoint"
 
 
 class DownloadMode(enum.Enum):
-    """Whether the ranks of a machine share a copy of a checkpoint, all asking together, or each downloads alone.
+    """Whether the ranks of a machine download one copy of a checkpoint together, or one each.
 
     Example:
         >>> import pathlib
@@ -61,7 +61,7 @@ class DownloadMode(enum.Enum):
 class CheckpointContext:
     """Uploads and downloads checkpoints: directories of arbitrary files, named by checkpoint ids.
 
-    A checkpoint is complete once ``metadata.json`` is written, the last file.
+    A checkpoint is complete once its last file, ``metadata.json``, is written.
 
     Attributes:
         storage: the storage of the checkpoints.
@@ -254,7 +254,7 @@ class CheckpointContext:
         return staging, self.storage.root.checkpoint(checkpoint_id)
 
     def _announce(self, ranks: DistributedContext, staging: StagingDirectory | None) -> None:
-        """Mark the checkpoint in a remote storage before any rank uploads; after a kill, the mark shows the rest."""
+        """Mark the checkpoint in a remote storage before any rank uploads, so that leftovers are found after a kill."""
         if not self.storage.is_local:
             with fail_together(ranks):
                 if staging is not None:

@@ -95,8 +95,8 @@ class ResourcesInfo:
 class ClusterInfo:
     """The task of this process, with the fields of Determined 0.38.1.
 
-    Since ``det-lightning run`` stands in for a cluster, the master's URL and the session token are empty, and the
-    cluster and agent have fixed names.
+    ``det-lightning run`` stands in for a cluster, so the master's URL and the session token are empty, and cluster and
+    agent have fixed names.
 
     Attributes:
         slot_ids: the slots of the task on this machine.
@@ -196,7 +196,7 @@ class ClusterInfo:
 def get_cluster_info() -> ClusterInfo | None:
     """Return the trial of this process under ``det-lightning run``; None anywhere else.
 
-    A script chooses the local branch if ``get_cluster_info()`` is None.
+    Scripts run locally if this is None.
 
     Example:
         >>> import det_lightning as det
@@ -212,7 +212,7 @@ def get_cluster_info() -> ClusterInfo | None:
 
 
 def describe_task(task: TrialTask, **resources: Any) -> ClusterInfo:
-    """Return the description of a trial for scripts, with the known ``resources``."""
+    """Return the description of a trial that scripts see, with the known ``resources``."""
     trial = TrialInfo(
         trial_id=task.trial_id,
         experiment_id=task.experiment_id,

@@ -49,7 +49,7 @@ class ExperimentalCoreContext:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Context:
-    """The parts of the Core API; created by :func:`init`.
+    """The Core API, as :func:`init` returns it.
 
     Attributes:
         checkpoint: uploads and downloads checkpoints.
@@ -120,7 +120,7 @@ class Context:
         return self
 
     def __exit__(self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: Any) -> None:
-        """End. After an ``InvalidHP`` of any rank all exit with status 0, since a search then replaces the trial."""
+        """End. After an ``InvalidHP`` of any rank all ranks exit with status 0, and a search replaces the trial."""
         gave_up = isinstance(exc_val, InvalidHP)
         if gave_up:
             self.train.report_early_exit(EarlyExitReason.INVALID_HP)
@@ -195,7 +195,7 @@ def init(
 
 
 def _print_stacks_on_signal() -> None:
-    """Let an unhandled ``SIGUSR1`` print the stacks of all threads, as in Determined."""
+    """Let a ``SIGUSR1`` without a handler print the stacks of all threads, as in Determined."""
     if not hasattr(signal, "SIGUSR1") or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL or not sys.__stderr__:
         return
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)

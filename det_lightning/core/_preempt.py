@@ -120,9 +120,9 @@ class PreemptContext:
             self._signals.install()
 
     def end_unless_asked(self) -> None:
-        """End a process that goes on without :meth:`should_preempt`: an experiment's, asked to end, or a lone try.
+        """End a process that was asked to end, or is a smoke run, but does not call :meth:`should_preempt`.
 
-        The runner of an experiment ends a try.
+        In an experiment, the runner ends a smoke run.
         """
         is_over = self._try_is_over if self._task is None else self._requested
         if is_over and not self._was_asked:
@@ -136,7 +136,7 @@ class PreemptContext:
         self._acknowledged = True
 
     def end_try(self) -> None:
-        """Ask this process to end, since a try has been through a validation."""
+        """Ask this process to end, since a smoke run has completed a validation."""
         self._try_is_over = True
 
     def request(self) -> None:

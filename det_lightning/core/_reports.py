@@ -57,7 +57,7 @@ class Reports:
         self._names: dict[str, dict[Any, frozenset[str]]] | None = None
 
     def _find_names(self, group: str) -> dict[Any, frozenset[str]]:
-        """Return the names of a group by step; earlier reports are read before a rank's first report."""
+        """Return the names of a group's metrics by step, those of earlier reports included."""
         if self._names is None:
             self._names = defaultdict(dict)
             for record in [] if self._task is None else self._task.read_reports():
@@ -67,7 +67,7 @@ class Reports:
         return self._names[group]
 
     def add(self, group: str, steps_completed: Any, metrics: Mapping[str, Any]) -> int | float:
-        """Record a report and return the steps as a number; a ValueError names all mistakes."""
+        """Record a report and return its steps as a number; a ValueError names all mistakes."""
         steps = read_report(steps_completed)
         mistakes = [*find_mistakes_in_steps(steps, self._task is not None), *_find_mistakes_in_epoch(metrics)]
         names = self._find_names(group)

@@ -1,4 +1,4 @@
-"""The length of a script's training: the operations of a search, a single operation since Determined 0.38."""
+"""How long a script trains: the operations of a search, of which there is one since Determined 0.38."""
 
 from __future__ import annotations
 

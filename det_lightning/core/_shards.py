@@ -35,7 +35,7 @@ def list_files(directory: pathlib.Path, selector: Selector | None = None) -> lis
 
 
 def _yield_names(directory: pathlib.Path, above: tuple[pathlib.Path, ...]) -> Iterator[str]:
-    """Yield the paths in a directory; a link back to a directory ``above`` is yielded but not followed."""
+    """Yield the paths in a directory; a link to one of the directories ``above`` is yielded but not followed."""
     chain = (*above, directory.resolve())
     for path in directory.iterdir():
         if not path.is_dir():

@@ -1,4 +1,4 @@
-"""The task of a trial's processes, written by the runner of the experiment, their reports, and a run's directory."""
+"""The task of a trial's processes, as the experiment's runner wrote it; their reports; a run's directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: The environment variable that names the file of the task.
 TASK_VARIABLE = "DET_LIGHTNING_TASK"
-#: The environment variable of a try of ``det-lightning run`` or ``port``, and how many batches a trial then trains.
+#: The environment variable of a smoke run (``--try``), and how many batches a trial then trains.
 TRY_VARIABLE = "DET_LIGHTNING_TRY"
 TRY_BATCHES = 4
 
@@ -184,7 +184,7 @@ def _read_if_usable(line: bytes) -> dict[str, Any] | None:
 
 
 def read_record(line: bytes) -> dict[str, Any]:
-    """Return the record in a line of ``metrics.jsonl``; raise a ValueError with the reason if there is none.
+    """Parse a line of ``metrics.jsonl``; raise a ValueError with the reason if it is not a record.
 
     Any process of a trial may write to the file. The time is 0 if the line has none.
     """
@@ -212,13 +212,13 @@ def _is_number_below(value: Any, end: float) -> bool:
 
 
 def is_try() -> bool:
-    """Return whether this process only shows that its code runs: it ends early, and keeps no checkpoint."""
+    """Return whether this process is a smoke run, which ends early and keeps no checkpoint."""
     return bool(os.environ.get(TRY_VARIABLE))
 
 
 @functools.cache
 def make_try_storage() -> str:
-    """Return the directory for the checkpoints of a try outside of experiments; it goes when the process ends."""
+    """Return the directory for a smoke run's checkpoints outside of experiments, removed when the process ends."""
     directory = tempfile.mkdtemp(prefix="det-lightning-try-")
     _try_storages.append(directory)
     atexit.register(remove_try_storages)
@@ -226,7 +226,7 @@ def make_try_storage() -> str:
 
 
 def remove_try_storages() -> None:
-    """Remove the directories of a try; also before an end by a signal, which runs no functions of ``atexit``."""
+    """Remove the directories of a smoke run; called also before a signal ends the process, which skips ``atexit``."""
     while _try_storages:
         shutil.rmtree(_try_storages.pop(), ignore_errors=True)
 
@@ -253,10 +253,10 @@ def default_directory() -> Path:
 
 
 def remember_run(run: Any) -> None:
-    """Remember the latest run, with its ``tensorboard``, for objects that trials create without a context."""
+    """Remember the latest run and its ``tensorboard`` for objects that trials create without a context."""
     _latest["run"] = run
 
 
 def latest_run() -> Any:
-    """Return the latest run; None before the first run and after the run was freed."""
+    """Return the latest run; None before the first one, and once it was freed."""
     return _latest.get("run")

@@ -60,8 +60,9 @@ class TensorBoardOutput:
     def add_scalars(self, scalars: list[tuple[str, float, int]]) -> None:
         """Write and flush ``(tag, value, step)`` triples.
 
-        Until :attr:`writer` is used, the triples go to a separate file in a single write: a ``SummaryWriter`` reopens
-        the file for each value. Later the writer is used, because TensorBoard follows a directory's latest file only.
+        Until :attr:`writer` is used, the triples go to a separate file in a single write, since a ``SummaryWriter``
+        writes each value separately. Later the writer is used, because TensorBoard follows a directory's latest file
+        only.
         """
         if not scalars:
             return

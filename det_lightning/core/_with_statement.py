@@ -1,4 +1,4 @@
-"""Functions for ``with`` statements, with errors about a missing statement."""
+"""Context managers whose errors name a missing ``with`` statement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class OnlyInWith(contextlib.AbstractContextManager[_T]):
-    """A context manager; use without a ``with`` statement is an error that shows the statement, ``example``."""
+    """A context manager; using it without a ``with`` statement raises an error that shows one, ``example``."""
 
     def __init__(self, opened: contextlib.AbstractContextManager[_T], example: str) -> None:
         self._opened = opened
@@ -36,10 +36,10 @@ class OnlyInWith(contextlib.AbstractContextManager[_T]):
         return self._opened.__exit__(kind, error, traceback)
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{name!r} was looked up without a with statement. {self._way_out()}")
+        raise AttributeError(f"{name!r} was used outside of a with statement. {self._way_out()}")
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError(f"Unpacked, or used as a path, without a with statement. {self._way_out()}")
+        raise TypeError(f"It was unpacked, or used as a path, outside of a with statement. {self._way_out()}")
 
     __iter__ = __fspath__ = __truediv__ = _refuse
 

@@ -1,1 +1,1 @@
-"""Training a trial in several processes: process setup, and equal models with DDP, FSDP2 or Horovod."""
+"""Trains a trial in several processes: connects them, and keeps models equal by DDP, FSDP2 or Horovod."""

@@ -29,11 +29,11 @@ class WeightCast:
         self.halves: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
 
     def keeps(self, module: torch.nn.Module) -> bool:
-        """Return whether a module's direct parameters and buffers keep the present type."""
+        """Return whether a module's direct parameters and buffers keep their type."""
         return self._keep_batchnorm and isinstance(module, _BatchNorm)
 
     def renew(self, model: torch.nn.Module) -> None:
-        """Give ``model`` new parameters; an optimizer may still hold the former."""
+        """Give ``model`` new parameters; an optimizer may still hold the old ones."""
         for module in model.modules():
             if self.keeps(module):
                 continue
@@ -53,7 +53,7 @@ class WeightCast:
         return self.halves[parameter]
 
     def convert(self, model: torch.nn.Module) -> dict[torch.nn.Parameter, torch.nn.Parameter]:
-        """Cast the parameters of ``model`` in place; return for each a new float32 parameter with the former value."""
+        """Cast the parameters of ``model`` in place; return for each a float32 parameter with its old value."""
         kept = {
             module: {name: tensor.detach().clone() for name, tensor in named_tensors(module)}
             for module in model.modules()
@@ -79,7 +79,7 @@ def _restore(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def replace_parameters(optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]) -> None:
-    """Make ``optimizer`` update ``others`` in place of the present parameters, and cast the state likewise."""
+    """Make ``optimizer`` update ``others`` in place of its parameters, and cast its state likewise."""
     for group in optimizer.param_groups:
         for index, parameter in enumerate(group["params"]):
             group["params"][index] = new = others.get(parameter, parameter)
@@ -138,7 +138,7 @@ class ModelPlacement:
 
 
 class GradientExchange:
-    """Exchanges gradients among ranks; this base class is for a single process, with nothing to exchange.
+    """All-reduces gradients; in this base class, for a single process, there is nothing to do.
 
     :meth:`begin_batch` and :meth:`synchronize` need to be called only if ``exchanges`` is true.
     """
@@ -146,7 +146,7 @@ class GradientExchange:
     exchanges = False
 
     def begin_batch(self, communicate: bool) -> None:
-        """Begin a training batch; its gradients are exchanged over ranks only if ``communicate`` is true."""
+        """Begin a training batch; its gradients are all-reduced only if ``communicate`` is true."""
 
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
@@ -155,7 +155,7 @@ class GradientExchange:
         loss.backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Exchange the gradients of ``optimizer`` over all ranks, before any use."""
+        """All-reduce the gradients of ``optimizer`` before they are used."""
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
         """Run a step of ``optimizer``, through ``scaler`` unless None."""
@@ -165,10 +165,10 @@ class GradientExchange:
             scaler.step(optimizer)
 
     def average_rest(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Average over ranks the gradients of wrapped models' ``parameters`` that no backward pass averages."""
+        """All-reduce the gradients of wrapped models' ``parameters`` that no backward pass all-reduces."""
 
     def agree(self, flag: torch.Tensor) -> None:
-        """Make ``flag``, a scalar of shape ``()`` on the device, nonzero everywhere if nonzero on any rank."""
+        """Make ``flag``, of shape ``()`` on the device, nonzero on all ranks if it is on any."""
 
 
 class ModelStates:
@@ -220,7 +220,7 @@ class ModelStates:
             parameter.grad = None if grad is None else self.place_like(parameter, grad)
 
     def gather(self, tensors: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-        """Return the tensors, gathered where sharded like parameters."""
+        """Return the tensors, gathered if sharded like parameters."""
         return tensors
 
     def place_like(self, parameter: torch.nn.Parameter, whole: torch.Tensor) -> torch.Tensor:

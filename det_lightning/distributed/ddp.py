@@ -1,4 +1,4 @@
-"""DDP: the wrapped models of a trial, replicated over ranks, and the exchange of gradients."""
+"""DDP: a trial's models are replicated over the ranks, and gradients all-reduced."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class DDPOptions:
 
 
 class ModelDDP(DistributedDataParallel):
-    """A model with gradients averaged over ranks during the backward pass; has the attributes of the model.
+    """A model whose gradients are all-reduced during the backward pass; it has the model's attributes.
 
     Any order of forward and backward passes keeps the ranks equal. ``DistributedDataParallel`` averages a gradient once
-    after each forward pass, and silently ignores further backward passes; this class notices further passes, and
-    :meth:`average_rest` averages the rest. While ``communicates`` is false, an aggregation keeps gradients.
+    after each forward pass, and silently ignores further backward passes; this class notices them, and
+    :meth:`average_rest` all-reduces the rest. While ``communicates`` is false, an aggregation keeps gradients.
     """
 
     def __init__(self, module: torch.nn.Module, options: DDPOptions) -> None:
@@ -93,8 +93,8 @@ class ModelDDP(DistributedDataParallel):
             return self.module(*inputs, **kwargs)
         if self.static_graph and not self.communicates:
             raise errors.InvalidExperimentException(
-                "static_graph=True exchanges gradients in every batch, and an aggregation does not. Leave out "
-                "static_graph, or train with aggregation_frequency=1."
+                "static_graph=True all-reduces gradients in every batch, and an aggregation only in its last one. "
+                "Leave out static_graph, or train with aggregation_frequency=1."
             )
         wanted = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.module.parameters())
         self._will_average = self.communicates and wanted
@@ -117,9 +117,9 @@ class ModelDDP(DistributedDataParallel):
         )
 
     def begin_evaluation(self) -> None:
-        """Give all ranks the chief's buffers; from now on no forward pass waits for another rank.
+        """Give all ranks the chief's buffers, so that no forward pass waits for another rank.
 
-        Ranks may validate different numbers of batches, and ``DistributedDataParallel`` would exchange the buffers
+        Ranks may validate different numbers of batches, and ``DistributedDataParallel`` would broadcast the buffers
         (statistics of batch norms) in each forward pass.
         """
         self.require_forward_param_sync = True  # even in the middle of an aggregation
@@ -177,7 +177,7 @@ class ReplicatedPlacement(ModelPlacement):
 
 
 class ReplicatedGradients(GradientExchange):
-    """Averages over ranks the gradients left by backward passes of :class:`ModelDDP`."""
+    """All-reduces the gradients that backward passes of :class:`ModelDDP` left out."""
 
     exchanges = True
 

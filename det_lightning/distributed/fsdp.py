@@ -1,4 +1,4 @@
-"""FSDP2: the wrapped models of a trial, sharded over ranks, and the exchange of gradients."""
+"""FSDP2: a trial's models are sharded over the ranks, and gradients reduced."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class ShardedPlacement(ModelPlacement):
 
 
 class ShardedGradients(GradientExchange):
-    """Exchanges the gradients that FSDP2 does not: of aggregations over several batches, and of unused parameters.
+    """All-reduces the gradients that FSDP2 leaves out: of aggregations over several batches, and of unused parameters.
 
     FSDP2 averages all gradients of a backward pass, in any order of passes.
     """
@@ -178,7 +178,7 @@ class ShardedGradients(GradientExchange):
         super().backward(loss, gradient, retain_graph, create_graph)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Exchange kept gradients; remove the gradients of parameters that no rank has used."""
+        """All-reduce kept gradients; remove those of parameters that no rank has used."""
         parameters = list_parameters(optimizer)
         here = self._placed.whole.take_used(parameters)
         kept = self._placed.whole.hold_gradients(parameters)
@@ -291,7 +291,7 @@ class FSDPBackend(Backend):
 
 
 class WholeParameters:
-    """Finds the whole parameter of each sharded parameter; a whole parameter holds gradients before an exchange."""
+    """Finds the whole parameter of each sharded one; it holds the gradients that are not yet reduced."""
 
     def __init__(self) -> None:
         self._whole: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
@@ -351,11 +351,11 @@ class WholeParameters:
         return used
 
     def hold_gradients(self, sharded: Iterable[torch.nn.Parameter]) -> list[bool]:
-        """Return for each parameter whether this rank has gradients before an exchange."""
+        """Return for each parameter whether this rank has gradients that are not yet reduced."""
         return [self._whole[parameter].grad is not None for parameter in sharded]
 
     def clear(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Remove gradients before an exchange; parameters now whole, as in a validation, are skipped."""
+        """Remove gradients that are not yet reduced; parameters that are whole now, as in a validation, are skipped."""
         for parameter in parameters:
             if parameter in self._whole:
                 self._whole[parameter].grad = None
@@ -367,7 +367,7 @@ def find_units(model: torch.nn.Module) -> Iterator[FSDPModule]:
 
 
 def clear_first(holder: Any, clear: Callable[[], None]) -> None:
-    """Make ``holder.zero_grad()`` call ``clear`` first: sharded parameters do not know of kept gradients."""
+    """Make ``holder.zero_grad()`` call ``clear`` first, since kept gradients are not on the sharded parameters."""
     zero_grad = holder.zero_grad
 
     def clear_all(set_to_none: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Horovod: the optimizers of a trial on Horovod's ranks, and the exchange of gradients."""
+"""Horovod: a trial's optimizers become Horovod's, which all-reduce gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HorovodOptimizer:
     """A Horovod optimizer made from a torch optimizer, and corrected where the two differ.
 
     Attributes:
-        passes: number of backward passes that add to a gradient before an exchange.
+        passes: number of backward passes that add to a gradient before it is all-reduced.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class HorovodOptimizer:
             setattr(kind, name, getattr(wrapped, name))  # already bound to this object
 
     def is_exchanging(self) -> bool:
-        """Return whether the exchange of some gradient is under way."""
+        """Return whether any gradient is being all-reduced."""
         return any(handle is not None for handle, _ in self._handles.values())
 
     @property
     def _handles(self) -> Any:
-        """The running exchanges of gradients, by parameter, for which Horovod has no public name."""
+        """The all-reduces under way, by parameter, for which Horovod has no public name."""
         return self.optimizer._handles
 
     def describe_passes(self) -> str:
@@ -115,7 +115,7 @@ class HorovodOptimizer:
             self.synchronize()
 
     def synchronize(self) -> None:
-        """Average all gradients; remove the gradients of parameters that no rank has used.
+        """Average all gradients; remove those of parameters that no rank has used.
 
         Horovod fills in zeros, with which weight decay and momentum would still act.
         """
@@ -187,7 +187,7 @@ class HorovodPlacement(ModelPlacement):
     def replace_parameters(
         self, optimizer: torch.optim.Optimizer, others: dict[torch.nn.Parameter, torch.nn.Parameter]
     ) -> None:
-        """Raise an error: Horovod exchanges only the gradients of the original parameters."""
+        """Raise an error: Horovod all-reduces only the gradients of the original parameters."""
         raise errors.InvalidExperimentException(
             f"Horovod knows the parameters of the {type(optimizer).__name__} since wrap_optimizer(), and would not "
             "exchange the gradients of new parameters. Use opt_level='O2', which keeps the parameters as masters, or "
@@ -206,7 +206,7 @@ class HorovodPlacement(ModelPlacement):
 
 
 class HorovodGradients(GradientExchange):
-    """Finishes the exchange that Horovod's optimizers begin while a backward pass runs."""
+    """Finishes the all-reduce that Horovod's optimizers begin during a backward pass."""
 
     exchanges = True
 
@@ -225,7 +225,7 @@ class HorovodGradients(GradientExchange):
     def backward(
         self, loss: torch.Tensor, gradient: torch.Tensor | None, retain_graph: bool, create_graph: bool
     ) -> None:
-        """Run ``loss.backward``; raise an InvalidExperimentException if an exchange of the gradients has begun."""
+        """Run ``loss.backward``; raise an InvalidExperimentException if the gradients are already being all-reduced."""
         try:
             super().backward(loss, gradient, retain_graph, create_graph)
         except AssertionError as e:
@@ -256,7 +256,7 @@ class HorovodGradients(GradientExchange):
 
 
 class HorovodStates(ModelStates):
-    """The states of models and optimizers on every rank; gradients are read between exchanges."""
+    """The states of models and optimizers on every rank; gradients are read while no all-reduce is running."""
 
     def __init__(self, placed: HorovodPlacement) -> None:
         self._placed = placed

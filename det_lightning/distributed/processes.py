@@ -214,7 +214,7 @@ class RankExchange:
         return stuff if self.distributed.rank == 0 else pickle.loads(_read_content(frame))
 
     def _exchange_whole(self, pickled: bytes, exchange: Callable[[_Array], list[_Array]]) -> list[_Array]:
-        """Exchange frames with room for the longest pickle: a second time, if the first had not enough."""
+        """Exchange frames again, with room for the longest pickle, if the first frames were too small."""
         frames = exchange(self._frame(pickled))
         longest = max(map(_read_length, frames))
         if longest > self._object_bytes:
@@ -225,7 +225,7 @@ class RankExchange:
         return frames
 
     def _frame(self, pickled: bytes) -> _Array:
-        """Return a vector, of the same size on all ranks, with the pickle's length and, if small enough, the pickle."""
+        """Return a vector of a size common to all ranks, with the pickle's length and, if it fits, the pickle."""
         frame = np.zeros(_LENGTH_BYTES + self._object_bytes, np.uint8)
         frame[:_LENGTH_BYTES] = np.array([len(pickled)], np.int64).view(np.uint8)
         if len(pickled) <= self._object_bytes:

@@ -19,7 +19,7 @@ from det_lightning.checkpoint.format.shards import StoredPart, index_file, map_t
 def gather_tensors(values: dict[Any, Any]) -> dict[Any, Any]:
     """Return a dict with whole tensors in main memory on the chief, an empty dict elsewhere; all ranks call this.
 
-    Tensors are gathered in turn, so other ranks hold a single whole tensor at most. The tensors share no memory with
+    Tensors are gathered one by one, so other ranks hold at most one whole tensor. The tensors share no memory with
     the model.
     """
     chief = dist.get_rank() == 0
@@ -56,7 +56,7 @@ def shard_like(whole: torch.Tensor | safe_load.StoredTensor, parameter: torch.Te
 
 
 def shard_if_alike(value: Any, target: Any, any_shape: bool = False) -> Any:
-    """Return a whole tensor sharded like ``target``, if sharded and of the same shape; otherwise ``value``.
+    """Return a whole tensor sharded like ``target``, if that is sharded and has the same shape; otherwise ``value``.
 
     With ``any_shape``, everything but a scalar is sharded.
     """

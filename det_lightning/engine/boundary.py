@@ -114,7 +114,7 @@ class EarlyEnd:
 
 
 def all_ranks_end(distributed: DistributedContext, error: BaseException) -> bool:
-    """Return whether all ranks call this at about the same time; a checkpoint of a lone rank would be useless."""
+    """Return whether all ranks reach this call at about the same time; one rank's checkpoint would be useless."""
     all_came = distributed.meet(_MEETING_TIME_S, f"it has ended with {type(error).__name__}: {error}")
     if not all_came:
         logger.error("Not all ranks end the run, so the training since the latest checkpoint is not saved.")
@@ -123,7 +123,7 @@ def all_ranks_end(distributed: DistributedContext, error: BaseException) -> bool
 
 @contextlib.contextmanager
 def interrupts_end_the_process() -> Iterator[None]:
-    """Let another Ctrl-C end the process during the end of interrupted work; Lightning would ignore the Ctrl-C."""
+    """Let another Ctrl-C end the process while an interrupted run winds down; Lightning would ignore it."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         yield
         return
@@ -154,18 +154,19 @@ def end_without_traceback(error: BaseException) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How the caller wants a run.
+    """Options of a run.
 
     Attributes:
         resumed: the checkpoint to resume from.
         stop_request: whether this process was asked to end.
         epoch_limit: the maximum number of batches in an epoch (int), or a share of the loader's batches (float).
         overfits: train every epoch on the same batches, the first in dataset order.
-        keeps_training_metrics: keep the metrics of the latest training batch for hooks, as the trial returned the dict.
+        keeps_training_metrics: keep the metrics of the latest training batch for hooks, as the trial returned them.
         keeps_validation_metrics: the same for validation batches.
         hooks_follow_report: other hooks run after a report, before anything else is due at the boundary.
         hooks_follow_validation: the same after a validation.
-        has_checkpoint_news: whether the chief has a completed or failed checkpoint, unknown to other ranks.
+        has_checkpoint_news: whether the chief knows of a completed or failed checkpoint that other ranks do not know
+        of.
     """
 
     resumed: CheckpointContent | None = None
@@ -180,7 +181,7 @@ class RunOptions:
 
 
 class RunLog:
-    """Logs the facts of one run, on the chief. Unless the log is ``enabled``, nothing is logged."""
+    """Logs the progress of one run on the chief, if ``enabled``."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
         self.enabled = logger.isEnabledFor(logging.INFO) and context.distributed.rank == 0
@@ -189,7 +190,7 @@ class RunLog:
         self._since_s = self._validates_since_s = 0.0
 
     def begin(self, batches_trained: int, resume: CheckpointContent | None) -> None:
-        """Log the trial and the place of its training."""
+        """Log the trial and the device it trains on."""
         if not self.enabled:
             return
         size = self._context.distributed.size
@@ -225,7 +226,7 @@ class RunLog:
             logger.info("Validation after %d batches: %s%s.", batches_trained, _describe(metrics), speed)
 
     def _describe_speed(self, duration_s: float, batches: int) -> str:
-        """Return the speed of all ranks, on the assumption that every rank does as much as this rank."""
+        """Return the speed of all ranks together, assuming that each is as fast as this one."""
         if not batches or duration_s <= 0:
             return ""
         done = batches * self._context.distributed.size
@@ -301,6 +302,6 @@ class Reporter(Protocol):
 
 
 def add_position(metrics: dict[str, Any], state: TrialState) -> None:
-    """Add the numbers of trained batches and epochs to the metrics, unless a metric has the name."""
+    """Add the numbers of trained batches and epochs to the metrics, unless a metric already has that name."""
     metrics.setdefault("batches", state.batches_trained)
     metrics.setdefault("epochs", state.epochs_trained)

@@ -112,7 +112,7 @@ class RunContent:
         return content
 
     def collect_without_weights(self) -> CheckpointContent:
-        """Return the content missing in Lightning's own files: callbacks, random state and position in the data."""
+        """Return the content that Lightning's own files lack: callbacks, random state and position in the data."""
         run = self._run
         rng = capture_rng(run.context.device)
         rest = collect_rest(run.context, run.events.callbacks, dict(rng))
@@ -133,7 +133,7 @@ class RunContent:
         return resume
 
     def _follow_settings(self) -> None:
-        """Describe the settings again if the trial has changed settings during the training."""
+        """Describe the settings anew if the trial has changed them during training."""
         settings = self._run.context.settings
         described = json.dumps([settings.hparams, settings.exp_conf], default=repr, skipkeys=True)
         if described == self._described:
@@ -200,7 +200,7 @@ class RunCheckpoints:
         self._batches_of: dict[str, int] = {}
 
     def lock(self, resumed: CheckpointContent | None) -> None:
-        """Lock a trial, learn its checkpoints, and remove in a thread the remains of killed runs.
+        """Lock a trial, list its checkpoints, and start a thread that removes what killed runs left.
 
         The chief calls this with the content of the checkpoint to resume from. Raise a ``StorageError`` if the storage
         cannot be written to, or a live run has the given name.
@@ -227,7 +227,7 @@ class RunCheckpoints:
         self._distributed = run.context.distributed
 
     def save(self) -> None:
-        """Write a checkpoint; in the background, only begin, once the previous checkpoint is written."""
+        """Write a checkpoint; in the background, wait for the previous one and start writing."""
         if self._unreported:
             self._report_complete(wait=True)
         run = self._run
@@ -357,7 +357,7 @@ class RunCheckpoints:
     def _write(
         self, content: CheckpointContent, checkpoint_id: str, report_written: ReportWritten | None = None
     ) -> None:
-        """Write a checkpoint; in the background, only begin, once the previous checkpoint is written."""
+        """Write a checkpoint; in the background, wait for the previous one and start writing."""
         batches_trained = content.trial_state.batches_trained
         metric = self._metrics.get(batches_trained)
         described = self._trial.describe_next(metric)
@@ -387,7 +387,7 @@ class RunCheckpoints:
 
 
 def clean(storage: CheckpointStorage) -> None:
-    """Remove what killed runs have left in a storage; after an interruption, the next run goes on."""
+    """Remove what killed runs left in a storage; if this is interrupted, the next run continues."""
     try:
         if not (storage.is_local or storage.root.is_object_store):
             # A connection such as SFTP's serves one thread at a time.
@@ -396,7 +396,7 @@ def clean(storage: CheckpointStorage) -> None:
         storage.remove_leftovers()
         remove_dead_locks(storage.root)
     except errors.StorageError as e:
-        logger.warning("The files of killed runs in %s cannot be removed: %s", storage, e)
+        logger.warning("What killed runs left in %s cannot be removed: %s", storage, e)
 
 
 def _run_on_chief(distributed: DistributedContext, action: Callable[..., Any], *args: Any) -> Any:

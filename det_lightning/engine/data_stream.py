@@ -1,4 +1,4 @@
-"""The loaders of a run: training data are endless, resumed at the exact batch, divided into epochs, copied ahead."""
+"""The loaders of a run: training data repeat without end, resume at the exact batch, and are divided into epochs."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ class TrialData:
 
 
 class RepeatingLoader:
-    """Endless passes over a loader whose ``parts`` know their position, and the state of these for checkpoints.
+    """Repeats a loader whose ``parts`` know their position, and collects their state for checkpoints.
 
     Samplers are told the number of each pass. A resumed run without a state in the checkpoint leaves the position to
     the trial, or with ``skips`` leaves out the batches of the interrupted pass. A loader that ``is_positioned`` has no
@@ -264,7 +264,7 @@ class RepeatingLoader:
         self._asked_at = 0
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Begin with the state in a checkpoint; raise an InvalidCheckpointException if it is of other data."""
+        """Begin with the state in a checkpoint; raise an InvalidCheckpointException if it belongs to other data."""
         if len(saved["states"]) not in (0, len(self.parts)):
             raise errors.InvalidCheckpointException(
                 f"The checkpoint holds the state of {len(saved['states'])} part(s) of the training data, and "
@@ -347,14 +347,14 @@ class RepeatingLoader:
         if self._states is None:
             return None
         if self._asked_at != trained:
-            logger.warning("A batch was under way: the checkpoint is without the state of the training data.")
+            logger.warning("The checkpoint lacks the state of the training data: it was written during a batch.")
             return None
         is_start = trained % (self._position.epoch_length() or 1) == 0
         return {"states": self._states, "behind": 0, "epoch_start": is_start}
 
 
 def find_stateful(loader: Any, *, is_positioned: bool = False) -> list[Stateful]:
-    """Return the loader if it knows its position; else its dataset and samplers that do, if these hold the position.
+    """Return the parts that know the position: the loader itself, or else its dataset and samplers.
 
     The dataset alone is enough if the loader ``is_positioned``. Warn of states that workers have.
     """
@@ -368,7 +368,7 @@ def find_stateful(loader: Any, *, is_positioned: bool = False) -> list[Stateful]
         parts.append(loader.dataset)
     if parts and loader.num_workers:
         logger.warning(
-            "%s has a state_dict(), which no checkpoint holds: the workers of the loader are ahead of the training. "
+            "%s has a state_dict(), which checkpoints cannot hold, since the loader's workers are ahead of training. "
             "Use torchdata's StatefulDataLoader, or num_workers=0.",
             type(parts[0]).__name__,
         )
@@ -377,7 +377,7 @@ def find_stateful(loader: Any, *, is_positioned: bool = False) -> list[Stateful]
 
 
 def _find_continued(loader: Any) -> list[Stateful]:
-    """Return the part of a loader whose next iterator continues the last one, if any, instead of beginning anew."""
+    """Return the part of a loader, if any, whose next iterator continues where the last one stopped."""
     part = loader
     if isinstance(loader, torch.utils.data.DataLoader):
         reads_here = isinstance(loader.dataset, IterableDataset) and not loader.num_workers
@@ -392,7 +392,7 @@ def list_samplers(loader: Any) -> list[Any]:
 
 
 def list_told(loader: Any) -> list[Any]:
-    """Return the samplers of a loader that Lightning tells the number of each epoch."""
+    """Return the samplers of a loader whose ``set_epoch()`` Lightning calls."""
     return [one for one in list_samplers(loader) if callable(getattr(one, "set_epoch", None))]
 
 
@@ -405,7 +405,7 @@ def length_or_none(loader: Any) -> int | None:
 
 
 def _begin_workers_without_drawing(loader: Any) -> None:
-    """Start persistent workers without drawing a seed again: the interrupted run has drawn the seed.
+    """Start persistent workers without drawing their seed, which the interrupted run has already drawn.
 
     Without a generator, the loader would draw the seed from the global random state.
     """

@@ -101,7 +101,7 @@ def _fetch_labelled(fetcher: Any, indices: Any) -> Any:
 
 
 class ShownLoader(data.DataLoader[Any]):
-    """Has the attributes of a loader, and iterates over it apart from the run.
+    """A loader for callbacks: it has the attributes of the run's loader, but iterating over it leaves the run alone.
 
     The passes draw from copies of the loader's samplers and generators, and from global random states of their own.
     They have workers of their own. The data set itself is shared.

@@ -27,7 +27,7 @@ _NUMPY_TYPES = {
 class MetricWindow:
     """The metrics of the batches since the last boundary.
 
-    A tensor counts with the value at the time of :meth:`add`. Values on the CPU are converted at once; values on an
+    Tensors are recorded with the value they have when added. Values on the CPU are converted at once; values on an
     accelerator stay there until all are copied to the host together, so that no batch waits for the device. With
     ``keeps_latest``, the latest metrics are also kept as added, until :meth:`take_latest`.
     """
@@ -205,7 +205,7 @@ def average_over_ranks(
 
 
 def _as_columns(batches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the values of each metric in all batches: an array of numbers if possible, which travels fast."""
+    """Return the values of each metric in all batches, as an array if all are numbers, which is faster to send."""
     columns: dict[str, Any] = {name: [] for batch in batches for name in batch}
     for name, values in columns.items():
         values += [batch[name] for batch in batches if name in batch]
@@ -231,7 +231,7 @@ def _require_same_window(columns: list[dict[str, Any]], lengths: list[int]) -> N
 
 
 def _average_column(of_ranks: list[Any]) -> list[Any]:
-    """Return the mean over the ranks for each batch, added in the order of ranks as in a vector."""
+    """Return the mean over the ranks for each batch, summed in the order of ranks."""
     types = {column.dtype.type if isinstance(column, np.ndarray) else None for column in of_ranks}
     if len(types) == 1 and types <= {np.float32, np.float64}:
         # Along the last axis, numpy adds as in a vector of its own; along the first, it would not.

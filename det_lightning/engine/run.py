@@ -128,7 +128,7 @@ class TrialRun:
         self._actions.begin(self._due)
 
     def _find_left_actions(self) -> list[Due]:
-        """Return the actions left at a boundary where a run was saved before the validation; nothing elsewhere."""
+        """Return the actions still due where a run was saved before its validation; nothing elsewhere."""
         trained = self.state.batches_trained
         resumed = self.options.resumed
         is_exact = resumed is not None and resumed.resume is not None
@@ -263,7 +263,7 @@ class TrialRun:
         return action
 
     def keep_state_before_validation(self) -> None:
-        """Keep the state before a validation that a longer run would not have made here, for a resume."""
+        """Keep, for a resume, the state before a validation that a longer run would not make here."""
         rng = capture_rng(self.context.device)
         positions = self.data.journal.positions(self.state.batches_trained)
         self.before_final_validation = StateBeforeValidation(rng, positions, self.has_validated)
@@ -286,7 +286,7 @@ class TrialRun:
             self.events.emit("on_validation_epoch_start")
 
     def end_validation(self) -> dict[str, Any]:
-        """Reduce, report and return the metrics of the validation; a try does nothing with part of a validation."""
+        """Reduce, report and return the metrics of the validation; a smoke run skips a partial one."""
         if self.schedule.test_mode > 1 and any(self.context.distributed.allgather(self.evaluation.is_cut)):
             self.context.backend.placement.end_validation()
             self.state.last_val = self.state.batches_trained

@@ -71,7 +71,7 @@ class Schedule:
         return sorted(set(due)) if due else due
 
     def next_batch_to_look(self, batches_trained: int, epoch_len: int) -> int:
-        """Return the next number of batches with a possible boundary; until then :meth:`due` is empty."""
+        """Return the next number of batches at which anything may be due; :meth:`due` is empty until then."""
         if self.test_mode:
             return batches_trained + 1
         epochs = batches_trained // epoch_len

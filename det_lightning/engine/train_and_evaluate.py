@@ -1,4 +1,4 @@
-"""Calls of the methods of a trial and of its callbacks, in training and in validations; mistakes in these methods."""
+"""Calls the methods of a trial and its callbacks in training and validation, and names mistakes in them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TrialEvents:
                     )
 
     def find_overrides(self, method: str) -> list[Any]:
-        """Return the bound methods of the callbacks with an own ``method``."""
+        """Return the bound ``method`` of each callback that overrides it."""
         callbacks = self.callbacks.values()
         return [getattr(one, method) for one in callbacks if overrides(one, PyTorchCallback, method)]
 
@@ -108,7 +108,7 @@ def _call_with_parameters(method: Callable[[Any], Any], optimizer: torch.optim.O
     method(list_parameters(optimizer))
 
 
-# Of a validation; a try leaves out the rest.
+# Of a validation in a smoke run, which leaves out the rest.
 _MOST_TRIED = 100
 
 
@@ -196,7 +196,7 @@ class Evaluation:
         self._context = context
         self._single_batch = test_mode == 1
         self._most_batches = _MOST_TRIED if test_mode > 1 and is_try() else None
-        #: Whether the current validation has more batches than a try evaluates.
+        #: Whether the current validation has more batches than a smoke run evaluates.
         self.is_cut = False
         self._takes_batch_idx = takes_batch_idx(trial.evaluate_batch)
         self.window = MetricWindow(keeps_latest)

@@ -51,10 +51,10 @@ def warn_of_settings(
 
 
 def report_cut_validation(context: PyTorchTrialContext, steps_completed: int, batches: int) -> None:
-    """Say that a try left out the rest of a validation, in an experiment also to its runner."""
+    """Say, in an experiment also to its runner, that a smoke run left out the rest of a validation."""
     if context.distributed.rank != 0:
         return
-    message = f"This try left out the validation after its first {batches} batches: there are no metrics."
+    message = f"This smoke run ended the validation after its first {batches} batches: there are no metrics."
     logger.warning("%s", message)
     if (task := current_task()) is not None:
         task.report("message", steps_completed, {"text": message})

@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 class EstimatorAdapter(ExternalStateTrial):
     """Trains the Estimator of a trial: each batch is one run of the session.
 
-    A ``trial`` built before comes with the ``own_context``. With ``single_batch``, validations use one batch.
+    A ``trial`` that is built already comes with its ``own_context``. With ``single_batch``, validations use one batch.
     """
 
     trial_type = "EstimatorTrial"
@@ -142,7 +142,7 @@ class EstimatorAdapter(ExternalStateTrial):
             )
         if evaluated.count == 0:
             logger.warning(
-                "No batch was validated, so the metrics of rank %d describe no data, such as 0: the dataset of "
+                "Rank %d validated no batch, so its metrics, such as 0, describe no data: the dataset of "
                 "build_validation_spec() is empty, or has fewer batches than there are ranks.",
                 self._run.distributed.rank,
             )
@@ -225,7 +225,7 @@ class _AdapterEvents(PyTorchCallback):
 
 
 class _Batches:
-    """Endless placeholders for batches, since the graph reads the data. ``length``: batches in an epoch, if known."""
+    """Endless placeholders for batches, since the graph reads the data; ``length`` is that of an epoch, if known."""
 
     def __init__(self, length: int | None) -> None:
         self._length = length

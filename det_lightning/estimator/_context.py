@@ -49,8 +49,8 @@ class EstimatorContext:
     def wrap_optimizer(self, optimizer: Any) -> Any:
         """Wrap a newly created optimizer; use the returned optimizer from then on.
 
-        The returned optimizer exchanges gradients between the ranks and aggregates over ``aggregation_frequency``
-        batches; ``global_step`` still counts batches. For one rank and no aggregation, the same optimizer is returned.
+        The returned optimizer all-reduces gradients and aggregates over ``aggregation_frequency`` batches;
+        ``global_step`` still counts batches. For one rank and no aggregation, the same optimizer is returned.
 
         Args:
             optimizer: a ``tf.compat.v1.train.Optimizer`` or a ``tf.keras.optimizers.legacy.Optimizer``.

@@ -130,9 +130,9 @@ def _add_summaries(spec: Any) -> Any:
 
 
 def _precedes_update(summary: Any, before_update: set[Any]) -> bool:
-    """Return whether a summary always has the value from before the update of the batch.
+    """Return whether a summary always has the value from before the batch's update.
 
-    So do summaries that read variables only through operations in ``before_update``, needed by the update.
+    It does if it reads variables only through operations in ``before_update``, which the update needs.
     """
     waiting = [tensor.op for tensor in summary.inputs]
     seen = set(waiting)

@@ -1,4 +1,4 @@
-"""Optimizers that exchange gradients between ranks and aggregate them over several batches."""
+"""Optimizers that all-reduce gradients and aggregate them over several batches."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class RunHook(tf.estimator.SessionRunHook):
 
 
 class StopForwarder(tf.estimator.SessionRunHook):
-    """Wraps a hook of the trial, and turns a stop request of the hook into the run's, effective at a boundary."""
+    """Wraps a hook of the trial, and turns its stop request into one of the run, obeyed at a boundary."""
 
     def __init__(self, hook: Any, run: PyTorchTrialContext) -> None:
         self._hook = hook
@@ -143,7 +143,7 @@ class TrainingSession:
     def restore_rank(self, directory: pathlib.Path | None, batches_trained: int) -> None:
         """Restore the data and random operations to the position after ``batches_trained`` batches.
 
-        Without files of :meth:`save_rank` in ``directory`` (None: no files), the batches are read again.
+        Without files of :meth:`save_rank` in ``directory``, the batches are read again.
         """
         training = self._training
         has_input = directory is not None and (directory / f"{_INPUT}.index").is_file()

@@ -1,4 +1,4 @@
-"""``test_one_batch``: a quick try of a trial, at Determined's path."""
+"""``test_one_batch``: a smoke test of a trial, at Determined's path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints of an experiment exist: the storage is asked, because kills and other programs outdate the log."""
+"""Which checkpoints of an experiment exist, by its storage: after kills and deletions the log is out of date."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CheckpointLookup:
     """Finds the existing checkpoints of an experiment.
 
     Args:
-        place: the storage of the experiment, as the directory of the experiment says.
+        place: the storage of the experiment.
         variables: environment variables of the trials, such as credentials of the storage.
     """
 
@@ -46,8 +46,8 @@ class CheckpointLookup:
     def find_existing(self, checkpoints: Iterable[Checkpoint]) -> set[str]:
         """Return the ids of the checkpoints that are complete in their storages.
 
-        In a storage that the trial itself has chosen and that cannot be read here, all exist. Raise a ``StorageError``
-        if the experiment's storage cannot be read.
+        Checkpoints in a storage that the trial chose itself and that cannot be read here count as existing. Raise a
+        ``StorageError`` if the experiment's storage cannot be read.
         """
         by_place: dict[str | None, list[str]] = {}
         for checkpoint in checkpoints:
@@ -64,7 +64,7 @@ class CheckpointLookup:
         return found
 
     def find_newest(self, trial: TrialRecord) -> Checkpoint | None:
-        """Return the newest existing checkpoint of a trial; None if there is none, or none any more.
+        """Return the newest existing checkpoint of a trial; None if there is none.
 
         Raise a ``StorageError`` if the storage cannot be read, or is no directory although the trial has written there.
         """
@@ -86,7 +86,7 @@ def _filter_complete(storage: CheckpointStorage, ids: list[str]) -> list[str]:
 
 
 def _require_directory(storage: CheckpointStorage, newest: Checkpoint) -> None:
-    """Raise a ``StorageError`` if the storage is gone as a whole; a bucket without objects is just empty."""
+    """Raise a ``StorageError`` if the whole storage is gone; a bucket without objects is only empty."""
     with explain_errors("looking for", storage.root):
         exists = storage.root.exists()
     if not exists and not storage.root.is_object_store:

@@ -1,6 +1,6 @@
-"""Checks of an experiment's code by reading it, before anything is written or started: class of the trial, metric.
+"""Checks an experiment's code without running it: the trial's class, the searcher's metric.
 
-Only certain mistakes are reported: if the source does not tell, the run will.
+Only what is certain is reported; the rest shows when the trial runs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _describe_word(entrypoint: object, code: Path) -> str | None:
-    """Return a message for an entrypoint that is a Python module, or its file, in place of a class or a command."""
+    """Return a message for an entrypoint that names a Python module or file in place of a class or a command."""
     if not isinstance(entrypoint, str) or entrypoint.split() != [entrypoint] or shutil.which(entrypoint) is not None:
         return None
     if os.access(code / entrypoint, os.X_OK):
@@ -95,7 +95,7 @@ def _describe_word(entrypoint: object, code: Path) -> str | None:
 
 
 def _find_metrics(trial: ast.ClassDef) -> tuple[ast.FunctionDef | None, set[str] | None]:
-    """Return the evaluation of a class, and the names of all metrics in it; None if the source does not tell all."""
+    """Return the evaluation method of a class and the metrics that it returns; None if the source does not name all."""
     methods = {one.name: one for one in trial.body if isinstance(one, ast.FunctionDef)}
     attributes = {node.attr for node in ast.walk(trial) if isinstance(node, ast.Attribute)}
     evaluations = [methods[name] for name in _EVALUATIONS if name in methods and not methods[name].decorator_list]
@@ -110,7 +110,7 @@ def _find_metrics(trial: ast.ClassDef) -> tuple[ast.FunctionDef | None, set[str]
 
 
 def _passes_context_on(node: ast.AST) -> bool:
-    """Return whether a call gets the context, on which it may register reducers: not so ``super().__init__``."""
+    """Return whether a call, other than ``super().__init__``, gets the context, on which it may register reducers."""
     if not isinstance(node, ast.Call) or ast.unparse(node.func) == "super().__init__":
         return False
     given = [*node.args, *(keyword.value for keyword in node.keywords)]

@@ -119,7 +119,7 @@ class ExperimentDirectory:
     def checkpoint_storage(self) -> str | dict[str, Any]:
         """Return the storage of the trials: a section of the configuration, or a path in the experiment's directory.
 
-        A relative path in the section is relative to the experiment's directory. A try uses no given storage.
+        A relative path in the section is relative to the experiment's directory. A smoke run does not use the section.
         """
         named = None if self.options().tries else read_storage(self.config())
         if named is None:
@@ -180,7 +180,7 @@ def find_experiments(parent: Path) -> list[ExperimentDirectory]:
 
 
 def _name_near(path: Path) -> str:
-    """Return a hint at the experiments that a path may mean; as in Determined, the path may be a number."""
+    """Return a hint at experiments with a similar path, or with the path as their number."""
     parents = [path, path.parent, path.parent / "experiments"]
     found = {one.path.name: one for parent in parents if parent.is_dir() for one in find_experiments(parent)}
     if not found:

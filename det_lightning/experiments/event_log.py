@@ -77,7 +77,7 @@ _EVENTS = {kind: _make_model(kind, entries) for kind, entries in _ENTRIES.items(
 
 
 def find_mistake(event: Mapping[str, Any], trials: set[int]) -> str | None:
-    """Return the name of a missing or wrong entry of an event, or None; unknown types need no entries of their own.
+    """Return the name of a missing or wrong entry of an event, or None; unknown types need only the common entries.
 
     ``trials`` are the trials of earlier events; the trial of a ``trial_created`` event is added.
     """
@@ -136,7 +136,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 class Runner(NamedTuple):
-    """The process that runs an experiment; without file locks, the process may also have been killed."""
+    """The process that runs an experiment; without file locks it may have been killed already."""
 
     process: int
     machine: str
@@ -144,7 +144,7 @@ class Runner(NamedTuple):
 
 
 def find_runner(path: Path) -> Runner | None:
-    """Return the process with the log open; None if unknown, or without a process."""
+    """Return the process that has the log open; None if there is none or it is unknown."""
     file = _runner_file(path)
     with contextlib.suppress(OSError):
         if not file.is_file() or (locked := is_locked(file)) is False:

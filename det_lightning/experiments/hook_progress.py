@@ -1,4 +1,4 @@
-"""The run of a start-up hook before an entrypoint, with a note of the line that the hook has reached.
+"""Runs a start-up hook before the entrypoint, and notes which line of the hook was reached.
 
 The note is a file in the trial's directory. bash itself adds each line with a command of the hook, and the step after
 the hook empties the file. So a note with content at the end of a run means that the entrypoint never began, however the

@@ -1,4 +1,4 @@
-"""Starts the runs of trials: the interface of machines, and the files, command and environment of a run."""
+"""What every launcher of trials does: the files, command and environment of a run, and the interface of machines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GRACE_S = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """The devices for an experiment's trials; 0 slots are a process without a GPU, ``max_slots`` None is no limit."""
+    """The devices that an experiment's trials need; 0 slots: a process without a GPU; ``max_slots`` None: no limit."""
 
     slots_per_trial: int
     max_slots: int | None = None
@@ -87,7 +87,7 @@ class TrialStart:
     def start(
         self, environment: Mapping[str, str], devices: Iterable[int | str], *, detached: bool = False
     ) -> TrialProcess:
-        """Start the run on this machine with these GPUs. With ``detached``, the run is no child of this process.
+        """Start the run on this machine with these GPUs; if ``detached``, not as a child of this process.
 
         The run gets ``environment`` in addition to the variables of the configuration and the platform.
         """
@@ -160,7 +160,7 @@ class Launcher(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def check(demand: Demand, folder: Path) -> None:
-        """Check that trials can run with the experiment's directory in ``folder``, or the nearest existing parent."""
+        """Check that trials can run with their experiment in ``folder``, or in its nearest existing parent."""
 
     @abc.abstractmethod
     def has_room(self) -> bool:
@@ -172,7 +172,7 @@ class Launcher(abc.ABC):
 
     @abc.abstractmethod
     def release(self, trial_id: int) -> None:
-        """Take back the slots of an ended run."""
+        """Free the slots of an ended run."""
 
     def prepare(
         self, trial: TrialRecord, state: ExperimentState, slots: list[int], gpu_uuids: Sequence[str] = ()
@@ -207,11 +207,11 @@ class Launcher(abc.ABC):
         return TrialStart(task, self._directory.code, self._variables)
 
     def adopt(self, trial: TrialRecord) -> StartedRun:
-        """Return the run left behind by a killed runner; the trial saves and ends by itself."""
+        """Return the run that a killed runner left behind, whose trial saves and ends by itself."""
         return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, read_grace(self._config))
 
     def open_records(self, trial: TrialRecord) -> RecordReader:
-        """Return a reader of the trial's reports that are not in the log."""
+        """Return a reader of those of the trial's reports that are not in the log."""
         return RecordReader(self._directory.trial(trial.trial_id) / "metrics.jsonl", trial.lines_read)
 
     def find_retry_policy(self, trial_id: int) -> str | None:
@@ -219,7 +219,7 @@ class Launcher(abc.ABC):
         return find_retry_policy(self._config, self._find_log(trial_id))
 
     def find_error(self, trial_id: int) -> str:
-        """Return the error in the log of a run that this launcher started; empty without an error."""
+        """Return the error in the log of a run that this launcher started; empty if there is none."""
         start = self._log_starts.get(trial_id)
         return "" if start is None else find_error(read_end(self._find_log(trial_id), start))
 

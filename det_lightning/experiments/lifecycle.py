@@ -134,7 +134,7 @@ def run(
 
 
 def _delete_all(directory: ExperimentDirectory, runner: ExperimentRunner) -> None:
-    """Delete the checkpoints of a try, which are in the experiment's own directory."""
+    """Delete the checkpoints of a smoke run, which are in the experiment's own directory."""
     for trial in runner.state.trials.values():
         for checkpoint_id in list(trial.checkpoints):
             runner.record("checkpoint_deleted", trial=trial.trial_id, checkpoint_id=checkpoint_id)
@@ -142,7 +142,7 @@ def _delete_all(directory: ExperimentDirectory, runner: ExperimentRunner) -> Non
 
 
 def _clean_up(directory: ExperimentDirectory, runner: ExperimentRunner, lookup: CheckpointLookup) -> None:
-    """Report and delete checkpoints that are left to do; the experiment is complete even if a deletion fails."""
+    """Report and delete the checkpoints still to be deleted; a failed deletion leaves the experiment complete."""
     try:
         for trial in runner.state.trials.values():
             runner.report_complete(trial)
@@ -187,7 +187,7 @@ def delete_checkpoints(
 ) -> Iterator[tuple[int, str]]:
     """Delete the checkpoints beyond ``save_experiment_best`` and the like; yield trial and id of each deleted one.
 
-    Checkpoints that are already gone take no other's place; they are yielded, too.
+    Checkpoints that are already gone do not count as kept, and are yielded too.
     """
     retention = Retention.from_config(directory.config()["checkpoint_storage"])
     lookup = lookup or CheckpointLookup(directory.checkpoint_storage())

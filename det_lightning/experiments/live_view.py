@@ -43,7 +43,7 @@ def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
 
 
 class _View:
-    """Knows the notices to show once: warnings, and the request to all trials to save and end."""
+    """Collects the notices to show once: warnings, and that all trials were asked to save and end."""
 
     _messages = 0
     _pausing = False
@@ -131,7 +131,7 @@ class _Table(_View):
         self._live.update(table, refresh=True)
 
     def _caption(self, state: ExperimentState) -> str | None:
-        """Return the time left for the experiment; None if unknown so far, or if results decide."""
+        """Return the time left for the experiment; None if it is not yet known, or depends on results."""
         left_s = self._progress.time_left_s(time.time())
         if left_s is None or state.outcome is not None:
             return None

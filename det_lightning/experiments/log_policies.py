@@ -31,7 +31,7 @@ _AT_FIRST = re.compile(r"\A(?:\.\*)+(?![?+{])")
 def find_retry_policy(config: dict[str, Any], log: Path, limit_s: float = _LIMIT_S) -> str | None:
     """Return the name or pattern of a policy that matches a line of the log and cancels retries, or None.
 
-    A warning tells of a log that cannot be searched, or not within ``limit_s``.
+    Warn if the log cannot be searched, or not within ``limit_s``.
     """
     patterns = {
         policy["pattern"]: str(policy.get("name") or policy["pattern"])

@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 
 class _Place(NamedTuple):
-    """The path or URL of a checkpoint, and whether the checkpoint exists; None if the storage cannot be asked."""
+    """The path or URL of a checkpoint and whether it exists; None if the storage cannot be read."""
 
     path: str | None = None
     exists: bool | None = None
@@ -33,7 +33,7 @@ class _Place(NamedTuple):
 def read_state(directory: ExperimentDirectory) -> ExperimentState:
     """Return the state of an experiment, even while the experiment runs.
 
-    The state includes reports of trials that the runner has not noted yet, or was killed before noting.
+    The state includes reports of trials that the runner has not read yet.
     """
     searcher = directory.config()["searcher"]
     state = ExperimentState(searcher["metric"] or "", searcher["smaller_is_better"], read_events(directory.events))
@@ -99,7 +99,7 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
 
 
 def _find_logarithmic(entries: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted name of each hyperparameter that the configuration draws by its logarithm."""
+    """Yield the dotted name of each hyperparameter that is drawn on a logarithmic scale."""
     for name, entry in entries.items():
         if isinstance(entry, Mapping) and entry.get("type") == "log":
             yield f"{prefix}{name}"
@@ -113,14 +113,14 @@ def find_best_trial(best: float | None, trials: list[dict[str, Any]]) -> Any:
 
 
 def _find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:
-    """Return a trial's checkpoint with the best metric, or the newest checkpoint without any metric."""
+    """Return a trial's checkpoint with the best metric; without metrics, the newest one."""
     metrics = [(checkpoint, state.metric_at(checkpoint)) for checkpoint in trial.checkpoints.values()]
     best = state.best(metric for _, metric in metrics)
     return next((one for one, metric in metrics if best is not None and metric == best), trial.newest_checkpoint())
 
 
 def _find_best_batches(state: ExperimentState, trial: TrialRecord, checkpoint: Checkpoint | None) -> int | None:
-    """Return the batches before a trial's best validation; of several equally good ones, that of the checkpoint."""
+    """Return the number of batches at a trial's best validation; among equally good ones, at that of the checkpoint."""
     value = state.find_best(trial)
     best = [batches for batches, metrics in trial.validations.items() if state.find_metric(metrics) == value]
     if value is None or not best:

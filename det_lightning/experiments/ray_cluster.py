@@ -49,7 +49,7 @@ def connect(address: str) -> Iterator[None]:
 
 
 def _check_address(address: str) -> None:
-    """Check for an answer at an address, because Ray would wait for minutes."""
+    """Check that something answers at an address; Ray itself would wait for minutes."""
     if address in ("auto", "local"):
         return
     host, _, port = address.rpartition(":")

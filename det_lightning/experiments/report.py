@@ -59,7 +59,7 @@ def write_report(details: dict[str, Any], file: Path, more_columns: Sequence[str
 
 
 def _find_values(curves: dict[str, list[tuple[float, float]]], best_batches: int | None) -> dict[str, float]:
-    """Return each metric's value at the best validation, or the last before; without a validation, the last of all."""
+    """Return each metric's value at, or last before, the best validation; without a validation, the last value."""
     values = {}
     for name, points in curves.items():
         for batch, value in sorted(points, key=lambda point: point[0]):

@@ -1,4 +1,4 @@
-"""Runs the trials of an experiment: the search decides, the launcher starts processes, the log remembers."""
+"""Runs the trials of an experiment: the search decides, the launcher starts processes, the log records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from det_lightning.files.strict_json import as_number
 _POLL_S = 0.1
 # As in Determined, a trial with invalid hyperparameters has this long to end by itself.
 _GIVING_UP_S = 10.0
-# A script may go on after a try has validated; it has this long to save and to end by itself.
+# A script may continue after a smoke run has validated; it has this long to save and to end by itself.
 _END_OF_TRY_S = 10.0
 _NOT_FOUND = 127
 # The exit statuses of a run ended by a signal, of which its log says nothing.
@@ -43,10 +43,10 @@ class _Running:
 class ExperimentRunner:
     """Runs the trials of a search, until the search is finished or a signal pauses the experiment.
 
-    The log has every event before the event has consequences; the state and the search follow from the log. So another
+    An event is logged before it has consequences, and state and search follow from the log. So another
     runner with the same arguments can take over after a kill at any moment. ``search`` must not have answered an event
     yet. The runner calls ``on_change`` again and again, after possible changes of the state. ``max_restarts`` None is a
-    try: a trial ends after its first validation, and is not restarted.
+    smoke run: a trial ends after its first validation, and is not restarted.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ExperimentRunner:
     def run(self, *, retry_failed: bool = False) -> ExitReason | None:
         """Run until the search is finished; return the outcome, or None if the experiment was paused.
 
-        With ``retry_failed``, failed trials go on as if they had not failed, and may fail as often again.
+        With ``retry_failed``, failed trials continue with a new count of restarts.
         """
         self._replay(retry_failed)
         while self.state.outcome is None:
@@ -100,7 +100,7 @@ class ExperimentRunner:
     # What the search asks for
 
     def _replay(self, retry_failed: bool) -> None:
-        """Give the search the events of the log; carry out the operations missing in the log."""
+        """Replay the events of the log to the search, and carry out the operations that the log lacks."""
         operations = self._search.initial()
         events = list(self._log.events)
         self.record("experiment_resumed" if events else "experiment_started")
@@ -189,7 +189,7 @@ class ExperimentRunner:
                 run.stop()
 
     def _choose_start(self, trial: TrialRecord) -> Checkpoint | None:
-        """Return the trial's newest checkpoint in the storage, reported or not; None to start from the beginning."""
+        """Return the trial's newest checkpoint in the storage, reported or not; None to start from scratch."""
         self.report_complete(trial)
         start = self._launcher.checkpoints.find_newest(trial)
         if start is None and (reported := trial.newest_checkpoint()) is not None:
@@ -201,7 +201,7 @@ class ExperimentRunner:
         return start
 
     def report_complete(self, trial: TrialRecord) -> None:
-        """Report the complete checkpoints that the trial itself was killed before reporting.
+        """Report complete checkpoints that a killed trial could not report itself.
 
         Raise a ``StorageError`` if the storage cannot be read.
         """

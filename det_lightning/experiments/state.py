@@ -22,7 +22,7 @@ class Progress:
         self._first_at_s = 0.0
 
     def report(self, fraction: float, at_s: float) -> None:
-        """Note the progress at a time, in seconds."""
+        """Record the progress at a time, in seconds."""
         if self.fraction is None:
             self._first_fraction = fraction
             self._first_at_s = at_s
@@ -56,9 +56,9 @@ class TrialStatus(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint of a trial, and the time of the report.
+    """A checkpoint of a trial, and when it was reported.
 
-    ``sha256`` are the hashes of the files with objects; by these hashes, the trial recognizes its own files.
+    ``sha256`` are the hashes of its files with objects, by which the trial recognizes its own files.
     ``storage`` is the storage that the trial has chosen in place of the experiment's.
     """
 
@@ -106,7 +106,7 @@ class TrialRecord:
         return self.validations[max(self.validations)] if self.validations else None
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Return the newest checkpoint as far as reported; None if there is none."""
+        """Return the newest reported checkpoint; None if there is none."""
         return max(self.checkpoints.values(), key=lambda checkpoint: checkpoint.steps_completed, default=None)
 
     def has_saved_progress(self) -> bool:
@@ -212,7 +212,7 @@ class ExperimentState:
             self.apply(event)
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Take another event into account; events of unknown types change at most ``lines_read``."""
+        """Apply another event; events of unknown types change at most ``lines_read``."""
         self.started_at = event.get("time") if self.started_at is None else self.started_at
         name = f"on_{event['type']}"
         for changed in (self, self.trials.get(event.get("trial", 0))):

@@ -1,4 +1,4 @@
-"""Experiments and runs of which only checkpoints are left, described by the checkpoints' metadata."""
+"""Experiments of which only checkpoints are left, described from the checkpoints' metadata."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _name_metric(info: CheckpointInfo) -> str:
 
 
 def read_stored_experiments(url: str, options: Mapping[str, Any], *, with_curves: bool = False) -> list[dict[str, Any]]:
-    """Return the experiments that the checkpoints in a storage name, in the form of ``experiment show``.
+    """Return the experiments named by the checkpoints of a storage, in the form of ``experiment show``.
 
     Only trials with a checkpoint in the storage are included.
     """
@@ -129,7 +129,7 @@ def _metrics(best: CheckpointInfo | None) -> dict[str, Any]:
 
 
 def _best(noted: list[CheckpointInfo]) -> CheckpointInfo | None:
-    """Return the checkpoint with the best metric, or None; the newest checkpoint says which direction is better."""
+    """Return the checkpoint with the best metric, or None. The newest checkpoint says whether smaller is better."""
     # NaN is not equal to NaN.
     validated = [one for one in noted if one.notes.metric is not None and one.notes.metric == one.notes.metric]
     if not validated:

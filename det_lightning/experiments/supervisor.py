@@ -2,7 +2,7 @@
 
 The module runs as a script, ``python supervisor.py SETTINGS``, and imports only the standard library, so the cost is
 that of an interpreter. The runner writes commands to standard input. When the pipe closes, the runner is gone: the
-supervisor asks the trial to save and end. If the supervisor fails, its last output is the reason, for the runner.
+supervisor asks the trial to save and end. If the supervisor fails, its last output tells the runner why.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def _kill_descendants() -> None:
-    """Kill the leftovers of the command; this process adopts orphans among the descendants."""
+    """Kill the remaining descendants of the command, whose orphans this process adopts."""
     for _ in range(100):
         found = _descendants(os.getpid())
         if not found:
@@ -172,7 +172,7 @@ class Process(NamedTuple):
 
 
 def list_processes() -> dict[int, Process]:
-    """Return the living processes by id; none are known if there is no ``/proc``."""
+    """Return the living processes by id; none if there is no ``/proc``."""
     found = {int(entry.name): read_process(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
     return {number: process for number, process in found.items() if process is not None}
 
@@ -188,7 +188,7 @@ def read_process(number: int) -> Process | None:
 
 
 def identify_machine() -> str:
-    """Return a name of this machine since its start, and of the container: the ids of processes are valid there."""
+    """Return a name of the machine, since its start, and of the container, within which process ids are unique."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -209,7 +209,7 @@ def _descendants(process: int) -> list[int]:
 
 
 def _prctl() -> Callable[..., object]:
-    """Return a function for an option of Linux's ``prctl``, by default set to 1; elsewhere without effect."""
+    """Return a function that sets an option of Linux's ``prctl``, by default to 1; elsewhere it does nothing."""
     if not sys.platform.startswith("linux"):
         return lambda *_: None
     libc = ctypes.CDLL(None)
@@ -217,7 +217,7 @@ def _prctl() -> Callable[..., object]:
 
 
 def _explain(reason: str) -> None:
-    """Tell the runner, which reads this at the end, why the run has failed."""
+    """Tell the runner why the run has failed; it reads this at the end."""
     with contextlib.suppress(BrokenPipeError):
         os.write(sys.stdout.fileno(), reason.encode(errors="backslashreplace"))
 

@@ -1,4 +1,4 @@
-"""A running trial seen by the runner: a process to command, and files to read."""
+"""A running trial as the runner sees it: a process to command, and files to read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RecordReader:
         return records
 
     def leave_out(self, line: int, reason: str) -> None:
-        """Say, once in a process, why a line is left out, of the first such lines of the file."""
+        """Warn why a line is left out, for the first such lines of the file, once per process."""
         self._left_out += 1
         if self._left_out <= _MOST_NAMED:
             more = " Further such lines are not named." if self._left_out == _MOST_NAMED else ""
@@ -157,7 +157,7 @@ class TrialProcess:
 class OrphanedRun:
     """A run after the kill of its runner: the supervisor has noticed, and the trial saves and ends within ``grace_s``.
 
-    Without a recorded exit status, all processes were killed at once, and the run counts as preempted.
+    Without a recorded exit status it was killed as a whole, and counts as preempted.
     """
 
     def __init__(self, directory: Path, run: int, grace_s: float) -> None:
@@ -188,7 +188,7 @@ class OrphanedRun:
 
 
 class RunProcesses:
-    """The processes of a run; without the supervisor, they get ``grace_s`` to save and end before they are killed."""
+    """The processes of a run. If the supervisor is gone, they get ``grace_s`` to save and end, and are then killed."""
 
     def __init__(self, directory: Path, run: int, grace_s: float) -> None:
         self._directory = directory
@@ -247,7 +247,7 @@ def _read_environment(process: int) -> list[bytes]:
 
 
 def _read_holder(directory: Path, run: int) -> dict[str, Any]:
-    """Return what the supervisor of a run noted about its processes; empty if another run noted something later."""
+    """Return what a run's supervisor noted about its processes; empty once another run has noted something."""
     try:
         holder = json.loads((directory / "lock").read_bytes())
     except (OSError, ValueError):

@@ -54,7 +54,7 @@ def _find_metric(trial: dict[str, Any], name: str) -> float | None:
 
 
 def has_other_checkpoint(trial: dict[str, Any]) -> bool:
-    """Return whether a trial's checkpoint and best validation are of different batches."""
+    """Return whether a trial's checkpoint was written at another batch than its best validation."""
     return trial["best_batches"] is not None and trial["checkpoint_batches"] not in (None, trial["best_batches"])
 
 
@@ -126,9 +126,9 @@ COLUMNS = ("trials", "metric", "seed")
 
 
 def compare_experiments(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Compare experiments in the form of one: the best trial of each, or the first if an experiment has no metric.
+    """Describe several experiments as one: the best trial of each, or its first if the experiment has no metric.
 
-    An experiment given twice counts once.
+    Duplicates are ignored.
     ``best_trial`` is the best of all trials if the experiments have the same metric. Raise a ``ValueError`` if an
     experiment has no trial.
     """

@@ -21,7 +21,7 @@ def find_source(checkpoint: str | None, storage: Mapping[str, Any] | None, exper
     Args:
         checkpoint: an id, an absolute path or a URL; None to start from scratch.
         storage: the storage of ids; None if the experiment stores checkpoints in the new directory.
-        experiments: the directory of experiments; local storages there are searched for an id missing in ``storage``.
+        experiments: the directory of experiments; local storages there are searched for an id that ``storage`` lacks.
 
     Raises:
         ExperimentError: the checkpoint does not exist, or the path is relative.

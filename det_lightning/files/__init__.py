@@ -1,1 +1,1 @@
-"""Local files and their content, for several packages: locks, whole and private files, strict JSON."""
+"""Local files: written whole, private, or locked; strict JSON."""

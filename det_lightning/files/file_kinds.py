@@ -1,4 +1,4 @@
-"""Refuses pipes, devices, sockets and directories in place of files: opening a pipe would wait for the other end."""
+"""Refuses pipes, devices, sockets and directories in place of files; opening a pipe would wait for its other end."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def require_file(path: str | os.PathLike[str]) -> None:
 
 
 def is_of_shell(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a stream that is open already, such as ``/dev/stdout``."""
+    """Return whether a path names a stream that is already open, such as ``/dev/stdout``."""
     return os.fspath(path).startswith(_OF_SHELL)
 
 
 def require_output(path: Path, suffixes: Sequence[str] = ()) -> None:
-    """Raise an error unless a file can be made or replaced at a path, which ends with one of the suffixes, if any."""
+    """Raise an error unless a file can be written at a path that ends with one of the suffixes, if any are given."""
     if suffixes and path.suffix not in suffixes:
         raise ValueError(f"The file of the page must end with {' or '.join(suffixes)}; got {path}.")
     try:

@@ -76,7 +76,7 @@ def copy_mode(old: pathlib.Path, new: pathlib.Path) -> None:
 def write_output(path: str | os.PathLike[str], text: str) -> None:
     """Write a text to a file that a user has named, completely or not at all; an OSError names the file.
 
-    Of a link, the target is replaced. Pipes and devices are written to. Text that UTF-8 cannot hold is escaped.
+    The target of a link is replaced; pipes and devices are written to. Text that UTF-8 cannot hold is escaped.
     """
     content = text.encode("utf-8", "backslashreplace")
     file = pathlib.Path(path)
@@ -87,7 +87,7 @@ def write_output(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_private(path: pathlib.Path, content: str | bytes) -> None:
-    """Write a file completely or not at all; only the owner may read the file, whatever the umask allows."""
+    """Write a file completely or not at all; only its owner may read it, whatever the umask."""
     write_whole(path, content.encode() if isinstance(content, str) else content, mode=_PRIVATE)
 
 
@@ -97,7 +97,7 @@ def open_private(path: pathlib.Path, mode: str) -> IO[Any]:
 
 
 def make_private(paths: Iterable[pathlib.Path]) -> None:
-    """Let only the owner read these files of an earlier release; skip missing files and other users' files."""
+    """Make files of an earlier release readable by their owner only; skip missing files and those of other users."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError, PermissionError):
             path.chmod(_PRIVATE)
@@ -109,7 +109,7 @@ class NoLocks(Exception):
 
 @functools.cache
 def warn_of_no_locks(place: str, unprotected: str) -> None:
-    """Say, once in a process, that a directory or storage has no file locks, and the consequence.
+    """Warn, once per process, that a directory or storage has no file locks, and what that means.
 
     This is the rule for every lock of the product: without locks, everything works without their protection.
     """
@@ -129,7 +129,7 @@ class LockedFile:
             self.lock.release()
 
     def remove(self) -> None:
-        """Remove the file under the protection of the lock, then release the lock."""
+        """Remove the file while it is locked, then release the lock."""
         self.path.unlink(missing_ok=True)
         if self.lock is not None:
             self.lock.release()
@@ -183,7 +183,7 @@ def lock_file(
 
 
 def lock_new_file(path: pathlib.Path) -> LockedFile:
-    """Create an empty file that no other process wants; the file gets its name once locked, where there are locks."""
+    """Create an empty file with a unique name; where there are locks, it is locked before it gets the name."""
     unnamed = path.with_suffix(".new")
     while True:
         try:
@@ -200,7 +200,7 @@ def lock_new_file(path: pathlib.Path) -> LockedFile:
 
 
 def is_locked(path: pathlib.Path) -> bool | None:
-    """Return whether a process has locked a file, without changing or creating the file; None if unknown.
+    """Return whether a process has locked a file, without changing or creating it; None if unknown.
 
     Raise a ``FileNotFoundError`` if there is no file, another ``OSError`` for a link.
     """

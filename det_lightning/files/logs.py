@@ -1,4 +1,4 @@
-"""The error that ended a program, from its output."""
+"""Finds the error that ended a program in its output."""
 
 from __future__ import annotations
 

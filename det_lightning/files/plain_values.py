@@ -1,7 +1,7 @@
 """Converts values to JSON's types: dicts with text as keys, lists, text, numbers, true, false and null.
 
 numpy's scalars become numbers; arrays and tensors become lists, and so do tuples, ranges and the lists of configuration
-libraries. Nothing becomes a text that only describes a value: other values are left out and named, or refused.
+libraries. Other values are left out and named, or refused; none becomes a text that describes it.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def read_numbers(value: Any, where: str, places: frozenset[str]) -> Any:
 
 
 def read_every_number(value: Any) -> Any:
-    """Return ``value`` with a number for each text by :func:`spell_numbers`, where no text may be meant."""
+    """Return ``value`` with a number for each text of :func:`spell_numbers`, where such text always means one."""
     if isinstance(value, dict):
         return {key: read_every_number(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -62,7 +62,7 @@ def read_every_number(value: Any) -> Any:
 
 
 def escape_surrogates(value: Any) -> Any:
-    r"""Return ``value`` with text that UTF-8 can hold: lone surrogates, as of undecodable file names, as ``\udcff``."""
+    r"""Return ``value`` with text that UTF-8 can hold: lone surrogates, as in odd file names, become ``\udcff``."""
     if isinstance(value, dict):
         return {escape_surrogates(key): escape_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -9,7 +9,7 @@ from det_lightning.core._task import current_task
 
 
 def split(given: list[str]) -> tuple[list[str], list[str]]:
-    """Return the options before ``--``, and the script with the arguments."""
+    """Return the options before ``--``, and the script with its arguments."""
     if "--" not in given:
         return [], given
     end = given.index("--")
@@ -17,12 +17,12 @@ def split(given: list[str]) -> tuple[list[str], list[str]]:
 
 
 def wants_help(options: list[str], given: list[str]) -> bool:
-    """Return whether the options ask the launcher for help; after ``--`` the script is asked."""
+    """Return whether the options ask the launcher for help; after ``--`` they ask the script."""
     return any(option in ("-h", "--help") for option in options or given[:1])
 
 
 def find_problem(script: list[str], options: list[str], launcher: str) -> str:
-    """Return the mistake in a script and the arguments; empty without a mistake."""
+    """Return the mistake in a script and its arguments; empty if there is none."""
     if not script:
         return "no script to run is given."
     first = script[0]

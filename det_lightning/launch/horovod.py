@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _count_processes(options: list[str]) -> tuple[list[str], int]:
-    """Return the options, with the number of processes as horovodrun's option, and the number."""
+    """Return the options for horovodrun, with the number of processes among them, and that number."""
     parser = argparse.ArgumentParser(usage=_USAGE, add_help=False, allow_abbrev=False)
     counts = parser.add_mutually_exclusive_group()
     counts.add_argument("--nproc-per-node", "--nproc_per_node", dest="per_node", type=_read_count)

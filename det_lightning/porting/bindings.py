@@ -1,4 +1,4 @@
-"""Names in a file for parts of Determined, and the uses of these names."""
+"""The names that a file's imports give to parts of Determined, and where they are used."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Reference:
 
     @property
     def path(self) -> str:
-        """The dotted name of the used part, as Determined spells the name."""
+        """The dotted name of the part, as Determined spells it."""
         return ".".join([self.binding.path, *(attribute.attr.value for attribute in self.attributes)])
 
     @property
@@ -100,7 +100,7 @@ class Bindings:
         return found
 
     def _is_named_elsewhere(self) -> bool:
-        """Return whether ``global determined``, or ``__all__``, relies on the name."""
+        """Return whether ``global`` or ``__all__`` also mentions the name."""
         if any(item.name.value == "determined" for item in self._file.find(cst.NameItem)):
             return True
         return any(
@@ -121,6 +121,6 @@ class Bindings:
         return any(f"{path}.".startswith("determined.core.") for path in self._paths())
 
     def _paths(self) -> list[str]:
-        """Return the dotted names of all imports and uses, as Determined spells the names."""
+        """Return the dotted names of all imports and uses, as Determined spells them."""
         paths = [binding.imported for binding in self.found] + [use.path for use in self.references]
         return paths + [self._path(dotted_name(star.module)) for star in self.stars]

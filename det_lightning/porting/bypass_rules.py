@@ -62,7 +62,7 @@ class Bypass:
 
 
 def parse(text: str) -> ast.Module:
-    """Parse Python; a file with errors for this Python counts as empty."""
+    """Parse Python; a file that this Python cannot parse counts as empty."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # for example about escapes in the project
@@ -96,7 +96,7 @@ def find_bypasses(tree: ast.Module, left_out: Container[ast.AST] = ()) -> Iterat
 def _walk_conditions(
     tree: ast.AST, left_out: Container[ast.AST], flags: set[str], is_conditional: bool = False, is_certain: bool = True
 ) -> Iterator[tuple[ast.AST, bool, bool]]:
-    """Yield all nodes, whether the presence of a GPU decides about their evaluation, and whether nothing decides."""
+    """Yield each node with two facts: whether it runs depending on a GPU, and whether it runs in any case."""
     for child in ast.iter_child_nodes(tree):
         if child not in left_out:
             yield child, is_conditional, is_certain
@@ -186,7 +186,7 @@ def _find_device_of_call(call: ast.Call, flags: set[str]) -> _Choice | None:
 
 
 def _find_device(value: ast.expr, flags: set[str]) -> tuple[str, bool] | None:
-    """Return the GPU in an expression, and whether the expression names the GPU only if available."""
+    """Return the GPU that an expression names, and whether only if one is available."""
     if isinstance(value, ast.IfExp):
         found = next((device for part in (value.body, value.orelse) if (device := _find_device(part, flags))), None)
         return found and (found[0], found[1] or depends_on_device(value.test, flags))
@@ -202,13 +202,13 @@ def _has_choice(node: ast.AST) -> bool:
 
 
 def _takes(call: ast.Call, value: str) -> bool:
-    """Return whether a call passes a text."""
+    """Return whether a call passes a string."""
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     return any(isinstance(one, ast.Constant) and one.value == value for one in given)
 
 
 def _find_gpu_option(call: ast.Call) -> str:
-    """Return the argument of a call that asks for a GPU, as of Lightning's and transformers' trainers, or nothing."""
+    """Return the argument, if any, by which a call such as Lightning's or transformers' trainer asks for a GPU."""
     for keyword in call.keywords:
         value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
         is_half = keyword.arg == "fp16" and value is True and get_name(call.func).endswith("TrainingArguments")
@@ -218,7 +218,7 @@ def _find_gpu_option(call: ast.Call) -> str:
 
 
 def _explain_process_call(call: ast.Call, names: dict[str, str], variables: set[str]) -> tuple[str, str] | None:
-    """Return reason and advice for a call that connects processes; methods of the context may have equal names."""
+    """Return reason and advice for a call that connects processes, unless it is a method of the context."""
     head, dot, rest = ast.unparse(call.func).partition(".")
     dotted = f"{names.get(head, head)}{dot}{rest}"
     module, _, last = dotted.rpartition(".")
@@ -232,7 +232,7 @@ def _explain_process_call(call: ast.Call, names: dict[str, str], variables: set[
 
 
 def find_torch_names(tree: ast.Module) -> dict[str, str]:
-    """Return the names that a file imports from torch, unless imported again from elsewhere, with their full names."""
+    """Return the names that a file imports from torch and does not rebind, with their full names."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Findings for code around a trial's context, such as devices and steps of its own, and for uses of a cluster."""
+"""Which code bypasses a trial's context or relies on a cluster, as findings."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def note_bypasses(file: PythonFile, trials: list[cst.ClassDef]) -> None:
 
 
 def note_devices(file: PythonFile, has_trials: bool, has_context: bool) -> None:
-    """Note devices and processes set up by the code, although a trial's context does so, and code that needs a GPU.
+    """Note devices and processes that the code sets up in place of the trial's context, and code that needs a GPU.
 
-    A script with a context of the Core API sets up devices and processes itself, here as on Determined.
+    Scripts of the Core API set these up themselves, as on Determined.
     """
     makes_own_group = "from_torch_distributed" in file.edits.text
     in_trial = Premise.nothing if has_trials else Premise.in_trial
@@ -81,7 +81,7 @@ def note_devices(file: PythonFile, has_trials: bool, has_context: bool) -> None:
 
 
 def _list_imports(statement: cst.Import | cst.ImportFrom) -> list[str]:
-    """Return the imported names; a module with a dot at the end stands for all names of the module."""
+    """Return the imported names; ``module.`` stands for all names of a module."""
     if isinstance(statement, cst.Import):
         return [dotted_name(alias.name) for alias in statement.names]
     module = dotted_name(statement.module)
@@ -160,7 +160,7 @@ def _is_passed(file: PythonFile, node: cst.CSTNode, method: cst.FunctionDef) -> 
 
 
 def note_cluster_uses(file: PythonFile, paths: Mapping[str, str]) -> None:
-    """Note where a script relies on a Determined cluster; ``paths`` are Determined's names for what is imported."""
+    """Note where a script relies on a Determined cluster; ``paths`` are the imported parts of Determined."""
     trainers: set[str] = set()
     for assign in file.find(cst.Assign):
         names = {dotted_name(target.target) for target in assign.targets} - {""}
@@ -225,7 +225,7 @@ def _check_trainer(file: PythonFile, call: cst.Call, method: str) -> None:
 
 
 def _find_called(value: cst.BaseExpression, paths: Mapping[str, str]) -> str:
-    """Return Determined's dotted name of the function that a call calls, with a dot before any other name."""
+    """Return Determined's dotted name of the called function; other names begin with a dot."""
     first, dot, rest = (dotted_name(value.func) if isinstance(value, cst.Call) else "").partition(".")
     return f"{paths.get(first, f'.{first}')}{dot}{rest}"
 

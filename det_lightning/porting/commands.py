@@ -118,8 +118,7 @@ def launcher_counterpart(module: str) -> tuple[str, ...] | None:
 def missing_launcher(module: str, line: int) -> Finding:
     """Return the finding for a command with ``determined.launch.<module>``, a launcher without counterpart.
 
-    A script started by DeepSpeed's launcher can move without the launcher: after a change of the command another
-    launcher can start the script.
+    A script for DeepSpeed's launcher can be moved by changing the command to another launcher.
     """
     need = Need.nothing if module == "deepspeed" else Need.file
     return missing(f"determined.launch.{module}", line, need)

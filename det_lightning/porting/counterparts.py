@@ -121,7 +121,7 @@ def missing(path: str, line: int, need: Need = Need.file) -> Finding:
 
 
 def package_finding(module: str, line: int) -> Finding | None:
-    """Return the finding for an imported or started module, or None if the package needs no advice."""
+    """Return the finding for an imported or started module; None if there is nothing to do."""
     package = next((name for name in _PACKAGES if _is_below(module, name)), None)
     if package is None:
         return None

@@ -1,4 +1,4 @@
-"""Replacements in a text; the rest of the text stays the same to the byte."""
+"""Replaces parts of a text; the rest stays the same to the byte."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Edits:
         self._replacements[start, end] = new
 
     def insert(self, offset: int, new: str, first: bool = False) -> None:
-        """Insert a text before an index, after earlier insertions at the same index or, with ``first``, before."""
+        """Insert a text before an index, after earlier insertions there, or with ``first`` before them."""
         present = self._replacements.get((offset, offset), "")
         self._replacements[offset, offset] = new + present if first else present + new
 

@@ -1,4 +1,4 @@
-"""The entry points of a project, and where each will run after porting: on det_lightning or on Determined."""
+"""The entry points of a project, and whether each will run on det_lightning or still needs Determined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kind of each file, and the other files named by its text through imports or commands."""
+"""What kind of file each is, and which other files it imports or starts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Kind(str, enum.Enum):
 
 
 class Given(NamedTuple):
-    """The names that a section of a configuration gives values to."""
+    """The names to which a section of a configuration gives values."""
 
     section: str
     names: tuple[str, ...]
@@ -118,7 +118,7 @@ def _find_imports(tree: ast.Module) -> Iterator[str]:
 
 
 def _find_executed(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the nodes of a module without code for type checkers."""
+    """Yield the nodes of a module, without code for type checkers only."""
     left: list[ast.AST] = [tree]
     for node in left:  # grows
         yield node
@@ -146,7 +146,7 @@ def _find_bound_names(statements: Iterable[ast.stmt]) -> Iterator[str]:
 
 
 def _does_something(statement: ast.stmt) -> bool:
-    """Return whether a statement at the top of a module makes the module a script."""
+    """Return whether a module has a top-level statement that makes it a script."""
     if isinstance(statement, ast.If):
         return "__name__" in {node.id for node in ast.walk(statement.test) if isinstance(node, ast.Name)}
     if isinstance(statement, ast.Expr):

@@ -1,4 +1,4 @@
-"""The links between the files of a project, by imports and by commands."""
+"""Which files of a project import or start which others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from det_lightning.startup_hook import STARTUP_HOOK
 
 
 class FileGraph:
-    """The ported files of a project, with all links. Only files in ``ports`` can be asked for."""
+    """The ported files ``ports`` of a project, and the links between them."""
 
     def __init__(self, ports: Iterable[FilePort]) -> None:
         self.ports = {_normal(port.path): port for port in ports}
@@ -35,7 +35,7 @@ class FileGraph:
         return list({one.path: one for one in started}.values())
 
     def find_missing_classes(self, port: FilePort) -> list[tuple[str, FilePort]]:
-        """Return each class that commands in a file name but its module lacks, with the module's file."""
+        """Return each class that a command in a file names but its module lacks, with the module's file."""
         given = [name.partition(":") for name in port.facts.classes]
         found = [(name, self._module(port, module)) for module, _, name in given]
         return [(name, module) for name, module in found if module and not {name, "*"} & set(module.facts.names)]
@@ -94,8 +94,7 @@ class FileGraph:
     def _first(self, port: FilePort, find: Callable[[pathlib.Path], FilePort | None]) -> FilePort | None:
         """Return the first match in the directory of a file, the directories above, and ``src`` in each of these.
 
-        For a file of another kind than Python, the directories right below are searched last, and a match counts only
-        if exactly one of these directories has it.
+        For files other than Python, the directories right below are searched last, and only a single match counts.
         """
         directory = _normal(port.path.parent)
         bases = [base / part for base in (directory, *directory.parents) for part in ("", "src")]

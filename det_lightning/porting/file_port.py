@@ -1,4 +1,4 @@
-"""The port of one file: kind, encoding, old and new content, and findings."""
+"""Ports one file: its kind, encoding, old and new content, and findings."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _detect_encoding(path: pathlib.Path, content: bytes) -> str:
 
 
 def _explain_error(error: Exception, text: str) -> str | None:
-    """Return why a file cannot be read as its name says, or None for an error of another cause."""
+    """Return why a file is not of the kind that its name says, or None for another error."""
     import libcst
     from ruamel.yaml.error import YAMLError
 

@@ -1,4 +1,4 @@
-"""Findings: code for the user to change, and the advice for the change."""
+"""Findings: what the user must change or check, and how."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Need(str, enum.Enum):
 
 
 class Premise(str, enum.Enum):
-    """The assumption behind a finding in one file; the whole project may disprove the assumption."""
+    """What a finding in one file assumes, and the whole project may disprove."""
 
     nothing = ""
     changed = "changed"  #: the ported file is written
@@ -56,7 +56,7 @@ def line_at(text: str, offset: int, first_line: int = 1) -> int:
 
 
 def drop_resolved(findings: Iterable[Finding], text: str) -> list[Finding]:
-    """Return the findings sorted by line, without duplicates and without lines declared resolved by a comment."""
+    """Return the findings by line, without duplicates and without lines that a comment accepts."""
     lines = ["", *text.splitlines()]
     return [
         finding

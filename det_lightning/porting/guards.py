@@ -1,4 +1,4 @@
-"""Code behind a check for a name or a release; such code may be written for other releases."""
+"""Code behind a check for a name or a release, which may be meant for other releases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Guards:
         self._guarded = [*_find_guarded_lines(parse(text))]
 
     def hold(self, line: int, use: str) -> bool:
-        """Return whether a line only runs with releases where ``use`` exists."""
+        """Return whether a line runs only with releases that have ``use``."""
         words = set(re.findall(r"\w+", use))
         return any(line in lines and (asked is None or not words.isdisjoint(asked)) for lines, asked in self._guarded)
 

@@ -19,7 +19,7 @@ _LONG_STRINGS = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''", re.DOTALL)
 
 
 class ImportRewriter:
-    """Rewrites imports and all uses. A name without any rewritable use stays, and so does a file of such names."""
+    """Rewrites imports and their uses, except names, and whole files of names, of which no use can be rewritten."""
 
     def __init__(self, file: PythonFile) -> None:
         self.file = file
@@ -103,7 +103,7 @@ class ImportRewriter:
         return [use for use in self.bindings.references if use.binding is binding]
 
     def _is_movable(self, binding: Binding) -> bool:
-        """Return whether a name is missing, imported by a line of its own, and not mentioned in strings."""
+        """Return whether a missing name is imported on a line of its own and not mentioned in strings."""
         if isinstance(binding.statement, cst.Import):
             is_used = any(use.binding.name == binding.name for use in self.bindings.references)
             if is_used or len(binding.statement.names) > 1:
@@ -138,7 +138,7 @@ class ImportRewriter:
         return is_script and not self._uses(binding) and not any(counterpart(path) is None for path in needed)
 
     def _does_something(self) -> bool:
-        """Return whether a loop, a ``with`` statement or a call is at the top of the file."""
+        """Return whether the file has a loop, a ``with`` statement or a call at the top level."""
         top = self.file.module.body
         calls = [line.body[0] for line in top if isinstance(line, cst.SimpleStatementLine)]
         return any(isinstance(one, cst.For | cst.While | cst.With) for one in top) or any(
@@ -241,7 +241,7 @@ class ImportRewriter:
         return ".".join([name, *new, *attributes[len(attributes) - kept :]])
 
     def _spell(self, binding: Binding, old: list[str]) -> tuple[str, list[str], int] | None:
-        """Return the new name, the attributes to write next, and how many of the old attributes follow."""
+        """Return the new name, the attributes to write after it, and how many of the old attributes to keep."""
         base = counterpart(binding.path)
         if binding.name in self._left or base is None:
             return None

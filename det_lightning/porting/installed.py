@@ -1,4 +1,4 @@
-"""What the installed libraries have, by their files, and the number of GPUs; no library is imported."""
+"""What is installed: libraries and their names, read from files without importing them; the number of GPUs."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def lacks_module(name: str) -> bool:
 
 
 def lacks_name(module: str, name: str) -> bool:
-    """Return whether a checked module really has no such name; False if it may get names that no checker sees.
+    """Return whether a module certainly lacks a name that a type checker misses.
 
-    Stubs leave names out, protobuf and extension modules make their names when they run.
+    Stubs leave names out, and protobuf and extension modules create names when they run.
     """
     if module.partition(".")[0] in sys.stdlib_module_names:
         return not name.startswith("_")
@@ -87,7 +87,7 @@ def _walk_names(tree: ast.Module, source: Path) -> Iterator[str]:
 
 
 def _find_exports(node: ast.ImportFrom, source: Path) -> Iterator[str]:
-    """Yield the names that an extension module mentions, if a module takes all names from it and it has no stub."""
+    """Yield the names in an extension module without a stub from which a module imports ``*``."""
     roots = [source.parents[node.level - 1]] if node.level else find_roots()
     inner = Path(*(node.module or "").split("."))
     for directory in (root / inner.parent for root in roots):

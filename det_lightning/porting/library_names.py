@@ -1,4 +1,4 @@
-"""Names that the installed libraries lack, as pyrefly finds them; neither the project nor a library is imported."""
+"""Finds names that the installed libraries lack, with pyrefly, without importing the project or a library."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class _Lack:
         return self.owner.partition(".")[0]
 
     def is_certain(self) -> bool:
-        """Return whether the files of the library have no such name either."""
+        """Return whether the library's files do not have the name either."""
         if self.kind == "missing-import":
             return installed.lacks_module(self.owner)
         is_attribute = self.kind in ("missing-attribute", "missing-module-attribute")
@@ -121,9 +121,9 @@ class _Lack:
 
 
 def check_libraries(ports: list[FilePort], most_s: int = _MOST_S) -> tuple[list[FilePort], list[str]]:
-    """Return ported files with a problem for each name that a library lacks, and sentences on what was not checked.
+    """Add a problem to ported files for each name that a library lacks; also return sentences on what was not checked.
 
-    Modules of the project, also such with the name of a library, are no libraries.
+    Modules of the project are not libraries, even under a library's name.
     """
     if importlib.util.find_spec("pyrefly") is None:
         how = how_to_install("port")
@@ -152,7 +152,7 @@ def check_libraries(ports: list[FilePort], most_s: int = _MOST_S) -> tuple[list[
 
 
 def _read_error(error: dict[str, Any], programs: list[_Program]) -> _Lack | None:
-    """Return an error as a lack; None for an error about other things, in guarded code, or accepted by a comment."""
+    """Return what an error says is missing; None for other errors, guarded code, and lines that a comment accepts."""
     kind = error["name"]
     found = re.fullmatch(_KINDS[kind][0], error["concise_description"])
     if found is None:

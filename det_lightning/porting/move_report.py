@@ -1,4 +1,4 @@
-"""The report of a move: what was done and what is left in each project, and the outcomes of checks."""
+"""The report of a move: what was done and what is left in each project, and the results of checks."""
 
 from __future__ import annotations
 

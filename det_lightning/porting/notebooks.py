@@ -69,7 +69,7 @@ def port_notebook(text: str) -> tuple[str, list[Finding]]:
 
 
 def read_program(text: str) -> tuple[str, list[int]]:
-    """Return the Python of a notebook as one program, and for each of its lines, from 1, the line in the file, or 0."""
+    """Return the Python of a notebook as one program, and the line in the file of each of its lines (0: none)."""
     notebook, dump = _read(text)
     cells = _select_cells(notebook)
     program = "".join(_hide(source) + "\n" + _END_OF_CELL for _, source in cells)
@@ -140,7 +140,7 @@ def _select_cells(notebook: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
 
 
 def _find_error(source: str) -> cst.ParserSyntaxError | None:
-    """Return why a cell, for example with a placeholder, is not Python."""
+    """Return why a cell is not Python, such as a placeholder in it."""
     try:
         cst.parse_module(_hide(source) + "\n")
     except cst.ParserSyntaxError as e:
@@ -188,7 +188,7 @@ def _reveal(found: re.Match[str]) -> str:
 
 
 def _show_magic(source: str, before: str, first_line: int) -> tuple[str, list[Finding]]:
-    """Return a cell with the commands ported, and findings with line numbers from before porting."""
+    """Port the commands of a cell; line numbers of the findings are those before porting."""
     whole = re.sub(rf"^{_HIDE}", "", source, flags=re.MULTILINE)
     if _find_magic(whole) in _SHELL:
         return port_shell(whole, first_line)

@@ -127,7 +127,7 @@ def _check_attribute(file: PythonFile, node: cst.Attribute) -> None:
 
 
 def _rewrite_read(file: PythonFile, inner: cst.Attribute) -> bool:
-    """Rewrite an access to an inner object of the context if the context has the same; return whether it has."""
+    """Rewrite an access to an inner object of the context that the context has too; return whether it does."""
     read = file.parent(inner)
     outer = file.parent(read)
     if not isinstance(read, cst.Attribute) or isinstance(outer, cst.Del) or getattr(outer, "target", None) is read:
@@ -180,7 +180,7 @@ def _add_epoch(file: PythonFile, method: cst.FunctionDef) -> None:
 
 
 def _remove_mode_calls(file: PythonFile, trial: cst.ClassDef) -> None:
-    """Remove ``self.model.train()`` where the model is in training mode anyway and the class keeps the mode."""
+    """Remove ``self.model.train()`` where the model is in training mode anyway and the class never changes the mode."""
     wrapped = find_wrapped(file, trial, "wrap_model")
     mode_calls = [call for call in file.find(cst.Call, within=trial) if called_method(call) in ("train", "eval")]
     removable = [line for method in list_methods(trial) for line in _find_needless_lines(file, method, wrapped)]
@@ -205,7 +205,7 @@ def _wraps_its_own(trial: cst.ClassDef, trials: list[cst.ClassDef]) -> bool:
 
 
 def _remove_model(file: PythonFile, method: cst.FunctionDef) -> None:
-    """Remove an unused model from the parameters of a method, because the model is no longer passed."""
+    """Remove an unused model, which is no longer passed, from the parameters of a method."""
     given = method.params.params
     index = next((i for i, parameter in enumerate(given) if parameter.name.value == "model"), 0)
     if method.name.value not in _TAKE_MODELS or index == 0 or given[index].default is not None:

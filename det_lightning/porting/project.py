@@ -73,7 +73,7 @@ def walk_files(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _is_own_file(file: pathlib.Path, given: pathlib.Path) -> bool:
-    """Return whether to port a file below a given path: the target of a link inside of the project is found anyway."""
+    """Return whether to port a file below a given path: not a link into the project, whose target is found anyway."""
     is_inner_link = file.is_symlink() and file.resolve().is_relative_to(given.resolve())
     return file == given or (is_portable(file) and not is_inner_link)
 
@@ -100,7 +100,7 @@ class ProjectPort:
 def port_project(paths: Iterable[pathlib.Path]) -> ProjectPort:
     """Port all files below ``paths``, without writing.
 
-    The result is empty if there is nothing but hints: such files have nothing to do with Determined.
+    The result is empty if there are only hints: such files have nothing to do with Determined.
     """
     with _without_working_directory():
         ported = [_port(file) for file in find_files(paths)]
@@ -147,7 +147,7 @@ def _is_of_determined(port: FilePort) -> bool:
 
 
 def _note_unchanged_imports(graph: FileGraph) -> list[FilePort]:
-    """Return the files of a project with a finding for each ported file that imports a file that stays unchanged."""
+    """Add a finding to each ported file that imports a file that stays unchanged."""
     noted = []
     for port in graph.ports.values():
         is_ported = port.facts.uses_determined and not port.is_configuration and not find_needs(port, Need.file)
@@ -159,7 +159,7 @@ def _note_unchanged_imports(graph: FileGraph) -> list[FilePort]:
 
 
 def _note_missing_values(graph: FileGraph) -> list[FilePort]:
-    """Return the files with a problem for each value that the code of a configuration reads and it does not give."""
+    """Add a problem to the files for each value that a configuration lacks and its code reads."""
     noted = []
     for port in graph.ports.values():
         found = [
@@ -173,7 +173,7 @@ def _note_missing_values(graph: FileGraph) -> list[FilePort]:
 
 
 def _find_reads(graph: FileGraph, configuration: FilePort) -> Iterator[tuple[str, Read]]:
-    """Yield the values that the trial class or the script of a configuration reads in any case, and the places."""
+    """Yield the values that the trial class or script of a configuration reads in any case, and where."""
     files = graph.find_reached(configuration)[1:]
     started = graph.find_started(configuration)
     own = {name.partition(":")[2] for name in configuration.facts.classes}
@@ -195,7 +195,7 @@ def _find_reads(graph: FileGraph, configuration: FilePort) -> Iterator[tuple[str
 
 
 def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:
-    """Return the files of a project without the findings disproved by other files."""
+    """Remove the findings that other files of the project disprove."""
     configurations: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
     users: defaultdict[pathlib.Path, list[Facts]] = defaultdict(list)
     for port in graph.ports.values():
@@ -214,7 +214,7 @@ def _without_pointless_findings(graph: FileGraph) -> list[FilePort]:
 
 
 def _is_relevant(finding: Finding, configurations: list[Facts], users: list[Facts], needs_determined: bool) -> bool:
-    """Return whether a finding holds, given the configurations around the file and the users of its module.
+    """Return whether a finding still holds, given the configurations and the users of its module.
 
     ``needs_determined`` says whether any file of the project needs Determined.
     """

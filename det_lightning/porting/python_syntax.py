@@ -29,7 +29,7 @@ _OTHER_TRIALS = {"DeepSpeedTrial", "EstimatorTrial", "TFKerasTrial"}
 
 
 class _Walk(cst.CSTVisitor):
-    """All nodes in the order of the text; the nodes of a subtree are contiguous."""
+    """All nodes in the order of the text, so that the nodes of a subtree are adjacent."""
 
     def __init__(self, module: cst.Module) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class PythonFile:
 
     @functools.cached_property
     def _scopes(self) -> Mapping[cst.CSTNode, Any]:
-        """The scopes. Finding the scopes takes longest, and only files with imports of Determined need scopes."""
+        """The scopes, found on demand: that takes longest, and only files that import Determined need them."""
         return self._wrapper.resolve(metadata.ScopeProvider)
 
     @overload
@@ -153,7 +153,7 @@ class PythonFile:
         return [name for name, outer in found if getattr(outer, _LABELS.get(type(outer), ""), None) is not name]
 
     def assignments(self, name: cst.Name) -> list[cst.CSTNode | None]:
-        """Return the nodes from which a name may have got a value; None stands for a builtin."""
+        """Return the nodes that may have given a name its value; None stands for a builtin."""
         scope = self._scopes.get(name)
         return [] if scope is None else [getattr(found, "node", None) for found in scope[name.value]]
 
@@ -268,7 +268,7 @@ def find_classes(file: PythonFile) -> dict[str, list[cst.ClassDef]]:
 
 
 def rename_in_code(code: str, renamed: Callable[[str], str | None]) -> str:
-    """Return code, for example a quoted annotation, with dotted names replaced by the results of ``renamed``."""
+    """Replace the dotted names in code, such as a quoted annotation, by what ``renamed`` returns."""
     try:
         file = PythonFile(code)
     except cst.ParserSyntaxError:

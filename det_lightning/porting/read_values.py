@@ -1,4 +1,4 @@
-"""The hyperparameters and data settings that code reads by constant names, and those that a configuration lacks."""
+"""Which hyperparameters and data settings code reads by constant names, and which of them a configuration lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONDITIONAL = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.While, ast.Match, as
 
 
 class Read(NamedTuple):
-    """A value that code reads whenever the function around runs."""
+    """A value that code reads whenever the function around it runs."""
 
     section: str  # of a configuration
     name: str
@@ -39,13 +39,13 @@ def find_reads(text: str) -> tuple[Read, ...]:
 
 
 def list_bases(text: str) -> tuple[tuple[str, str], ...]:
-    """Return each class of a file with each base of it."""
+    """Return each class of a file with each of its bases."""
     classes = [node for node in ast.walk(parse(text)) if isinstance(node, ast.ClassDef)]
     return tuple((node.name, get_name(base)) for node in classes for base in node.bases)
 
 
 def _find_variables(tree: ast.Module) -> dict[str, str]:
-    """Return the variables that only ever stand for a section of the configuration, unchanged, with the section."""
+    """Return the variables that always hold an unchanged section of the configuration, with that section."""
     found: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
@@ -92,7 +92,7 @@ def _walk(node: ast.AST, sections: dict[str, str], owner: str, function: str) ->
 
 
 def _find_exit(function: ast.AST) -> float:
-    """Return the line of the first return or raise under a condition: what is below may not run."""
+    """Return the line of the first conditional return or raise, below which code may not run."""
     choices = [node for node in ast.walk(function) if isinstance(node, (*_CONDITIONAL, ast.For))]
     exits = [inner for node in choices for inner in ast.walk(node) if isinstance(inner, ast.Return | ast.Raise)]
     return min((node.lineno for node in exits), default=math.inf)

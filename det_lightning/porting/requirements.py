@@ -1,4 +1,4 @@
-"""The package's name in all places where a project lists requirements."""
+"""Replaces Determined wherever a project lists requirements."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _QUOTED = re.compile(r"([\"'])(determined\b(?:(?!\1).)*)\1")
 
 @functools.cache
 def _compatible() -> str:
-    """Return the version requirement, in characters without a meaning in a shell."""
+    """Return the version requirement, written so that a shell does not interpret it."""
     major, minor, *_ = det_lightning.__version__.split(".")
     return f"~={major}.{minor}"
 
@@ -139,7 +139,7 @@ def _note_urls(text: str) -> list[Finding]:
 
 
 def useless_installs(text: str, first_line: int) -> list[Finding]:
-    """Return findings for installed packages without a use outside of Determined."""
+    """Return findings for installed packages that are of no use outside of Determined."""
     return [
         _useless(found.group(1), line_at(text, command.start() + found.start(), first_line))
         for command in _INSTALL.finditer(text)

@@ -1,4 +1,4 @@
-"""ruff's findings and fixes in Python source: sorted imports, and new names for what is gone from a few libraries."""
+"""Uses ruff to sort imports, and to rename what a few libraries have removed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _apply(edits: Edits, changes: list[dict[str, Any]]) -> None:
 
 @functools.cache
 def _has_numpy_2() -> bool:
-    """Return whether the project runs with numpy 2 or later: the installed release, or else the newest."""
+    """Return whether the project runs with numpy 2 or later: the installed release, or if none is, the newest."""
     try:
         return not importlib.metadata.version("numpy").startswith("1.")
     except importlib.metadata.PackageNotFoundError:

@@ -62,7 +62,7 @@ def port_dockerfile(text: str) -> tuple[str, list[Finding]]:
 
 
 def port_startup_hook(text: str) -> tuple[str, list[Finding]]:
-    """Return ``startup-hook.sh`` as :func:`port_shell` does, with a finding for the whole, unless a comment accepts it.
+    """Port ``startup-hook.sh`` like :func:`port_shell`; one finding for the whole file, unless a comment accepts it.
 
     Determined ran the hook in the container of a trial; ``det-lightning run`` runs the hook on the machine.
     """

@@ -1,4 +1,4 @@
-"""Trying a ported project: every entry point expected to run is started for a few batches, in a copy of the files."""
+"""Smoke-tests a ported project: starts each entry point that should run for a few batches, in a copy of the files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VARIABLE = "DET_LIGHTNING_TRY"
 # Without the directory of the project: modules there may shadow others.
 _CLI = "import sys; del sys.path[0]; from det_lightning.cli import main; main()"
 _TIMEOUT_S = 300.0
-# A script of the Core API that asks for no preemption ends a try by a signal.
+# A script of the Core API that never asks for preemption ends a smoke run by a signal.
 _ENDED_WELL = (0, -signal.SIGTERM)
 # The time for a process to end after SIGTERM.
 _GRACE_S = 30.0
@@ -30,7 +30,7 @@ _MOST_BYTES = 2 * 1024**3
 
 
 def try_project(project: ProjectPort, paths: Iterable[pathlib.Path]) -> ProjectPort:
-    """Return a project with all runnable configurations and scripts tried in a copy of the files.
+    """Try all runnable configurations and scripts of a project in a copy of the files, and return it with the results.
 
     Raises ValueError if the files below ``paths`` are too large to copy.
     """
@@ -85,7 +85,7 @@ def _try(entry: EntryPoint, copy: _Copy) -> EntryPoint:
 
 
 def _command(entry: EntryPoint, copy: _Copy) -> list[str] | None:
-    """Return the command for an entry point in the copy, or None for an entry point not to be tried."""
+    """Return the command for an entry point in the copy; None if it is not to be tried."""
     path = str(copy.locate(entry.port.path))
     if entry.port.is_configuration:
         options = ["--try", "--slots", "1", "--experiments", str(copy.experiments)]
@@ -96,7 +96,7 @@ def _command(entry: EntryPoint, copy: _Copy) -> list[str] | None:
 
 
 def _run(command: list[str], directory: pathlib.Path) -> str | None:
-    """Return the error of a failing program, or None for a program that succeeds or still runs after minutes."""
+    """Return the error of a program that fails; None if it succeeds or still runs after minutes."""
     environment = {**os.environ, _VARIABLE: "1"}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Strings with names, commands and variables, for example annotations, module paths and arguments of ``subprocess``.
+"""Rewrites names, commands and variables in strings: annotations, module paths, ``subprocess`` arguments.
 
 ``determined`` stays in all other strings.
 """

@@ -1,4 +1,4 @@
-"""Experiment configurations, conda environments and other YAML, changed in place: comments and layout stay."""
+"""Ports experiment configurations, conda environments and other YAML, keeping comments and layout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SEVERITIES: dict[str, Severity] = {"ignored": Severity.note, "warned": Severity
 def port_yaml(text: str) -> tuple[str, list[Finding]]:
     """Return YAML with launch layers and packages rewritten, and findings for the rest.
 
-    Files for a cluster of Determined stay. Templates of Helm are not even YAML.
+    Files for a Determined cluster stay; Helm's templates are not even YAML.
     """
     code = _COMMENT.sub("", text)
     if _OF_HELM.search(text) or (_OF_CLUSTER.search(code) and not _FOR_A_CLUSTER.search(code)):
@@ -61,7 +61,7 @@ class _YamlPort:
         self._seen: set[int] = set()
 
     def visit(self, node: Node) -> None:
-        """Port the scalars of a node, each only once, even where aliases repeat the node."""
+        """Port the scalars of a node, each only once even if aliases repeat it."""
         if id(node) in self._seen:
             return
         self._seen.add(id(node))

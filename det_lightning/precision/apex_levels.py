@@ -84,7 +84,7 @@ class ApexScaling(LossScaling):
         super().begin_batch(communicate or self._after_each_pass)
 
     def number(self, loss: torch.Tensor) -> int:
-        """Return the number of a loss in the batch; a loss that runs backward again keeps the number."""
+        """Return the number of a loss in the batch; a loss that runs backward again keeps its number."""
         for number, earlier in enumerate(self._losses):
             if earlier() is loss:
                 return number

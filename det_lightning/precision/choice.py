@@ -26,8 +26,8 @@ class ChosenPrecision:
     """The precision of a trial: float32 until another precision is chosen, once.
 
     ``models`` and ``optimizers`` hold all wrapped parts. ``path`` leads from a loss to updated parameters: ``scaling``
-    if ``scales_losses``, else the backend's exchange of gradients. ``whole_models`` is the precision chosen outside of
-    the trial.
+    if ``scales_losses``, else the backend's all-reduce of gradients. ``whole_models`` is the precision chosen outside
+    of the trial.
     """
 
     def __init__(self, backend: Backend, processes: int = 1, loading_only: bool = False) -> None:
@@ -109,7 +109,7 @@ class ChosenPrecision:
     # Chosen outside of the trial
 
     def use_whole_model_precision(self, precision: WholeModelPrecision | None) -> None:
-        """Make all models, wrapped before or later, compute in a precision; None means float32.
+        """Make all models, already wrapped or not, compute in a precision; None means float32.
 
         Raise an InvalidExperimentException if the trial has chosen a precision, was cast to another precision, or has
         wrapped models that can no longer be cast.
@@ -255,7 +255,7 @@ def cast_floats(value: Any, cast: TensorCast) -> Any:
 class CastingForward:
     """The forward pass of a model between casts; set as the model's ``forward``.
 
-    An object, not a closure, so that a deep copy of the model runs the copy's forward pass.
+    It is an object, not a closure, so that a deep copy of the model runs the copy's forward pass.
     """
 
     forward: Callable[..., Any]

@@ -80,7 +80,7 @@ class Level:
 
     @property
     def scales(self) -> bool:
-        """Whether losses are scaled or gradients go to master weights, with extra work in each backward pass."""
+        """Whether each backward pass has extra work: losses are scaled, or gradients go to master weights."""
         return self.loss_scale != 1.0 or self.master_weights
 
     def on_device(self, device: torch.device) -> Level:
@@ -162,7 +162,7 @@ def _parse_property(name: str, value: Any) -> Any:
 
 
 def list_parts(name: str, given: Any, kind: type[_T]) -> list[_T]:
-    """Return the argument ``name``, a single object or a list or tuple of objects, as a list."""
+    """Return the argument ``name``, one object or a list or tuple, as a list."""
     found = list(given) if isinstance(given, list | tuple) else [given]
     if wrong := [describe(item) for item in found if not isinstance(item, kind)]:
         raise errors.InvalidExperimentException(

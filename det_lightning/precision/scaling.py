@@ -16,7 +16,7 @@ logger = get_logger(__name__)
 
 
 class LossScaling:
-    """Scales losses between a context and a :class:`GradientExchange`; the base class only forwards to the exchange."""
+    """Scales losses between a context and a :class:`GradientExchange`; the base class only forwards to it."""
 
     def __init__(self, exchange: GradientExchange) -> None:
         self._exchange = exchange
@@ -113,7 +113,7 @@ class StepUnless:
         self._overflow = overflow
 
     def step(self, optimizer: Any) -> None:
-        """Step ``optimizer`` if the overflow is 0; otherwise leave parameters and state unchanged.
+        """Step ``optimizer`` if the overflow is 0; otherwise leave parameters and state as they are.
 
         An optimizer made with ``fused=True`` decides on the device; for others the host waits for the flag.
         """
@@ -182,7 +182,7 @@ class ScaledGradients:
 
     @torch.no_grad()
     def end_pass(self, inverse: torch.Tensor) -> tuple[list[torch.optim.Optimizer], torch.Tensor]:
-        """Exchange and unscale the new gradients, and add the earlier gradients back.
+        """All-reduce and unscale the new gradients, and add the earlier ones back.
 
         Return the optimizers with new gradients, and a tensor of shape ``()``, not 0 if a gradient on any rank is not
         finite.
@@ -211,7 +211,7 @@ class ScaledGradients:
         return [whole.get(index) for index in range(len(self._pairs))]
 
     def load_masters(self, saved: list[torch.Tensor | None]) -> None:
-        """Restore the result of :meth:`collect_masters`; any further masters get no gradients."""
+        """Restore the result of :meth:`collect_masters`; other masters get no gradients."""
         for (_, master), gradient in itertools.zip_longest(self._pairs, saved[: len(self._pairs)]):
             master.grad = None if gradient is None else self._states.place_like(master, gradient)
 

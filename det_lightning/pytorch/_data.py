@@ -297,7 +297,7 @@ def move(device: torch.device, warned_types: set[type], data: Any) -> Any:
 
 
 def _batch_type(data: Any) -> type:
-    """Return the member of ``_BATCH_TYPES`` that ``data`` is an instance of, else ``object``."""
+    """Return the type in ``_BATCH_TYPES`` that ``data`` is an instance of, else ``object``."""
     for known in _BATCH_TYPES:
         if isinstance(data, known):
             return known

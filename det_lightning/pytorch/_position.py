@@ -65,7 +65,7 @@ class ResumableBatchSampler(BatchSampler):
         return itertools.chain.from_iterable(self._passes())
 
     def _passes(self) -> Iterator[Iterator[Any]]:
-        """Yield the batches of each pass, as an iterator that runs no Python code per batch."""
+        """Yield an iterator over the batches of each pass; it runs no Python code per batch."""
         ready, batches, begun_at, index = self._repeat()
         while True:
             numbers = self.journal.count_from(index)
@@ -143,7 +143,7 @@ class GlobalBatch:
         return cls(ranks, size, samples, global_batch_size)
 
     def follows_hyperparameter(self) -> bool:
-        """Return whether a share is what ``global_batch_size`` gives each rank."""
+        """Return whether each rank's share follows from ``global_batch_size``."""
         return self.global_batch_size is not None and self.batch_size == self.global_batch_size // self.ranks
 
     def equals(self, other: GlobalBatch) -> bool:
@@ -193,7 +193,7 @@ class GlobalBatch:
         return resized
 
     def describe_partial(self, ranks: int) -> str | None:
-        """Return how the samples of a partial batch count when ``ranks`` ranks share them; None if they count alike."""
+        """Return how ``ranks`` ranks weight the samples of a partial batch; None if all weigh the same."""
         partial = (self.samples_per_epoch or 0) % (self.batch_size or 1)
         if not partial or (self.ranks == 1 and partial % ranks == 0):
             return None
@@ -233,7 +233,7 @@ class DealtBatchSampler(BatchSampler):
 
 
 def _find_plain(batch_sampler: Any) -> BatchSampler | None:
-    """Return torch's BatchSampler below Determined's samplers, which only reorder or repeat batches; else None."""
+    """Return torch's BatchSampler inside Determined's samplers, which only reorder or repeat batches; else None."""
     while type(batch_sampler) in (samplers.RepeatBatchSampler, samplers.ReproducibleShuffleBatchSampler):
         batch_sampler = batch_sampler.batch_sampler
     return batch_sampler if type(batch_sampler) is BatchSampler else None

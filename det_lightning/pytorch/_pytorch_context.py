@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 
 
 def _forward_attribute(part: str, name: str) -> Any:
-    """Return a property, readable and settable: the attribute ``name`` of the object in the attribute ``part``."""
+    """Return a property that reads and sets the attribute ``name`` of the object in the attribute ``part``."""
     find_part = operator.attrgetter(part)
 
     def assign(self: Any, value: Any) -> None:
@@ -122,8 +122,8 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
         """Return a context for trying out a trial by hand, as up to Determined 0.19.
 
         Build the trial and call ``train_batch`` and ``evaluate_batch`` without a run: models stay on the device where
-        the trial creates them, and each batch updates the weights. Of a range among the ``hyperparameters`` of
-        ``config`` the middle is taken, of a ``categorical`` the first value; others without a value raise a ValueError.
+        the trial creates them, and each batch updates the weights. A range among the ``hyperparameters`` of ``config``
+        stands for its middle, a ``categorical`` for its first value; others without a value raise a ValueError.
         """
         require(isinstance(config, Mapping), "from_config()", "an experiment configuration as a dict", config)
         seed = (config.get("reproducibility") or {}).get("experiment_seed", 0)
@@ -151,7 +151,7 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
         Args:
             optimizer: an optimizer over parameters of wrapped models.
             backward_passes_per_step: number of backward passes per parameter in one batch (used by Horovod).
-            fp16_compression: exchange gradients in half precision (used by Horovod). Defaults to
+            fp16_compression: all-reduce gradients in half precision (used by Horovod). Defaults to
                 ``optimizations.gradient_compression`` of the experiment configuration.
             average_aggregated_gradients: divide the gradients of an update by the aggregation frequency. Defaults to
                 the setting of the context.
@@ -322,7 +322,7 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
     ) -> None:
         """Compute the gradients of ``loss``, of shape ``()`` or the shape of ``gradient``, like ``Tensor.backward``.
 
-        Several ranks exchange gradients only on batches with an optimizer update.
+        Ranks all-reduce gradients only on batches with an optimizer update.
         """
         if not isinstance(loss, torch.Tensor):
             raise TypeError(wrong_argument("context.backward()", "the loss as a tensor with its graph", loss))
@@ -350,8 +350,8 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
 
         Args:
             optimizer: the optimizer that ``wrap_optimizer`` returned.
-            clip_grads: a function of the list of the optimizer's parameters, called after gradients are exchanged and
-                averaged. Defaults to clipping by ``gradient_clip_val`` of ``pl.Trainer``.
+            clip_grads: a function of the list of the optimizer's parameters, called after gradients are all-reduced.
+                Defaults to clipping by ``gradient_clip_val`` of ``pl.Trainer``.
             auto_zero_grads: zero the gradients after the step.
             scaler: step through this gradient scaler.
             backward_passes_per_step: accepted as in Determined 0.13, but ignored; see ``wrap_optimizer``.
@@ -428,7 +428,7 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
         return move(self.device, self._warned_types, data)
 
     def batch_mover(self) -> Callable[[Any], Any]:
-        """Return the function that moves each batch of a run: an overridden :meth:`to_device`, or a faster equal."""
+        """Return the function that moves each batch of a run: an override of :meth:`to_device`, or a faster one."""
         if getattr(self.to_device, "__func__", None) is not PyTorchTrialContext.to_device:
             return self.to_device
         return functools.partial(move, self.device, self._warned_types)
@@ -459,7 +459,7 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
 
 
 def _explain_loss(error: RuntimeError, loss: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    """Put a sentence before torch's error about a loss that cannot have gradients."""
+    """Explain torch's error about a loss without gradients in a sentence before it."""
     if not loss.requires_grad:
         problem = "the loss has no graph: it was detached, made under torch.no_grad(), or does not depend on a weight"
     elif loss.dim() > 0 and loss.numel() > 1 and gradient is None:

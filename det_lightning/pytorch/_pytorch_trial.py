@@ -119,7 +119,7 @@ class PyTorchTrial(abc.ABC):
 
 
 class ExternalStateTrial(PyTorchTrial):
-    """A trial that trains with another library, wraps nothing, and keeps the weights as files in checkpoints.
+    """A trial that another library trains: it wraps nothing, and its weights are files of the checkpoints.
 
     Attributes:
         trial_type: the entry in ``load_data.json``.
@@ -159,7 +159,7 @@ def require_trial_class(call: str, trial_class: Any) -> None:
 def build_trial(
     trial_class: Callable[..., Any], context: PyTorchTrialContext, trial_kwargs: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return a trial; a TypeError names the missing arguments of the class, or the hyperparameters that are texts."""
+    """Build a trial; a TypeError names arguments that its class misses, or hyperparameters that are text."""
     arguments = {} if trial_kwargs is None else trial_kwargs
     require(isinstance(arguments, Mapping), "trial_kwargs=", "a dict of arguments after the context", arguments)
     try:
@@ -266,7 +266,7 @@ def original_trial(trial: PyTorchTrial) -> PyTorchTrial:
 
 
 def interface_mistakes(trial: PyTorchTrial) -> list[str]:
-    """Return a list with the mistake of a trial that takes a ``model`` but fits neither interface; else empty."""
+    """Return the mistakes of a trial that takes a ``model`` but fits neither interface."""
     if isinstance(trial, LegacyTrialAdapter):
         return []
     parameter = _get_parameters(type(trial)).get("model")

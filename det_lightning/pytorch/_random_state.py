@@ -92,7 +92,7 @@ def restore_rng(state: dict[str, Any], device: torch.device | None = None) -> No
 
 
 def require_rng(state: Any, source: str, *, without_torch: bool = False) -> None:
-    """Raise an error with all mistakes unless :func:`restore_rng` can use a state; no global generator is changed.
+    """Raise an error that names every mistake in a state for :func:`restore_rng`; no global generator is changed.
 
     With ``without_torch``, torch's generator is not checked. :func:`restore_rng` checks the state of a GPU.
     """
@@ -164,12 +164,12 @@ def isolated_rng() -> Iterator[None]:
 
 
 def _get_attributes(sampler: Any) -> dict[str, Any]:
-    """Return the attributes of a sampler; none for a list, since torch accepts any iterable."""
+    """Return the attributes of a sampler; a list, which torch accepts as a sampler, has none."""
     return getattr(sampler, "__dict__", {})
 
 
 def _is_sampler_name(name: Any) -> bool:
-    """Return whether an attribute of this name is a sampler, whatever its type: torch accepts any iterable."""
+    """Return whether an attribute of this name holds a sampler, which may be any iterable."""
     return str(name).lstrip("_") in ("sampler", "batch_sampler")
 
 
@@ -192,7 +192,7 @@ def copy_sampling(loader: Any) -> Any:
 
 
 def _copy_part(part: Any, made: dict[int, Any], is_sampler: bool = False) -> Any:
-    """Return a copy of a sampler, of a generator, or of a container of these; ``made`` has all copies by the id."""
+    """Return a copy of a sampler, a generator, or a container of these; ``made`` has copies by the original's id."""
     if id(part) in made or not (is_sampler or isinstance(part, _COPIED)):
         return made.get(id(part), part)
     made[id(part)] = copied = copy.deepcopy(part) if isinstance(part, GENERATORS) else copy.copy(part)
@@ -204,9 +204,9 @@ def _copy_part(part: Any, made: dict[int, Any], is_sampler: bool = False) -> Any
 
 
 class SamplerStates:
-    """The states of samplers, outer and wrapped: generators, and values changed since the sampler was built.
+    """The states of samplers and of those they wrap: generators, and attributes that changed since they were built.
 
-    An unchanged value, for example a batch size, is a setting of the trial, and a resumed run builds the setting anew.
+    An unchanged attribute, such as a batch size, is a setting of the trial: a resumed run sets it anew.
     """
 
     def __init__(self, *samplers: Any) -> None:
@@ -265,13 +265,13 @@ def _restore_attribute(sampler: Any, name: str, value: Any) -> None:
 
 
 class PassJournal:
-    """Remembers the beginnings of the latest passes over the training data, so that a resumed run repeats the order.
+    """Records how the latest passes over the training data began, so that a resumed run repeats their order.
 
     An entry has the number of the pass's ``first_batch``, counted over the whole run and all ranks, and the states
     before the first draw: ``rng`` of the global generators, and ``samplers``. From a checkpoint come ``recorded``, the
     result of :meth:`state_dict`, and ``resumed_at``, the training position of :meth:`positions`. ``keep`` passes are
-    remembered, because workers may be passes ahead of training. ``ranks`` batches, one for each rank when the training
-    began, make a global batch. ``ask_data`` returns the state of data that know their position before a batch.
+    kept, because workers may be passes ahead of training. ``ranks`` batches, one for each rank when the training began,
+    make a global batch. ``ask_data`` returns the state of data that know their position before a batch.
     """
 
     ranks = 1
@@ -301,7 +301,7 @@ class PassJournal:
         del self._starts[: -self.keep]
 
     def forget(self) -> None:
-        """Drop all that was recorded before: the batches have another size now."""
+        """Drop all that was recorded: the size of the batches has changed."""
         self.recorded, self.resumed_at, self._starts = [], {}, []
 
     def state_dict(self, batches_trained: int) -> list[dict[str, Any]]:
@@ -313,7 +313,7 @@ class PassJournal:
     def positions(self, batches_trained: int = 0) -> dict[str, Any]:
         """Return the positions of the loaders: states of samplers, and in training the number of ``drawn`` batches.
 
-        Training data that know their position have a state, as ``data``.
+        Training data that know their position add their state as ``data``.
         """
         training = self.resumed_at
         if self._numbers is not None or not training:  # otherwise nothing was drawn again yet

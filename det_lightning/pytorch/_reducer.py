@@ -245,7 +245,7 @@ class ReducerRegistry:
 
     @property
     def reduces_training(self) -> bool:
-        """Whether there is a reducer for the metrics of training."""
+        """Whether any reducer is for training metrics."""
         return any(registration.training for registration in self._registrations)
 
     def reduce_metrics(self, for_training: bool, allgather_fn: AllGather | None = None) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class ReducerRegistry:
         return _combine(due, (allgather_fn or self._allgather)(_contributions(due))) if due else {}
 
     def reduce_on_chief(self, gather: Callable[[Any], list[Any] | None]) -> dict[str, Any] | None:
-        """Return the metrics of all reducers where ``gather`` returns a list of all ranks' values; else None."""
+        """Return the metrics of all reducers on the rank where ``gather`` returns all ranks' values; None elsewhere."""
         if not self._registrations:
             return None
         per_rank = gather(_contributions(self._registrations))

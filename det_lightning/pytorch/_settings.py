@@ -40,7 +40,7 @@ class RunConfiguration:
 
     @classmethod
     def of_call(cls, exp_conf: ExpConf | None, hparams: dict[str, Any] | None) -> RunConfiguration:
-        """Return the configuration given to a call, maybe none.
+        """Return the configuration given to a call, if any.
 
         ``hparams`` default to the configuration's, with the middle of each range.
 
@@ -76,7 +76,7 @@ class RunConfiguration:
         return cls(task.config, hparams, settings, source="`hyperparameters` of the experiment's configuration")
 
     def complete(self, **said: Any) -> dict[str, Any]:
-        """Return the arguments of a call, with values of the configuration for None, without those that stay None.
+        """Return the arguments of a call, completed by the configuration; those that are still None are left out.
 
         Raise a ValueError if the configuration gives a length in records, and there is no ``global_batch_size``.
         """
@@ -90,9 +90,9 @@ class RunConfiguration:
         return {name: value for name, value in found.items() if value is not None}
 
     def report(self, call: str, idle: Collection[str] = (), read: Collection[str] = ()) -> None:
-        """Log, once, the notes from reading a call's configuration, and the fields without effect.
+        """Log, once, the notes on a call's configuration and its fields without effect.
 
-        The call ignores the ``idle`` sections too; the trial reads the fields ``read``.
+        The call also ignores the sections ``idle``; the trial reads the fields ``read``.
         """
         if self.given is None:
             return
@@ -178,14 +178,14 @@ class TrialSettings:
         return self.per_slot_batch_size
 
     def explain_missing(self, name: str) -> str:
-        """Return a sentence about a missing hyperparameter, with those that may be meant."""
+        """Return a sentence about a missing hyperparameter that names similar ones."""
         hint = suggest(name, self.hparams or {})
         return f"There is no hyperparameter {name!r} in {self.configuration.source}{hint or '.'}"
 
     def to_plain(self, losses: list[str] | None = None) -> dict[str, Any]:
         """Return ``hparams`` and ``experiment_config`` as JSON values without secrets; None for a missing dict.
 
-        Values that JSON cannot hold are left out, and ``losses`` gets notes about these.
+        Values that JSON cannot hold are left out and noted in ``losses``.
         """
         given = {"hparams": self.hparams, "experiment_config": self.exp_conf}
         with contextlib.suppress(TypeError, ValueError, RecursionError):
@@ -234,7 +234,7 @@ class SettingsLookups:
         return self.settings.exp_conf
 
     def get_data_config(self) -> dict[str, Any]:
-        """Return the ``data`` section, maybe empty, of the configuration; raise a ValueError if there is none."""
+        """Return the configuration's ``data`` section, maybe empty; raise a ValueError without a configuration."""
         data: dict[str, Any] = self.get_experiment_config().get("data", {})
         return data
 

@@ -226,7 +226,7 @@ class Trainer:
             CheckpointError: ``latest_checkpoint`` is missing, torn, unsafe, or from another trial; or a checkpoint
                 cannot be written, or has vanished by the end.
             Preempted: the process was asked to end, and the run is saved.
-            KeyboardInterrupt: on Ctrl-C, with one line about the saved checkpoint and without a traceback.
+            KeyboardInterrupt: on Ctrl-C, with one line about the saved checkpoint and no traceback.
         """
         refuse_texts("fit()", test_mode=test_mode, trusted=trusted, step_zero_validation=step_zero_validation)
         configuration = self._context.settings.configuration
@@ -348,7 +348,7 @@ def choose_callback(
 ) -> DeterminedCheckpoint:
     """Return the callback that writes the checkpoints: ``given``, or a new callback by the call and the configuration.
 
-    The call, the configuration, and the ``names`` of the experiment and the job fill gaps of ``given``.
+    What ``given`` leaves open comes from the call, the configuration, and the ``names`` of the experiment and the job.
     """
     if given is None:
         given = DeterminedCheckpoint()
@@ -366,7 +366,7 @@ def _find_for_try(
     storage: Any,
     latest: str | os.PathLike[str] | None,
 ) -> str | os.PathLike[str] | None:
-    """Return the path of a checkpoint in the storage that a script names, which a try does not write to."""
+    """Return the path of a checkpoint in the script's own storage, which a smoke run reads but does not write to."""
     if latest is None or latest == "last":
         return latest
     where = {"checkpoint_storage": storage, "checkpoint_policy": None, "checkpoint_period": None}

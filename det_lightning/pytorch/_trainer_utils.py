@@ -9,7 +9,7 @@ __all__ = ["Batch", "Epoch", "TrainUnit", "_ShouldExit", "_TrainBoundaryType"]
 
 
 class _TrainBoundaryType(enum.Enum):
-    """The kinds of boundaries after a batch, for scripts that compare with Determined's; the engine uses none."""
+    """The kinds of boundaries after a batch, for scripts that import the name; the engine does not use it."""
 
     CHECKPOINT = "CHECKPOINT"
     REPORT = "REPORT"

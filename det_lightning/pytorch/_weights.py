@@ -57,9 +57,9 @@ def collect_resume_state(
     settings: dict[str, Any],
     has_validated: bool,
 ) -> ResumeState:
-    """Return the content of ``resume.pth``. All ranks call together, each with its random state, journal and positions.
+    """Return the content of ``resume.pth``. All ranks call this, each with its random state, journal and positions.
 
-    On ranks other than the chief, the result lacks the values that differ from rank to rank.
+    Only the chief's result has the values that differ from rank to rank.
     """
     distributed = context.distributed
     states = context.backend.states
@@ -150,7 +150,7 @@ def _have_same_types(context: PyTorchTrialContext, state: dict[str, Any]) -> boo
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Undo the conversion of a loaded state to the types of the parameters, which torch makes and which may round."""
+    """Undo torch's conversion of a loaded state to the types of the parameters, which may round."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     keys = [key for group in saved["param_groups"] for key in group["params"]]
     for parameter, key in zip(parameters, keys, strict=True):
@@ -254,7 +254,7 @@ def _raise_if_any(mismatches: list[str], source: str, trial_class: str | None) -
 
 @contextlib.contextmanager
 def _explain_misfits(what: str) -> Iterator[None]:
-    """Turn errors of loading a state into an InvalidCheckpointException that names the state."""
+    """Raise errors of loading a state as an InvalidCheckpointException that names the state."""
     try:
         yield
     except errors.CheckpointError:

@@ -143,14 +143,14 @@ class WrappedParts:
             self._require_same(f"trains {has}, {len(self.lr_schedulers)} scheduler(s)")
 
     def _require_same(self, does: str) -> None:
-        """Raise, on every rank, if the ranks do different things now, since a rank could wait forever.
+        """Raise, on every rank, if the ranks are about to do different things, so that one would wait forever.
 
         A rank at another point in the program may have sent anything.
         """
         found = self._distributed.allgather(does)
         if any(type(theirs) is not str or theirs != does for theirs in found):
             each = "; ".join(f"rank {rank} {theirs!s:.200}" for rank, theirs in enumerate(found))
-            raise errors.InvalidExperimentException(f"The ranks do not do the same: {each}. {_WAY_OUT}")
+            raise errors.InvalidExperimentException(f"The ranks have diverged: {each}. {_WAY_OUT}")
 
 
 def get_only(wrapped: list[_T], what: str) -> _T:
@@ -165,7 +165,7 @@ def get_only(wrapped: list[_T], what: str) -> _T:
 
 @dataclasses.dataclass
 class UpdateHooks:
-    """Functions to call in a context's ``backward`` and ``step_optimizer``, added by a run."""
+    """Functions that a run adds to a context's ``backward`` and ``step_optimizer``."""
 
     #: Called with the loss, as passed by the trial.
     before_backward: list[Callable[[torch.Tensor], Any]] = dataclasses.field(default_factory=list)
@@ -181,7 +181,7 @@ class UpdateHooks:
     before_zero_grad: _OptimizerHooks = dataclasses.field(default_factory=list)
 
     def __reduce__(self) -> Any:
-        """Copy no hooks: the run belongs to the original context."""
+        """Leave the hooks out of copies: the run belongs to the original context."""
         return type(self), ()
 
     def clear(self) -> None:

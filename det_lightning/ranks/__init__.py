@@ -1,1 +1,1 @@
-"""How the processes of a run meet and talk: topology, store, exchange of objects, watching each other, signals."""
+"""How the processes of a run find each other, exchange objects, and notice signals and each other's end."""

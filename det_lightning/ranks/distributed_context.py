@@ -29,14 +29,14 @@ _DEFAULT_TIMEOUT_S = 1800.0
 
 
 class DistributedContext:
-    """The rank and size of a run, and gathering and broadcasting of Python objects over all processes.
+    """The rank of this process and the size of a run; gathers and broadcasts Python objects over its processes.
 
     Without arguments, this is the context of a single process. Otherwise all six numbers are needed, and creating the
     context waits for all ranks. No process group is needed, used or changed.
 
-    Objects may be of any size and any type that pickle knows; metrics, paths and states are meant, not gradients. All
-    ranks must call the same operations in the same order; an operation returns once all ranks have come. The ranks may
-    be processes or threads.
+    Objects may be of any size and any type that pickle knows; it is meant for metrics, paths and states, not for
+    gradients. All ranks must call the same operations in the same order; an operation returns once all ranks have come.
+    The ranks may be processes or threads.
 
     The objects travel as pickles through a key-value store (``torch.distributed.TCPStore``) between the processes of a
     run: as with ``torch.distributed``, whoever reaches the store's port can run code in the ranks, so on several nodes
@@ -62,8 +62,8 @@ class DistributedContext:
         topology: the six numbers together; each is an attribute too.
 
     Raises:
-        ValueError: some of the six numbers are missing, contradict each other or the numbers of other ranks, or the
-            port or the timeout cannot be used. The message names all mistakes.
+        ValueError: some of the six numbers are missing, contradict each other or the numbers of other ranks, or or or
+            the port or the timeout cannot be used. The message names all mistakes.
         AssertionError: there are several nodes, but no ``chief_ip``.
         RuntimeError: the other ranks could not be reached, or did not come in time. The message names the ranks.
 
@@ -239,17 +239,17 @@ class DistributedContext:
             self._session.fail(error)
 
     def give_up(self, error: errors.InvalidHP) -> None:
-        """Tell the other ranks that this rank gives up on the hyperparameters; all ranks end."""
+        """Tell the other ranks that this rank gives up on the hyperparameters, which ends all ranks."""
         if self._session is not None:
             self._session.give_up(error)
 
     @property
     def given_up(self) -> str:
-        """Another rank that gave up on the hyperparameters, with the reason; empty if none is known of."""
+        """Which other rank gave up on the hyperparameters, and why; empty if none is known."""
         return "" if self._session is None else self._session.watch.gave_up
 
     def meet(self, timeout_s: float, reason: str) -> bool:
-        """Return whether all ranks call this within ``timeout_s``; if not, :meth:`close`, for a ``reason``."""
+        """Return whether all ranks call this within ``timeout_s``; if not, :meth:`close` with a ``reason``."""
         if self._all is None:
             return True
         all_came = self._all.meet(timeout_s, reason)

@@ -1,8 +1,8 @@
 """Exchanges of Python objects among a group of ranks, over the store of a session.
 
-The object collectives of a process group would not do: if a rank is missing, has left, or calls another operation, such
-a collective waits for the timeout of the group and names no rank. Also, object collectives must not interleave with the
-collectives of a backward pass. The engine waits for tensor collectives here, too: the store knows of failed ranks.
+The object collectives of a process group will not do: if a rank is missing, has left, or calls another operation, they
+wait for the group's timeout and name no rank. Also, object collectives must not interleave with the collectives of a
+backward pass. The engine waits for tensor collectives here, too: the store knows of failed ranks.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Exchange:
     def _poll(
         self, operation: str, ask: Callable[[], _T], look_around: Callable[[], object], timeout_s: float
     ) -> _T | None:
-        """Return the first true answer of ``ask``, and call ``look_around`` now and then until that comes.
+        """Call ``ask`` until it returns something true, and return that; call ``look_around`` now and then.
 
         Return None if the time is up but the last rank has come after all; raise a RuntimeError if a rank is missing.
         """
@@ -195,7 +195,7 @@ class Exchange:
         return answer
 
     def _look_at_others(self, operation: str) -> None:
-        """Announce that this rank waits; raise if a rank has left or exchanges something else."""
+        """Announce that this rank is waiting; raise if a rank has left or calls another operation."""
         if self._round not in self._announced_rounds:
             self._store.append(self._key("each"), pickle.dumps((self._index, operation, 0, b"")))
             self._announced_rounds.append(self._round)
@@ -251,7 +251,7 @@ class Exchange:
             raise RuntimeError(f"All ranks must call the same operation; got {calls}.")
 
     def _release(self, contributions: list[Contribution]) -> None:
-        """Count this rank as a reader of the large objects; the last reader deletes the objects."""
+        """Count this rank as a reader of the large objects; the last reader deletes them."""
         keys = [key for found in contributions for key in self._part_keys(found)]
         if keys and self._store.add(self._key("read"), 1) == len(self._members):
             for key in [*keys, self._key("read")]:

@@ -1,4 +1,4 @@
-"""The session of the ranks of a run: the rendezvous at a store, common keys, the end of each rank, and its watch."""
+"""The session of a run's ranks: their rendezvous at a store, the end of each, and the watch over their progress."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def name_ranks(ranks: Collection[int]) -> str:
 
 
 class ProgressWatch:
-    """A thread that watches the thread that created it, while that exchanges objects or works on batches.
+    """A thread that watches its creating thread while that exchanges objects or works on batches.
 
     Progress is another batch or another exchange. After a period without progress, the watch logs the stack; the next
     time, after at least twice as long. If another rank gave up on the hyperparameters and left, the watch ends this
@@ -115,7 +115,7 @@ class ProgressWatch:
             self._look()
 
     def _look(self) -> None:
-        """Log the stack, or end the process, after a period without progress; a reason to end begins another period."""
+        """Log the stack after a period without progress, or end the process; a new reason restarts the period."""
         now = time.monotonic()
         progress = self.describe_progress()
         seen = (self.exchanges, progress, self._ends)

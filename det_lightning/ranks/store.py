@@ -23,7 +23,7 @@ _REQUEST_TIMEOUT = timedelta(seconds=30)
 
 
 class Store(Protocol):
-    """The used part of ``torch.distributed.Store``, with bytes as values, unlike torch's own types."""
+    """The part of ``torch.distributed.Store`` in use, typed with bytes as values, which torch's annotations lack."""
 
     def set(self, key: str, value: bytes) -> None: ...
     def append(self, key: str, value: bytes) -> None: ...
@@ -71,10 +71,11 @@ def find_store(topology: ProcessTopology, chief_ip: str | None, port: int | None
 
 
 def pauses(timeout_s: float, longest_s: float = LONGEST_PAUSE_S) -> Iterator[float]:
-    """Yield the passed seconds, and sleep after each yield, until the time is up.
+    """Yield the seconds passed, sleeping after each, until the time is up.
 
-    Ranks poll the store, because signals do not interrupt the store's own ``wait``, and a timeout logs warnings. The
-    wait is at most an eighth longer than needed, and by at most ``longest_s``: 20 requests of 0.1 ms a second.
+    Ranks poll the store, because signals do not interrupt the store's own ``wait``, and a timeout logs warnings. A wait
+    is at most an eighth longer than needed, and at most ``longest_s`` longer, which costs 20 requests of 0.1 ms a
+    second.
     """
     started = time.monotonic()
     while (passed := time.monotonic() - started) < timeout_s:

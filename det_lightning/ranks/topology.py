@@ -45,7 +45,7 @@ class NotLaunched(ValueError, KeyError):
 
 @dataclasses.dataclass(frozen=True)
 class ProcessTopology:
-    """The position of a process among the processes of a run; the defaults are for a single process."""
+    """The position of a process in a run; the defaults are those of a single process."""
 
     rank: int = 0
     size: int = 1
@@ -56,7 +56,7 @@ class ProcessTopology:
 
 
 def validate_topology(numbers: tuple[int | None, ...], timeout_s: float) -> ProcessTopology:
-    """Return the topology with the numbers, in the order of the fields, or of a single process if all are None.
+    """Return the topology with these numbers, in the order of the fields; if all are None, that of a single process.
 
     An error names all mistakes.
     """

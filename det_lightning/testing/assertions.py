@@ -24,7 +24,7 @@ _HOOKS = ("on_training_epoch_start", "on_training_epoch_end", "on_training_workl
 
 @dataclasses.dataclass(frozen=True)
 class TrainedTrial:
-    """A finished training with the results, as :func:`run_trial` returns.
+    """A finished training and its results, returned by :func:`run_trial`.
 
     Attributes:
         run: all observations, for :func:`assert_same_training`.
@@ -59,7 +59,7 @@ class TrainedTrial:
 
     @property
     def events(self) -> list[str]:
-        """The names of called hooks in order; batches and validations are ``"batch"`` and ``"validation"``."""
+        """The hooks in the order of their calls; batches and validations are ``"batch"`` and ``"validation"``."""
         names = {"batch_start": "batch", "validation": "validation", **{hook: hook for hook in _HOOKS}}
         labels = (event.get("name", event["event"]) for event in self.run.record.events)
         return [names[label] for label in labels if label in names]
@@ -125,7 +125,7 @@ def assert_same_training(one: TrainedTrial, other: TrainedTrial) -> None:
     """Assert that two trainings are equal to the bit: data, metrics, learning rates, weights, events and final state.
 
     Raises:
-        AssertionError: the trainings differ; the message names the first difference and the size.
+        AssertionError: the trainings differ; the message names the first difference and its size.
 
     Example:
         >>> from det_lightning.testing import assert_same_training, run_trial
@@ -150,7 +150,7 @@ def assert_resumes(
     batches: int = 12,
     seed: int = 0,
 ) -> None:
-    """Assert that a trial ends the same after a stop and a resume, at boundaries of every kind.
+    """Assert that a trial ends the same if stopped and resumed, at boundaries of every kind.
 
     The arguments are as in :func:`run_trial`; ``batches`` must be at least 6.
 

@@ -29,7 +29,7 @@ _NEED_A_TRIAL = ("config", "hparams", "kwargs", "reference", "record", "checkpoi
 
 @dataclasses.dataclass(frozen=True)
 class TrialOptions:
-    """A trial with the settings of the checks."""
+    """The trial to check, and the settings of the checks."""
 
     spec: str  # "module:Class" or "path/to/file.py:Class"
     directory: Path  # the directory of the module; paths are relative to it

@@ -80,7 +80,7 @@ def trial_run() -> Callable[..., Any]:
 
 
 class _Terminated(BaseException):
-    """SIGTERM was received. Neither a trial nor a check catches a BaseException as an error of the trial."""
+    """SIGTERM was received. A BaseException, so that neither trial nor check catches it as an error of the trial."""
 
 
 @contextlib.contextmanager
@@ -171,7 +171,7 @@ class TrialSession:
 
     @functools.cached_property
     def _runs(self) -> TrialRuns:
-        """The runs, whose module imports torch; the controller of pytest-xdist needs no torch."""
+        """The runs. Their module imports torch, which the controller of pytest-xdist does not need."""
         with warnings.catch_warnings():
             # Warnings from importing Lightning and others are not errors of the trial, whatever -W says.
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""A budget of processor time, unaffected by other work of the machine. Imports nothing slow."""
+"""A budget of processor time, which other work on the machine does not use up. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PROGRESS_S = 0.04
 
 
 class _Spent(BaseException):
-    """The budget is spent. Neither a trial nor a check catches a BaseException as an error of the trial."""
+    """The budget is spent. It is a BaseException, so that no trial and no check catches it as an error of the trial."""
 
 
 def describe_budget(what: str, seconds: float) -> str:
-    """Return the reason why a check was given up, and the remedy."""
+    """Explain why a check was given up, and the remedy."""
     return f"{what} used {seconds:g} s of processor time; train fewer batches, with --trial-batches, or a smaller model"
 
 
@@ -36,7 +36,7 @@ class Stuck(Exception):
 
 
 class ProcessorMeter:
-    """Watches the processor time of other processes, since the clock says little on a busy machine."""
+    """Watches the processor time of other processes; on a busy machine the clock says little."""
 
     def __init__(self, pids: Sequence[int], what: str, budget_s: float = BUDGET_S) -> None:
         self._pids = pids
@@ -46,7 +46,7 @@ class ProcessorMeter:
         self._started = self._last_use = time.monotonic()
 
     def check(self) -> None:
-        """Raise NotCompared once the processes exceed their budget, and Stuck once all processes wait for long."""
+        """Raise NotCompared once the processes exceed their budget, and Stuck once all have waited for long."""
         used = sum(map(self._seconds, self._pids))
         if used > self._budget_s * len(self._pids):
             raise NotCompared(describe_budget(self._what, used))
@@ -58,7 +58,7 @@ class ProcessorMeter:
             raise Stuck(f"For {_IDLE_S} s none of the processes did anything: they wait for each other.")
 
     def _seconds(self, pid: int) -> float:
-        """Return the processor time of a process, or the clock's where the system does not tell; 0 if it has ended."""
+        """Return the processor time of a process, or elapsed time where the system does not tell; 0 if it has ended."""
         if not Path("/proc/self/stat").exists():
             return time.monotonic() - self._started
         with contextlib.suppress(OSError):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Recorder of a Determined trial: trains a few batches, and writes all observations to one JSON file.
+"""Records the training of a Determined trial: trains a few batches, and writes what it observes to a JSON file.
 
-Copy this file into the environment whose training is the reference. The recorder needs nothing but ``determined``
+Copy this file to the environment whose training is the reference. The recorder needs nothing but ``determined``
 (0.21 or later) and runs on Python 3.8::
 
     python recorder.py model_def:MyTrial --config const.yaml --hparams '{"lr": 0.1}' --batches 20 --output ref.json
 
-The exit status is 0, or 2 if nothing could be recorded. An error of the trial in training becomes part of the record. A
+The exit status is 0, or 2 if nothing could be recorded. An error in training becomes part of the record. A
 trial that imports ``det_lightning`` gets ``determined`` under this name.
 
 Numbers are exact; NaN and Infinity, which JSON lacks, have Python's spelling.
@@ -133,7 +133,7 @@ def _digest(data: bytes) -> str:
 
 
 def random_states() -> dict[str, str]:
-    """Return a digest of the state of each global random generator."""
+    """Return a digest of each global random generator's state."""
     import numpy as np
     import torch
 
@@ -159,7 +159,7 @@ class TrainingLog:
         self._gradients: dict[str, float] = {}
 
     def begin(self, trial: Any, context: Any) -> None:
-        """Note the trial and its context, before the constructor of the trial runs."""
+        """Note the trial and its context before the trial's constructor runs."""
         self.trial = trial
         self.context = context
 
@@ -167,7 +167,7 @@ class TrainingLog:
         self.events.append({"event": event, "batch": self.batches, **fields})
 
     def hook(self, name: str, arguments: dict[str, Any], given: Sequence[Any]) -> None:
-        """Record the call of a hook: ``arguments`` are the chosen facts about the arguments ``given``."""
+        """Record the call of a hook, with the facts ``arguments`` about the arguments ``given``."""
         if name == "on_trial_startup":
             self.batches = given[0]
         self.add("callback", name=name, arguments=arguments)
@@ -204,7 +204,7 @@ class TrainingLog:
         self.add("end", weights=self.weights(trial), learning_rates=rates, callbacks=states, random=random_states())
 
     def weights(self, trial: Any) -> dict[str, Any]:
-        """Describe the parameters and buffers of all models; only changed tensors are measured again."""
+        """Describe the parameters and buffers of all models; only tensors that changed are measured again."""
         for prefix, model in find_models(trial).items():
             for name, value in model.state_dict().items():
                 array, _ = as_array(value)
@@ -341,7 +341,7 @@ def train(
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
-    """Return an error in the form of a record, without the frames of this file."""
+    """Return an error as it is recorded, without the frames of this file."""
     if isinstance(error, SystemExit):  # Determined turns some errors, such as InvalidHP, into the end of the process
         error = error.__context__ or error
     frames = traceback.extract_tb(error.__traceback__)
@@ -395,7 +395,7 @@ def make_record(
 
 
 class CannotRecord(Exception):
-    """There is nothing to train; the message says why."""
+    """There is nothing to train, for the reason in the message."""
 
 
 class _DeterminedAsDetLightning(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -24,7 +24,7 @@ def write_report(
 ) -> None:
     """Write the report, replacing an existing file.
 
-    ``records`` are the ``"reference"`` of the real determined and ``"ours"``, as far as recorded, with their first
+    ``records`` are ``"reference"``, from the real determined, and ``"ours"``, as far as recorded, with their first
     ``difference``; ``command`` is the command line that made the report.
     """
     environments = {side: record.environment for side, record in records.items()}
@@ -68,7 +68,7 @@ def _make_charts(records: Mapping[str, TrainingRecord], found: Difference | None
 
 
 def summarize_distance(one: Mapping[int, float], other: Mapping[int, float]) -> str:
-    """Return a sentence on the largest distance between two curves, given as values by batch."""
+    """Describe the largest distance between two curves, given as values by batch."""
     apart = {batch: distance(one[batch], other[batch]) for batch in sorted(one.keys() & other.keys())}
     worst = max(apart, key=apart.__getitem__, default=None)
     if worst is None or apart[worst] == 0:

@@ -80,7 +80,7 @@ def test_run_does_not_wait_for_cleaning(tmp_path: Path) -> None:
 def test_failed_cleaning_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / ".det_lightning").symlink_to(tmp_path)
     clean(CheckpointStorage(tmp_path))
-    assert f"The files of killed runs in {tmp_path} cannot be removed" in caplog.text
+    assert f"What killed runs left in {tmp_path} cannot be removed" in caplog.text
 
 
 def test_default_storage_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -250,7 +250,7 @@ def test_a_batch_under_way_has_no_state(make: Callable[[], Any], tmp_path: Path,
     on_exception = pl.callbacks.OnExceptionCheckpoint(str(tmp_path), "failed")
     with pytest.raises(OSError, match="not trained"):
         fit(make, trial=FailingTrial, max_epochs=2, callbacks=[on_exception])
-    assert "A batch was under way: the checkpoint is without the state of the training data" in caplog.text
+    assert "The checkpoint lacks the state of the training data" in caplog.text
     fit(make, tmp_path / "failed.ckpt", max_epochs=2)
     assert "no position of the training data" in caplog.text
 
@@ -332,7 +332,7 @@ def test_old_checkpoints_resume_as_before(tmp_path: Path, caplog: Any) -> None:
 
 def test_states_of_workers_are_out_of_reach(tmp_path: Path, caplog: Any) -> None:
     fit(lambda: of_torch(Stream(), num_workers=1), max_steps=2).save_checkpoint(tmp_path / "saved.ckpt")
-    assert "Stream has a state_dict(), which no checkpoint holds" in caplog.text
+    assert "Stream has a state_dict(), which checkpoints cannot hold" in caplog.text
     assert "Use torchdata's StatefulDataLoader, or num_workers=0" in caplog.text
 
 

@@ -198,4 +198,4 @@ def test_empty_validation_data(batches: int, tmp_path: Path, caplog: pytest.LogC
             )
 
     Trained(Trial, tmp_path, 1)
-    assert ("No batch was validated" in caplog.text) is (batches == 0)
+    assert ("validated no batch" in caplog.text) is (batches == 0)

@@ -97,7 +97,7 @@ def test_resume_believes_the_storage(tmp_path: Path) -> None:
     resume = ("experiment", "resume", experiment, "--retry-failed")
     error = run(*resume, ends_with=2, is_warm=True).stderr
     assert f"{checkpoints} does not exist, but trial 1 has written checkpoints there" in error
-    assert "After a remedy, resume with: " in error
+    assert "Once fixed, resume with: " in error
     (tmp_path / "elsewhere").rename(checkpoints)
     run(*resume, is_warm=True)
     assert begins(experiment) == [0, 1]

@@ -198,7 +198,7 @@ def test_hook_runs_unless_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     hook.write_text("touch hooked  # det-lightning: ok\n")
     assert "startup-hook.sh runs before each trial, here without a container" in run(*arguments).stderr
     hook.write_text("touch hooked\n")
-    assert "startup-hook.sh is left out of this try" in run(*arguments, "--try", ends_with=1).stderr
+    assert "startup-hook.sh is skipped in this smoke run" in run(*arguments, "--try", ends_with=1).stderr
     kept = {path.parents[1].name for path in tmp_path.glob("small-*/code/startup-hook.sh")}
     assert kept == {"small-1", "small-3"}
 

@@ -152,7 +152,7 @@ def test_try_validates_all_or_says_so(most: int, is_cut: bool, tmp_path: Path) -
     (tmp_path / "project" / "whole.py").write_text(WHOLE.replace("= MOST", f"= {most}"))
     experiment = run_experiment(tmp_path, "--try", entrypoint="whole:Whole")
     assert len(events_of(experiment, "validation")) == (not is_cut)
-    said = "This try left out the validation after its first 10 batches: there are no metrics."
+    said = "This smoke run ended the validation after its first 10 batches: there are no metrics."
     assert [event["text"] for event in events_of(experiment, "message")] == [said] * is_cut
     assert len(events_of(experiment, "checkpoint")) == 1
 

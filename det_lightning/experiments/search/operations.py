@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class ExitReason(str, enum.Enum):
-    """Why a trial ended for good, with no restarts left or needed; the first three are also ends of experiments.
+    """Why a trial ended for good. The first three are also ends of experiments.
 
-    The values are Determined's terms for states, where Determined has one.
+    The values are Determined's names of states, where it has one.
     """
 
     COMPLETED = "COMPLETED"
@@ -68,7 +68,7 @@ MOST_AT_ONCE = 100_000
 
 
 class TrialFactory:
-    """Creates the trials of a search from one generator: trial k is the same whenever created."""
+    """Creates the trials of a search from one generator: trial k is the same whenever it is created."""
 
     def __init__(self, space: SearchSpace, experiment_seed: int) -> None:
         self._space = space
@@ -86,5 +86,5 @@ class TrialFactory:
 
 
 def most_replaced(max_trials: int) -> int:
-    """Return how many trials with invalid hyperparameters are replaced, so that a hopeless search ends."""
+    """Return how many trials with invalid hyperparameters are replaced at most, so that a hopeless search ends."""
     return max(100, 10 * max_trials)

@@ -1,4 +1,4 @@
-"""Powers to the bit like Go's in Determined's master; C's ``pow`` differs in the last bit.
+"""Powers equal to the bit to Go's in Determined's master; C's ``pow`` differs in the last bit.
 
 Go squares repeatedly for the integral part of the exponent and uses ``exp`` and ``log`` for the rest. Go's ``log``
 comes from FreeBSD. Go's ``exp`` for x86-64 is a Taylor series, with fused multiply-adds where the processor has them.

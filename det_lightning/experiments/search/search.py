@@ -34,7 +34,7 @@ class Search:
     """Decides which trials to run and which to stop, as Determined 0.38.1 does.
 
     Call :meth:`initial` once, then report the events in order, and carry out the operations returned by each call. The
-    results depend only on the events so far. An unusable seed is a ValueError, and so is an event of an unknown trial.
+    results depend only on the events so far. An unusable seed and an event of an unknown trial raise a ValueError.
     """
 
     def __init__(self, searcher: Searcher, space: SearchSpace, experiment_seed: int) -> None:
@@ -77,7 +77,7 @@ class Search:
         return operations
 
     def trial_retried(self, trial_id: int) -> None:
-        """Count a failed trial as training again; trials created because of its failure stay."""
+        """Let a failed trial train again; trials created because of its failure stay."""
         self._find_method(trial_id).trial_retried(trial_id)
         self._exits.pop(trial_id, None)
         self._failed.discard(trial_id)
@@ -94,7 +94,7 @@ class Search:
 
 
 class SamplingSearch:
-    """Creates ``max_trials`` trials, a new trial after each end, whatever the reason.
+    """Creates ``max_trials`` trials, another one whenever one ends for any reason.
 
     With ``replace_invalid``, trials with invalid hyperparameters do not count.
     """
@@ -167,7 +167,7 @@ def count_full_trials(searcher: Searcher, space: SearchSpace) -> int | None:
 
 
 def count_most_trials(searcher: Searcher, space: SearchSpace) -> int:
-    """Return the largest possible number of trials, without replacements of invalid trials."""
+    """Return the largest possible number of trials, not counting replacements of invalid ones."""
     if searcher.name == "single" or searcher.name == "random" or searcher.name == "grid":
         return count_full_trials(searcher, space) or 0
     return sum(bracket.max_trials for bracket in make_brackets(searcher))

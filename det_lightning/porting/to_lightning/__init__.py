@@ -1,4 +1,4 @@
-"""Rewriting a trial as a LightningModule without any need of det_lightning."""
+"""Rewrites a trial as a LightningModule that does not need det_lightning."""
 
 from det_lightning.porting.to_lightning.writer import NoTrialError, Todo, WrittenModule, write_module
 

@@ -1,4 +1,4 @@
-"""Uses of a trial's context, rewritten to members of the module and of Lightning's trainer."""
+"""Rewrites uses of a trial's context to members of the module and of Lightning's trainer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rewrite_context(trial: Trial) -> None:
 
 
 def _is_read(file: ModuleFile, node: cst.Name | cst.Attribute) -> bool:
-    """Return whether an expression is used, and not the name of an attribute, argument or parameter, or assigned to."""
+    """Return whether an expression is read, not assigned to or the name of an attribute, argument or parameter."""
     parent = file.parent(node)
     if isinstance(parent, cst.Attribute | cst.Arg):
         return parent.value is node
@@ -144,7 +144,7 @@ def _rewrite_hparam(file: ModuleFile, call: cst.Call) -> None:
 
 
 def _rewrite_hparams(trial: Trial, call: cst.Call) -> None:
-    """Replace all hyperparameters, without those added for other settings."""
+    """Replace all hyperparameters except those added for other settings."""
     outer = trial.file.parent(call)
     settings = find_settings(trial)
     if not settings or isinstance(outer, cst.Subscript | cst.Attribute):

@@ -1,4 +1,4 @@
-"""Hooks of Lightning: new hooks for the module, and rewritten hooks of a trial's callbacks."""
+"""Writes the module's hooks, and rewrites a trial's callbacks as Lightning's."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def rewrite_build_callbacks(file: ModuleFile, method: cst.FunctionDef) -> None:
 
 
 def _clips(file: ModuleFile, callback: cst.BaseExpression) -> bool:
-    """Return whether a callback is a clipping callback of Determined, and note the replacement."""
+    """Return whether a callback is one of Determined's for clipping, and note its replacement."""
     if not isinstance(callback, cst.Call) or last_name(callback.func) not in _CLIPPING:
         return False
     positional = [given.value for given in callback.args if given.keyword is None]

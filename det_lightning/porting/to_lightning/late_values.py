@@ -1,4 +1,4 @@
-"""Values known to a context from the start, but to a LightningModule only with a trainer."""
+"""Values that a context knows from the start, and a LightningModule only once it has a trainer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH_SIZE = 'self.hparams["global_batch_size"]'
 
 @dataclasses.dataclass(frozen=True)
 class LateValue:
-    """An expression for use during training, and the replacement before training."""
+    """An expression to use during training, and what replaces it before."""
 
     text: str
     advice: str = "not known in __init__, when there is no trainer yet; move this to setup(), or later"

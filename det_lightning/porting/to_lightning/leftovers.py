@@ -1,4 +1,4 @@
-"""Comments at remaining uses of the context, after all other rewriting."""
+"""Marks the uses of the context that remain after all other rewriting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALSO_OF_OTHERS = {"distributed", "experimental", "lr_schedulers", "models", "op
 
 
 def mark_leftovers(file: ModuleFile, trial: Trial, module_name: str) -> None:
-    """Put a comment at each use of a context in a written file, unless there is a comment."""
+    """Put a comment at each remaining use of a context, unless it has one."""
     annotated = {
         re.sub(f"^{trial.definition.name.value}\\b", module_name, key)
         for key, parameter in _parameters(trial.file)

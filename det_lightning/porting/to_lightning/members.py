@@ -1,4 +1,4 @@
-"""Renaming the members of a trial with names reserved by Lightning."""
+"""Renames members of a trial whose names Lightning reserves."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rename_members(trial: Trial, names: dict[str, str]) -> None:
 
 
 def _is_that_of_context(trial: Trial, attribute: str) -> bool:
-    """Return whether ``self.device`` is ``context.device``, so that Lightning's attribute can replace it."""
+    """Return whether ``self.device`` is ``context.device``, which Lightning's attribute can replace."""
     values = [value for name, value in trial.assignments() if name == attribute]
     return bool(values) and all(
         isinstance(value, cst.Attribute) and value.attr.value == attribute and trial.is_context(value.value)

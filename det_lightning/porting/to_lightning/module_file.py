@@ -1,4 +1,4 @@
-"""The file of a trial, with methods to write statements and comments."""
+"""Edits the file of a trial statement by statement."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ModuleFile(PythonFile):
         return is_only_one or bool(self.text[first:start].strip()) or not (rest == "" or rest.startswith("#"))
 
     def dedent(self, node: cst.BaseExpression, outer: cst.BaseExpression) -> None:
-        """Move the lines of an expression left, to where an enclosing expression begins."""
+        """Dedent the lines of an expression to where the enclosing one begins."""
         texts = self.find(cst.SimpleString, cst.FormattedString, within=node)
         is_moved = self.line(node) != self.line(outer)
         if not is_moved or any(self.line(text) != self.end_line(text) for text in texts):

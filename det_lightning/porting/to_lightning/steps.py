@@ -216,7 +216,7 @@ def _training_log(file: ModuleFile, method: cst.FunctionDef, returned: cst.Retur
 
 
 def _tell_kind(file: ModuleFile, method: cst.FunctionDef, value: cst.BaseExpression) -> str:
-    """Return whether an expression is a dict of metrics or the tensor of a loss, if the code says so."""
+    """Return whether an expression is a dict of metrics or the tensor of a loss, if the code tells."""
     if is_by_name(value):
         return "dict"
     assigned = _find_values(file, method, value)

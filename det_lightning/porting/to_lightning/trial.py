@@ -1,7 +1,7 @@
 """The parts of a trial: context, methods, and wrapped models, optimizers and schedulers.
 
-A holder is an item of a list with the wrapped object: ``self.x`` for an attribute, ``*self.x`` for an attribute with
-several objects, ``*self.x.values()`` for an attribute with objects by name.
+A holder spells where a wrapped object is, as an item of a list: ``self.x`` for an attribute, ``*self.x`` for one that
+holds several objects, ``*self.x.values()`` for one that holds them by name.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Trial:
         return [node for node in found if attribute_of_self(node) == attribute]
 
     def _find_contexts(self) -> None:
-        """Find the variables and attributes with the context, also through other variables."""
+        """Find the variables and attributes that hold the context, also through other variables."""
         known = -1
         while (found := len(self._context_variables) + len(self.context_attributes)) > known:
             known = found
@@ -165,7 +165,7 @@ class Trial:
                 self._add_scheduler(Scheduler(holder, mode, frequency, every))
 
     def _add_scheduler(self, found: Scheduler) -> None:
-        """Note a scheduler, without its mode if an earlier call with the same holder says another."""
+        """Note a scheduler, without a mode if an earlier call with the same holder gives another."""
         known = next((one for one in self.schedulers if one.holder == found.holder), None)
         if known is None:
             self.schedulers.append(found)
@@ -173,7 +173,7 @@ class Trial:
             known.mode = ""
 
     def render_frequencies(self) -> None:
-        """Keep the rewritten frequencies of schedulers, before the wrapping calls are removed."""
+        """Keep the rewritten frequencies of schedulers before the wrapping calls are removed."""
         for scheduler in self.schedulers:
             if scheduler.frequency is not None:
                 scheduler.every = self.file.render(scheduler.frequency)
@@ -252,7 +252,7 @@ def is_by_name(value: cst.BaseExpression) -> bool:
 
 
 def _is_result(value: cst.BaseExpression, call: cst.Call) -> bool:
-    """Return whether an expression has the value of a call in some case."""
+    """Return whether an expression may have the value of a call."""
     if isinstance(value, cst.IfExp):
         return _is_result(value.body, call) or _is_result(value.orelse, call)
     return value is call

@@ -1,4 +1,4 @@
-"""Writing a trial's file as a file with a LightningModule; only code specific to Determined changes."""
+"""Writes a trial's file as one with a LightningModule, changing only what is specific to Determined."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _find_todos(text: str, texts: list[str]) -> list[Todo]:
 
 
 def _mark_settings(trial: Trial, aggregated_by: str) -> None:
-    """Mark differences of a module: aggregation over batches, and the workers of the loader."""
+    """Mark what differs in the module: aggregation over batches, and the loader's workers."""
     by = aggregated_by or ("this file" if "aggregation_frequency" in trial.file.text else "")
     for call in trial.context_calls("step_optimizer") if by else ():
         advice = "divide the gradients by that number of batches, step and zero on every such batch only"

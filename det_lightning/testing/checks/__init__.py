@@ -93,7 +93,7 @@ class NotCompared(Exception):
 
 
 class CheckFailed(AssertionError):
-    """The trial fails a check. Holds a message, the usual causes, likeliest first, and further findings."""
+    """The trial fails a check: a message, the usual causes (likeliest first), and further findings."""
 
     def __init__(self, message: str, *causes: str, details: Iterable[str] = ()) -> None:
         heading = ["Usual causes:"] if causes else []

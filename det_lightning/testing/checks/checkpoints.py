@@ -33,7 +33,7 @@ _WORDS = {"stateful": "object", "data": "dataset or sampler", "scheduler": "lear
 
 
 def is_complete(runs: TrialRuns) -> list[str]:
-    """Checkpoints hold all state that decides the training; missing state for messages only is a remark."""
+    """Checkpoints hold all state that affects training; missing state that only affects messages is a remark."""
     lost = find_lost_state(runs)
     difference = _resumes_differently(runs)
     essential = lost if difference else {n: why for n, why in lost.items() if why[1]}
@@ -56,7 +56,7 @@ def is_complete(runs: TrialRuns) -> list[str]:
 
 
 def _resumes_differently(runs: TrialRuns) -> str:
-    """Return how a resumed run fails or differs from the uninterrupted run, or an empty text."""
+    """Return how a resumed run fails or differs from the uninterrupted one; empty if it does not."""
     straight = runs.straight
     boundaries = (runs.boundaries.after_validation, runs.boundaries.epoch_end, runs.boundaries.mid_epoch)
     for batches in (batches for batches in boundaries if batches in straight.checkpoints):
@@ -102,7 +102,7 @@ def _require_safe(runs: TrialRuns, checkpoint: Path) -> None:
 
 
 def _resume_after_validation(runs: TrialRuns, straight: Run) -> tuple[int, Run]:
-    """Return the number of batches of the checkpoint after a validation, and the run resumed from there."""
+    """Return the position of the checkpoint after a validation, and the run resumed from it."""
     batches = runs.boundaries.after_validation
     if batches not in straight.checkpoints:
         raise NotCompared(f"the trial stopped after {straight.record.batches} batches, before its first checkpoint")
@@ -115,9 +115,9 @@ def _resume_after_validation(runs: TrialRuns, straight: Run) -> tuple[int, Run]:
 def find_lost_state(runs: TrialRuns) -> dict[str, Loss]:
     """Return a finding for each object that loses state over a resume, with the reason.
 
-    A value counts if both uninterrupted runs changed the value in the same way (the clock is no training state), if
-    the value differs after the resume, and if the resumed run reads the value before a write. If only the outermost
-    object is known to be read, the value must also still differ at the end. Raises NotCompared if a run failed.
+    A value counts if both uninterrupted runs changed it in the same way (unlike a clock), if it differs after the
+    resume, and if the resumed run reads it before writing it. If only its outermost object is known to be read, it must
+    also still differ at the end. Raises NotCompared if a run failed.
     """
     straight = runs.require(runs.straight)
     again = runs.require(runs.again)
@@ -164,7 +164,7 @@ def _matters(path: str, leaf: Leaf, straight: Run, resumed: Run) -> bool:
 
 
 def _relative_names(holder: Holder, paths: list[str]) -> list[str]:
-    """Return the paths below the holder, without the content of containers that are among them."""
+    """Return the paths below the holder, without what is inside a container that is itself among them."""
     names = dict.fromkeys(path.removeprefix(holder.path).lstrip(".") for path in paths)
     return [name for name in names if name == (first := re.split(r"[\[.(]", name)[0]) or first not in names]
 
@@ -184,7 +184,7 @@ def _describe_loss(holder: Holder, paths: list[str], lines: Mapping[str, str]) -
 
 
 def data_resume(runs: TrialRuns) -> None:
-    """A resumed run goes on with the batch after the last one trained, also across the end of an epoch."""
+    """A resumed run continues with the batch after the last one trained, also across the end of an epoch."""
     straight = runs.require(runs.straight)
     boundaries = (runs.boundaries.mid_epoch, runs.boundaries.epoch_end)
     stops = [stop for stop in boundaries if stop in straight.checkpoints and stop < straight.record.batches]
@@ -224,7 +224,7 @@ def after_validation(runs: TrialRuns) -> None:
 
 
 def mid_aggregation(runs: TrialRuns) -> None:
-    """A run resumed between two batches of one update ends as if never interrupted."""
+    """A run resumed within an aggregation ends as if never interrupted."""
     runs.require(runs.straight)
     _require_equal_resume(runs, runs.aggregation, runs.boundaries.mid_aggregation(runs.aggregation_frequency))
 
@@ -258,7 +258,7 @@ def _find_suspects(runs: TrialRuns) -> list[str]:
 
 
 def _find_late_changes(runs: TrialRuns) -> list[str]:
-    """Return the hooks that may change a callback's state after the checkpoint has collected the state."""
+    """Return the hooks that may change a callback's state after a checkpoint has collected it."""
     return [
         f"{line.partition(': ')[0]}: {hook}() of the callback, which runs after the checkpoint has collected the "
         "callback's state: leave what it changes out of state_dict()"

@@ -1,4 +1,4 @@
-"""Checks of validations and metrics: names, JSON, sums over a batch, and models that a validation leaves alone."""
+"""Checks of validations and metrics: names, JSON, sums over a batch, and that a validation changes no model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def validates(runs: TrialRuns) -> None:
 
 
 def changes_nothing(runs: TrialRuns) -> list[str]:
-    """A validation leaves weights, buffers and modes alone, with dropout and batch norms as in evaluation."""
+    """A validation changes no weights, buffers or modes, and runs dropout and batch norms in evaluation mode."""
     run = runs.straight
     seen = run.observer
     changed: dict[str, dict[str, None]] = {}
@@ -149,7 +149,7 @@ def grow_not(runs: TrialRuns) -> None:
 
 
 def _pair_metrics(one: Run, halved: Run) -> Iterator[tuple[str, float, list[float]]]:
-    """Yield each number of the first batch of training with the numbers of both halves of the same samples."""
+    """Yield each metric of the first training batch with its values for the two halves of the batch."""
     batches = [*one.observer.metrics[:1], *halved.observer.metrics[:2]]
     lengths = [*one.observer.lengths[:1], *halved.observer.lengths[:2]]
     if len(batches) == 3 and lengths[0] == sum(lengths[1:]):
@@ -164,13 +164,13 @@ def _is_same(pair: list[float], draws: bool) -> bool:
 
 
 def _counts(run: Run, value: float) -> bool:
-    """Return whether a metric is a number of samples, of a batch or of the validation, or the number of batches."""
+    """Return whether a metric counts samples or batches."""
     seen = run.observer.validation
     return value in (seen.batch_size, seen.samples, seen.batches) or value * (seen.batches or 1) == seen.samples
 
 
 def _find_changes(runs: TrialRuns) -> Iterator[tuple[str, str, str]]:
-    """Yield line, functions and name of each weight that is not as it was before the first hook of a validation."""
+    """Yield line, functions and name of each weight that a validation has changed since before its first hook."""
     seen = runs.straight.observer
     trained = {name.partition(".")[0] for name in seen.trainable if seen.trainable[name] or name in seen.with_gradient}
     for moments in seen.weights_around:
@@ -198,7 +198,7 @@ def _as_number(value: Any) -> float:
 
 
 def _find_text(runs: TrialRuns, name: str) -> str:
-    """Return, in brackets, the first line with the name of a metric."""
+    """Return, in brackets, the first line that names a metric."""
     return next((f" ({line.partition(': ')[0]})" for line in runs.code.find(is_text(name))), "")
 
 

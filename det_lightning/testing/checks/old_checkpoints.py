@@ -25,7 +25,7 @@ _WRAPPERS = ("validation_metrics", "validationMetrics", "avgMetrics", "metrics")
 
 
 def loads(runs: TrialRuns) -> None:
-    """The trial resumes from the checkpoint for a batch: weights, optimizers, schedulers and callbacks fit."""
+    """The trial resumes from the checkpoint and trains a batch: weights, optimizers, schedulers and callbacks fit."""
     path, content, _ = _read_checkpoint(runs)
     plan = runs.plan(
         "the resumed run",
@@ -44,7 +44,7 @@ def loads(runs: TrialRuns) -> None:
 
 
 def reproduces_metrics(runs: TrialRuns) -> None:
-    """With the checkpoint's weights, a validation on all of the validation data gives the recorded metrics."""
+    """A validation with the checkpoint's weights, on all validation data, gives the recorded metrics."""
     path, _, metadata = _read_checkpoint(runs)
     validated = validate(runs.source, runs.plan("the validation", resume_from=path))
     if validated.failure is not None:

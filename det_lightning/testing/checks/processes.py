@@ -27,7 +27,7 @@ _CAUSES = [
 
 
 def share_samples(runs: TrialRuns) -> list[str]:
-    """The batches of two processes have the same samples together as the batches of one process."""
+    """Together, the batches of two processes have the same samples as those of one."""
     results = _require_batches(runs)
     loader = results.one.observer.training
     _require_same_lengths(runs, results)
@@ -97,7 +97,7 @@ def _require_same_lengths(runs: TrialRuns, results: ProcessRuns) -> None:
 
 
 def _find_other_samples(results: ProcessRuns) -> int | None:
-    """Return the first batch with other known samples in two processes than in one."""
+    """Return the first batch whose known samples differ between two processes and one."""
     samples = [run.observer.samples for run in (results.one, *results.ranks)]
     batches = enumerate(zip(*samples, strict=False))
     others = (batch for batch, (one, *both) in batches if one is not None and sum(filter(None, both), Counter()) != one)
@@ -131,10 +131,7 @@ def keep_equal_weights(runs: TrialRuns) -> None:
 
 
 def agree_with_one(runs: TrialRuns) -> None:
-    """Two processes have, up to rounding, the losses, gradients and weights of a single process.
-
-    Dropout and the statistics of batch norms are off.
-    """
+    """Two processes have the losses, gradients and weights of one, up to rounding; dropout and the like are off."""
     results = _require_batches(runs)
     # If even two runs of one process differ, two processes differ for the same reason.
     if (difference := compare_runs(runs.straight, runs.require(runs.again))) is not None:
@@ -177,7 +174,7 @@ def _pair_losses(one: Run, *ranks: Run) -> Iterator[tuple[str, int, float, float
 
 
 def _find_scaled_losses(results: ProcessRuns, share: float) -> Iterator[str]:
-    """Yield first losses about twice or half as large as in one process; random draws do not matter."""
+    """Yield first losses about twice or half as large as in one process, which random draws cannot explain."""
     for name, batch, one, two in _pair_losses(results.one, *results.ranks):
         times = two / one if one else 1.0
         if batch == 0 and any(abs(times / factor - 1) < share for factor in (SIZE, 1 / SIZE)):
@@ -215,7 +212,7 @@ def _norm(numbers: Any) -> float:
 
 
 def _depends_on_batch_size(runs: TrialRuns, results: ProcessRuns) -> bool:
-    """Return whether the first loss matches a single process on the same halves, but not on the whole batch."""
+    """Return whether the first loss equals that of one process on the halves, but not on the whole batch."""
     losses = {name: pair for name, batch, *pair in _pair_losses(results.one, *results.ranks) if batch == 0}
     halved = runs.halved(SIZE)
     if not results.sets_batch_size or all(_are_close(*pair) for pair in losses.values()) or halved.failure:
@@ -229,7 +226,7 @@ def _are_close(one: float, other: float) -> bool:
 
 
 def validate_like_one(runs: TrialRuns) -> None:
-    """A validation of two processes gives the metrics of a single process with batches of the same size."""
+    """A validation in two processes gives the metrics of one process with batches of the same size."""
     results = runs.processes
     ranks = results.ranks
     batch_size = ranks[0].observer.validation.batch_size
@@ -258,7 +255,7 @@ def validate_like_one(runs: TrialRuns) -> None:
 
 
 def two_train(runs: TrialRuns) -> None:
-    """Two processes with shared batches train to the end: for trials of libraries without visible weights."""
+    """Two processes with shared batches train to the end; for trials whose weights cannot be seen."""
     settings = runs.require(runs.straight).plan.settings
     ranks = train_two(runs.source, settings, runs.plan)
     batches = ranks[0].record.settings.batches
@@ -268,7 +265,7 @@ def two_train(runs: TrialRuns) -> None:
 
 
 def _find_different(ranks: list[Run], when: str, trained: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield name and values of differences between two processes: in parameters, or else in other state."""
+    """Yield name and values of what differs between two processes: parameters, or else other state."""
     mine, theirs = (rank.observer.states.get(when, {}) for rank in ranks)
     for path in mine.keys() & theirs.keys():
         one = mine[path]
@@ -278,7 +275,7 @@ def _find_different(ranks: list[Run], when: str, trained: bool) -> Iterator[tupl
 
 
 def draws_while_training(record: TrainingRecord) -> bool:
-    """Return whether random numbers are drawn in ``train_batch()``, or between the batches of an epoch to load data."""
+    """Return whether random numbers are drawn in ``train_batch()``, or by the loader between two batches."""
     starts = record.select("batch_start")
     ends = record.select("batch_end")
     pairs = list(zip(starts, ends, strict=True))

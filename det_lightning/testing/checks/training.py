@@ -1,4 +1,4 @@
-"""Checks of training: to the end, the same each time and under each API, with aggregation, through the context."""
+"""Checks of training: it ends, is the same each time and under each API, aggregates, and goes through the context."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trains(runs: TrialRuns) -> None:
 
 
 def is_deterministic(runs: TrialRuns) -> list[str]:
-    """Two runs with the same seed are equal to the bit, and so is the very first run if it writes files."""
+    """Two runs with the same seed are equal to the bit, including a first run that writes files."""
     one = runs.require(runs.straight)
     if (difference := compare_runs(one, runs.require_success(runs.again))) is not None:
         raise CheckFailed(
@@ -69,7 +69,7 @@ def is_deterministic(runs: TrialRuns) -> list[str]:
 
 
 def is_deterministic_elsewhere(runs: TrialRuns) -> None:
-    """Another process, with another seed for the hashes of strings, trains the same to the bit."""
+    """Another process with another hash seed trains the same to the bit."""
     if compare_runs(runs.require(runs.straight), runs.require(runs.again)) is not None:
         raise NotCompared("two runs in one process differ already")
     seed = next(seed for seed in (HASH_SEED, "1") if seed != os.environ.get("PYTHONHASHSEED"))
@@ -135,7 +135,7 @@ def moves_every_parameter(runs: TrialRuns) -> None:
 
 
 def _find_making(runs: TrialRuns, parameter: str) -> str:
-    """Return, in brackets, the line that assigns the innermost part of a parameter's name."""
+    """Return, in brackets, the line that assigns a parameter, found by the last part of its name."""
     for part in reversed(parameter.split(".")[:-1]):
         if lines := runs.code.find(assigns(part)):
             return f" ({lines[0].partition(': ')[0]})"
@@ -143,7 +143,7 @@ def _find_making(runs: TrialRuns, parameter: str) -> str:
 
 
 def _allow_later_gradients(runs: TrialRuns, names: list[str]) -> None:
-    """Raise NotCompared if the trial decides by the index of a batch or epoch which parameters get a gradient."""
+    """Raise NotCompared if which parameters get a gradient depends on the index of the batch or epoch."""
     if not (lines := runs.code.find(compares_index)):
         return
     asks_context = any("current_train" in line for line in lines)
@@ -159,7 +159,7 @@ def _find_moved(names: Iterable[str], before: Mapping[str, Any], after: Mapping[
 
 
 def trains_under_aggregation(runs: TrialRuns) -> list[str]:
-    """Weights move only on batches that complete an update, by the gradients of all batches of the update."""
+    """Weights move only on batches that complete an update, by the gradients of all its batches."""
     frequency = runs.aggregation_frequency
     runs.require(runs.straight)
     run = runs.aggregation
@@ -298,7 +298,7 @@ def _reject(message: str, details: Collection[str], *causes: str) -> None:
 
 
 def uses_no_hard_coded_device(runs: TrialRuns) -> list[str]:
-    """No line of the trial hard-codes a device, and no call uses a device other than the context's."""
+    """No line of the trial hard-codes a device, and no call uses another device than the context's."""
     cause = (
         "a line left over from a script for one GPU: context.wrap_model() moves models to the device, batches are "
         "there already, and context.to_device(x) moves what the trial makes itself; context.device is the device"
@@ -319,7 +319,7 @@ def has_no_process_groups(runs: TrialRuns) -> None:
 
 
 def _reject_bypasses(runs: TrialRuns, kind: str, seen: Iterable[str], message: str, cause: str) -> None:
-    """Raise if the trial's files have code of that kind, or the probe saw such calls on other lines."""
+    """Raise if the trial's files have such code, or the probe run saw such calls elsewhere."""
     found = runs.code.find_bypasses(kind)
     lines = {finding.partition(": ")[0] for finding in found}
     elsewhere = [call for call in seen if call.partition(": ")[0] not in lines]

@@ -1,4 +1,4 @@
-"""The watch of a trial's calls: notes steps, clipping, seeds, modes, devices and process groups in the run's record."""
+"""Watches a trial's calls: steps, clipping, seeds, modes, devices and process groups."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _patch(
     before: Callable[..., tuple[tuple[Any, ...], dict[str, Any]] | None],
     after: Callable[[], None] | None = None,
 ) -> None:
-    """Let ``before`` see the arguments of each call; positional and keyword arguments that it returns replace them."""
+    """Let ``before`` see the arguments of each call, and replace them by those it returns."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -80,7 +80,7 @@ def _find_subclasses(cls: type) -> set[type]:
 
 
 class CallWatch(TorchFunctionMode):
-    """Notes the calls of the trial of ``observer`` in its record, by kind, each call once and with the line."""
+    """Notes in the record of ``observer`` which calls the trial makes, by kind, each line once."""
 
     def __init__(self, observer: Observer, directory: Path) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class CallWatch(TorchFunctionMode):
             self._observer.note_call(kind, f"{line}: {call}")
 
     def _seed(self, call: str, *args: Any, **kwargs: Any) -> None:
-        """Note a seed that is set to an earlier value while the trial trains, so that the same numbers are drawn."""
+        """Note a seed that is set to an earlier value during training, so that the same numbers are drawn again."""
         if self._observer.weights_before and (line := self._line()) is not None:
             value = ", ".join(map(repr, [*args, *kwargs.values()]))
             if (line, call, value) in self._seeded:
@@ -254,7 +254,7 @@ class CallWatch(TorchFunctionMode):
         return result
 
     def _find_changed(self, name: str, changed: Any = None) -> None:
-        """Note a change in place of gradients with which an optimizer has stepped, unless it clears them."""
+        """Note an in-place change, other than clearing, of gradients with which an optimizer has already stepped."""
         storages = {_find_storage(part) for part in (changed if isinstance(changed, list | tuple) else [changed])}
         used = {p: self._used[p][0] for p in map(self._by_storage.get, storages) if p in self._used}
         if any(parameter.grad is gradient and gradient.any() for parameter, gradient in used.items()):
@@ -262,7 +262,7 @@ class CallWatch(TorchFunctionMode):
 
 
 def _find_storage(value: Any) -> int | None:
-    """Return the address of the memory of a tensor with elements of its own, or None."""
+    """Return the address of a tensor's memory; None if it has no elements."""
     is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type != "meta"
     return value.data_ptr() or None if is_strided else None
 

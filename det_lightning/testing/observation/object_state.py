@@ -1,4 +1,4 @@
-"""The state of a trial's objects: each value in reach of the trial, by path, comparable between runs."""
+"""The state of a trial's objects: each value that the trial can reach, by path, comparable between runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _MAX_ELEMENTS = 4_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """The owner of a value, as the user would name the owner."""
+    """The owner of a value, as the user would call it."""
 
     kind: str  # "trial", "class", "module", "object", "stateful", or a key of _KINDS
     path: str  # such as "trial.model"
@@ -91,9 +91,9 @@ def read_state(
     parts: dict[str, Any],
     reducers: list[Any],
 ) -> ObjectState:
-    """Return each value in reach of the trial, the callbacks, the globals of the modules, and further ``parts``.
+    """Return each value that the trial, its callbacks, the globals of its modules, and further ``parts`` can reach.
 
-    Of ``reducers``, which the training loop resets, only what remains after a reset is state.
+    Only what a reset leaves in ``reducers``, which the training loop resets, is state.
     """
     own_modules = {module.__name__ for module in modules} | {type(trial).__module__}
     # Callbacks are visited below, even if other objects refer to callbacks too.
@@ -130,7 +130,7 @@ class _Walk:
             self._visit(value, f"{path}.{name}", holder, direct=True)
 
     def part(self, path: str, part: Any) -> None:
-        """Visit an object, unless the trial holds the object, whose name was then visited before."""
+        """Visit an object, unless the trial holds it and it was therefore visited already."""
         self._root = (path, "")
         self._visit(part, path, Holder(_PARTS.get(path, "data"), path, type(part).__name__))
 
@@ -215,7 +215,7 @@ class _Walk:
 
 
 def _reset_copy(reducer: Any) -> Any:
-    """Return a copy of a reducer as it is after a reset, or None if it cannot be copied."""
+    """Return a copy of a reducer after a reset; None if it cannot be copied."""
     with contextlib.suppress(Exception):  # it may hold locks or files
         copied = copy.deepcopy(reducer)
         copied.reset()

@@ -39,7 +39,7 @@ _RANDOM_STATES = {"cpu_rng_state": "torch", "np_rng_state": "numpy", "random_rng
 
 
 class AttributeAccess:
-    """Notes, while :attr:`active`, the attributes whose old value matters: a read comes before the first write."""
+    """Notes, while :attr:`active`, the attributes whose old value matters: they are read before they are written."""
 
     def __init__(self) -> None:
         self.active = False
@@ -47,7 +47,7 @@ class AttributeAccess:
         self._first: dict[tuple[str, str], str] = {}  # "read" or "write", by label and attribute
 
     def watch(self, watched: Any, label: str) -> None:
-        """Watch an object; if the class of the object cannot be replaced, all attributes count as read."""
+        """Watch an object; if its class cannot be replaced, all its attributes count as read."""
         of: Any = type(watched)
 
         def note(other: Any, name: str, access: str) -> None:
@@ -84,7 +84,7 @@ class BatchModes:
 
 
 class Observer(recorder.TrainingLog):
-    """The record of one run; with a ``source``, of the trial's calls too, and if wanted of the state of its objects."""
+    """The record of one run; with a ``source`` also of the trial's calls, on request of the state of its objects."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Observer(recorder.TrainingLog):
         self._mode_lines: dict[str, str] = {}  # the user's line that switched a module to evaluation mode
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process can read: no objects of the trial's classes."""
+        """Return what another process can unpickle: no objects of the trial's classes."""
         self.release()
         plain = {
             "metrics": [_copy_plain(metrics) for metrics in self.metrics],
@@ -233,7 +233,7 @@ class Observer(recorder.TrainingLog):
             yield from model.named_parameters(prefix)
 
     def keep_gradients(self, parameters: Set[torch.Tensor]) -> None:
-        """Keep elements of the gradients of the first batch, just before an optimizer of ``parameters`` steps."""
+        """Keep some elements of the first batch's gradients just before an optimizer of ``parameters`` steps."""
         for name, parameter in self._parameters() if self._keeps_weights and self.batches == 0 else ():
             if parameter in parameters and parameter.grad is not None and not parameter.grad.is_sparse:
                 elements = parameter.grad.detach().double().cpu().flatten()
@@ -300,10 +300,7 @@ class Observer(recorder.TrainingLog):
         self._reducers.append(reducer)
 
     def note_frozen(self) -> None:
-        """Note the parameters that are frozen at a backward pass and were not when ``wrap_model()`` got their model.
-
-        A model without any gradient waits for no other process.
-        """
+        """Note the parameters that are frozen at a backward pass but were not at ``wrap_model()``."""
         for prefix, model in {} if self.trial is None else recorder.find_models(self.trial).items():
             parameters = dict(model.named_parameters(prefix))
             if any(parameter.requires_grad for parameter in parameters.values()):
@@ -380,7 +377,7 @@ class Observer(recorder.TrainingLog):
         self.draws = self.draws or recorder.random_states() not in undrawn
 
     def _weigh(self, moment: str) -> None:
-        """Keep the weights at the first of such moments of a validation."""
+        """Keep the weights, once in a validation."""
         if moment == "start":
             self.weights_around.append({})
         if self.weights_around:
@@ -421,7 +418,7 @@ def _copy(value: Any) -> Any:
 
 
 def _copy_plain(value: Any) -> Any:
-    """Return a value in which another object takes the place of objects of foreign classes."""
+    """Return a copy of a value with text in place of objects that need a class of the trial or of a library."""
     if isinstance(value, dict):
         return {key: _copy_plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -436,7 +433,7 @@ def observe_trial(trial_class: type, observer: Observer, data: ShortenedData) ->
 
     class LastCallback(pytorch.PyTorchCallback):
         def on_validation_end(self, metrics: dict[str, Any]) -> None:
-            """Record the metrics after the trial's callbacks, which run before and may change the metrics."""
+            """Record the metrics after the trial's callbacks, which may change them."""
             named = {str(name): _copy(value) for name, value in metrics.items()}
             observer.end_validation(named)
             validation = next(event for event in reversed(observer.events) if event["event"] == "validation")

@@ -1,4 +1,4 @@
-"""Loaders of a part of the user's data, for real epochs of a few batches and short validations; sizes of loaders."""
+"""Shortens the user's data to epochs and validations of a few batches; reads the sizes of loaders."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ALL_DATA = ShortenedData()
 
 
 def _first_samples(loader: DataLoader, batches: int) -> BatchSampler:
-    """Return a sampler of the first batches of each pass; a shuffled pass always has the same samples."""
+    """Return a sampler of the first batches of each pass; shuffled or not, each pass has the same samples."""
     sampler = loader.sampler
     if not makes_batches(loader) or not isinstance(sampler, RandomSampler):
         return FirstBatches(loader.batch_sampler, batches)

@@ -1,4 +1,4 @@
-"""Searches of a trial's source: bypasses of the context, hyperparameters, and lines that explain a failed check."""
+"""Searches a trial's source for bypasses of the context, hyperparameters, and lines that explain a failed check."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TrialCode:
         return [*found][:_LISTED]
 
     def find_bypasses(self, kind: str) -> list[str]:
-        """Return bypasses of the context, as ``"file:line: code"``; the current GPU, if there is one, is none."""
+        """Return bypasses of the context, as ``"file:line: code"``; naming the current GPU is not one."""
         return [
             f"{file}:{found.line}: {found.code}"
             for file, tree in self._trees.items()
@@ -83,7 +83,7 @@ class TrialCode:
     def find_changes(self, within: tuple[str, ...] = ("",)) -> dict[str, str]:
         """Return the first line that changes each ``.attribute`` or ``variable``, else the first assignment.
 
-        Only functions count whose names begin with ``within``.
+        Only functions whose names begin with ``within`` are searched.
         """
         made: dict[str, str] = {}
         changed: dict[str, str] = {}
@@ -96,7 +96,7 @@ class TrialCode:
         return made | changed
 
     def find_deciding(self) -> set[str]:
-        """Return the names in conditions for more than messages, and in the metrics that an evaluation returns."""
+        """Return the names on which validation metrics and decisions, other than about messages, depend."""
         nodes = [node for tree in self._trees.values() for node in ast.walk(tree)]
         read: list[ast.AST] = []
         reported = _find_reported(nodes)
@@ -140,14 +140,14 @@ class TrialCode:
         return self.find(lambda node: may_be_unseeded(node) and node not in messages)
 
     def find_counts_in_epoch(self) -> list[str]:
-        """Return comparisons that take ``batch_idx`` for an index in the epoch, as it is in an evaluation only."""
+        """Return comparisons that take ``batch_idx`` for an index in the epoch, which it is only in validations."""
         functions = [n for tree in self._trees.values() for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
         evaluations = [function for function in functions if function.name.startswith("evaluate_")]
         evaluated = {part for function in evaluations for part in ast.walk(function)}
         return self.find(lambda node: _counts_in_epoch(node) and node not in evaluated)
 
     def find_unmoved(self) -> list[str]:
-        """Return tensors that a trial makes on the CPU, keeps in an attribute, uses and never moves to a device."""
+        """Return tensors that a trial makes on the CPU, keeps in an attribute and uses, but never moves to a device."""
         nodes = [node for tree in self._trees.values() for node in ast.walk(tree)]
         moved = {_mark_name(part) for node in nodes if _is_call(node, _MOVING) for part in ast.walk(node)}
         users = [n for n in nodes if isinstance(n, ast.FunctionDef) and not n.name.startswith(("__init__", "build_"))]
@@ -210,7 +210,7 @@ def _read_names(tree: ast.AST) -> set[str]:
 
 
 def _find_reported(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return each ``.attribute`` and ``variable`` that is read for messages only, directly or for others of these."""
+    """Return each ``.attribute`` and ``variable`` that is read only for messages, directly or through others."""
     reads: list[tuple[set[str], set[str]]] = []  # the names that a statement assigns and reads; "" for other purposes
     for node in (node for node in nodes if isinstance(node, ast.stmt)):
         if isinstance(node, ast.Assign | ast.AugAssign):
@@ -232,7 +232,7 @@ def _mark_name(node: ast.AST) -> str:
 
 
 def _leave_out_cache(test: ast.expr, branches: list[ast.stmt]) -> ast.expr:
-    """Return a condition, or only the key if the condition asks for a key in a cache that the branches read or fill."""
+    """Return a condition; of one that looks up a key in a cache that its branches read or fill, only the key."""
     if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.In | ast.NotIn):
         return test
     parts = (part for statement in branches for part in ast.walk(statement) if isinstance(part, ast.Subscript))
@@ -245,7 +245,7 @@ def _is_message(statement: ast.stmt) -> bool:
 
 
 def _only_reports(statement: ast.stmt, own: set[str], reported: set[str]) -> bool:
-    """Return whether a statement writes a message, or assigns to an ``own`` name of its condition or for messages."""
+    """Return whether a statement only writes a message, or assigns to names ``own`` to messages and conditions."""
     if isinstance(statement, ast.Assign):
         return all(_mark_name(target) in reported or get_name(target) in own for target in statement.targets)
     if isinstance(statement, ast.For | ast.With):
@@ -254,10 +254,7 @@ def _only_reports(statement: ast.stmt, own: set[str], reported: set[str]) -> boo
 
 
 def _find_targets(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield each ``.attribute`` and ``variable`` that a statement assigns to, or calls a method of, with the line.
-
-    A call of ``eval()`` changes nothing that is kept.
-    """
+    """Yield what a statement assigns to or calls a method of (other than ``eval()``), with the line."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -283,7 +280,7 @@ def _is_gradient(node: ast.AST) -> bool:
 
 
 def _makes_tensor(node: ast.AST) -> bool:
-    """Return whether a call of torch makes a tensor on the CPU; a single number works with tensors on any device."""
+    """Return whether a call of torch makes a tensor on the CPU; not a single number, which works on any device."""
     if not isinstance(node, ast.Call) or any(given.arg == "device" for given in node.keywords):
         return False
     is_number = get_name(node.func) in ("tensor", "as_tensor") and isinstance(next(iter(node.args), None), ast.Constant)
@@ -292,7 +289,7 @@ def _makes_tensor(node: ast.AST) -> bool:
 
 
 def _changes_gradient(node: ast.AST) -> bool:
-    """Return whether a node changes ``.grad`` in place or replaces it, and not to clear it."""
+    """Return whether a node changes or replaces ``.grad`` other than by clearing it."""
     if isinstance(node, ast.Call):
         name = get_name(node.func)
         is_foreach = name.startswith("_foreach_") and any("grad" in ast.unparse(given) for given in node.args)

@@ -175,7 +175,7 @@ class _Comparison:
         yield from self._ends()
 
     def _ends(self, batch: int | None = None) -> list[Difference]:
-        """Return the difference between the ends of two trainings, whose records diverge at ``batch``."""
+        """Return the difference between the ends of two trainings that diverge at ``batch``."""
         errors = [record.error or {} for record in self._records]
         lengths = [record.batches for record in self._records]
         if errors[0].get("type") != errors[1].get("type"):

@@ -136,7 +136,7 @@ def choose_tolerance(reference: TrainingRecord, ours: TrainingRecord) -> Toleran
 
 
 def find_noisy_gradients(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
-    """Return the parameters whose gradient is zero except for rounding, such as a bias before a batch norm."""
+    """Return the parameters whose gradient is only rounding noise around zero, such as a bias before a batch norm."""
     noise = [_NOISE * max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
     sizes = {name: (theirs[name], mine[name]) for name in theirs.keys() & mine.keys()}
     return {name for name, pair in sizes.items() if any(pair) and (pair[0] < noise[0] or pair[1] < noise[1])}

@@ -1,4 +1,4 @@
-"""The trial beside its reference: a record of the real determined, made here or read from a file."""
+"""Compares the trial with its reference: a record of the real determined, made here or read from a file."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def record_ours(trial: type | TrialSource, settings: RunSettings, *, threads: in
 
 
 def _convert_to_json(record: TrainingRecord) -> TrainingRecord:
-    """Return the record as a file would hold it: without tuples, and with strings as names of metrics."""
+    """Return the record as it is read from a file: without tuples, and with strings as names of metrics."""
     return parse_record(json.loads(json.dumps(record.content())), "The new record")
 
 
@@ -136,7 +136,7 @@ def record_determined(
 
 
 def _wait(process: subprocess.Popen[str], meter: ProcessorMeter) -> str:
-    """Wait for a process, and return the text from standard error; kill the process over the budget."""
+    """Wait for a process and return its standard error; kill it if it exceeds the budget."""
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Explanations of a failed run by a missing hyperparameter, configuration or argument."""
+"""Explains a failed run by a missing hyperparameter, configuration or argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs behind the checks of a trial; each run happens once, at its first use."""
+"""The trainings that the checks of a trial compare; each happens once, when it is first needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from det_lightning.testing.training.trial_source import ImportedTrial, TrialSour
 
 @dataclasses.dataclass(frozen=True)
 class Boundaries:
-    """The boundaries of a run of a few batches, of each kind once; None if the data have no such boundary."""
+    """Where a short run has each kind of boundary; None if the data have no such boundary."""
 
     batches: int  # length of the run
     epoch_limit: int | None  # the length to cut epochs to; None for short enough or endless epochs
@@ -141,7 +141,7 @@ class TrialRuns:
         return alone if run is None or alone.was_built else run
 
     def _is_build_explained(self, failure: Failure | None) -> bool:
-        """Return whether it is known why the trial cannot be built, so that another process need not try."""
+        """Return whether it is known why the trial cannot be built, so that no other process need try."""
         is_tried = self._builds_once is not None or not isinstance(self.source, ImportedTrial)
         return is_tried or failure is None or explain_failure(self.source, self.settings, failure) is not None
 
@@ -156,7 +156,7 @@ class TrialRuns:
 
     @functools.cached_property
     def probe_again(self) -> Run:
-        """The first run once more, with the files that it wrote."""
+        """The first run again, with the files that it wrote."""
         return self._train_shortly()
 
     def _train_shortly(self) -> Run:
@@ -171,7 +171,7 @@ class TrialRuns:
 
     @functools.cached_property
     def boundaries(self) -> Boundaries:
-        """The boundaries of all other runs; arbitrary ones if the trial does not begin to train."""
+        """The boundaries of all other runs; arbitrary if the trial does not begin to train."""
         return Boundaries.place(self.options.batches, self.probe.observer.training.batches)
 
     @functools.cached_property
@@ -216,7 +216,7 @@ class TrialRuns:
 
     @property
     def processes(self) -> ProcessRuns:
-        """Two processes with shared batches, and a single process; a failure is raised once, later as NotCompared."""
+        """Two processes with shared batches, and a single one; a failure is raised once, then as NotCompared."""
         outcome = self._process_outcome
         if isinstance(outcome, ProcessRuns):
             return outcome
@@ -244,16 +244,13 @@ class TrialRuns:
         return self.boundaries.apply(self.plan("another process", threads=threads, recorded={}))
 
     def train_first_elsewhere(self, hash_seed: str) -> TrainingRecord:
-        """Return such a record too, of the process that is compared with two if it has this hash seed."""
+        """Return such a record, reusing the process that is compared with two if it has this hash seed."""
         if hash_seed == HASH_SEED and isinstance(outcome := self._process_outcome, ProcessRuns):
             return outcome.elsewhere.record
         return self.train_elsewhere(hash_seed)
 
     def halved(self, into: int) -> Run:
-        """Validate and then train on a batch at once, divided ``into`` equal parts between which nothing is updated.
-
-        Dropout and the statistics of batch norms are off.
-        """
+        """Validate, then train on one batch in ``into`` equal parts without updates between, and without chance."""
         if into not in self._halved:
             settings = dataclasses.replace(share_evenly(self.settings), batches=1)
             if isinstance(whole := settings.hparams.get("global_batch_size"), int) and into > 1:
@@ -264,7 +261,7 @@ class TrialRuns:
 
     @functools.cached_property
     def half_validation(self) -> Run:
-        """The run of one undivided batch again, with half as many samples in each batch of its validation."""
+        """The run of one undivided batch, with validation batches of half the size."""
         settings = self.halved(1).plan.settings
         return self._validate_first("a run with half validation batches", settings, halves_validation_batch=True)
 

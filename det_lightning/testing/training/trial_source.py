@@ -31,7 +31,7 @@ _ACTING = {"backward", "step", "step_optimizer", "synchronize", "_step_lr_schedu
 
 
 class GivenTrial:
-    """A class from an earlier import; globals keep their values between runs."""
+    """A class that is imported already; its globals keep their values between runs."""
 
     def __init__(self, trial_class: type) -> None:
         self.name = trial_class.__qualname__  # for messages
@@ -186,7 +186,7 @@ def find_user_line(directory: Path, beyond_context: bool = False) -> str | None:
 
 
 def list_files(directories: Iterable[Path]) -> dict[Path, int]:
-    """Return the files below directories with the times of their changes; of many files only a part."""
+    """Return the files below directories and when they changed; if there are many, only some."""
     found: dict[Path, int] = {}
     for folder, folders, names in itertools.chain.from_iterable(map(os.walk, directories)):
         if len(found) > _MANY_FILES:
