@@ -160,7 +160,7 @@ def test_a_number_may_be_one_of_numpy() -> None:
         (lambda: SmallTrial(api.init()), AttributeError, r"Write `with det.pytorch.init\(...\) as context:`"),
         (lambda: api.init().get_hparam, AttributeError, "'get_hparam' was used outside of a with statement"),
         (lambda: Path(core.init().checkpoint.restore_path("x")), TypeError, r"restore_path\(...\) as directory:`"),
-        (lambda: core.init().checkpoint.restore_path("x") / "y", TypeError, "used as a path, outside of a with statement"),
+        (lambda: core.init().checkpoint.restore_path("x") / "y", TypeError, "used as a path, outside of a with"),
         (lambda: [*core.init().checkpoint.store_path({})], TypeError, r"unpacked.*store_path\(...\) as \(directory"),
     ],
 )
