@@ -250,8 +250,8 @@ class PerModelFSDPStrategy(PerModelStrategy):
         mixed_precision: the types in which FSDP2 gathers parameters and reduces gradients. They default to the types of
             the parameters.
         sharded_checkpoints: let each rank write its shards into the checkpoints of ``DeterminedCheckpoint``, without
-        gathering. ``det-lightning checkpoint merge`` makes Determined's files from the shards. **kwargs: arguments of
-        ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
+            gathering. ``det-lightning checkpoint merge`` makes Determined's files from the shards.
+        **kwargs: arguments of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
             ``start_method``, ``cluster_environment``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Exports of checkpoints: a single file for other programs, or a sharded checkpoint merged to Determined's format."""
+"""Exports a checkpoint as a single file for other programs, or merges a sharded one to Determined's format."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def export_for_module(
 def _match_parts(
     models: list[OrderedDict[str, Any]], module: torch.nn.Module
 ) -> list[tuple[torch.nn.Module, OrderedDict[str, Any]]]:
-    """Return each model that has weights, with the only part of a module that has weights of these names and shapes.
+    """Return each model that has weights with the only part of a module whose weights have the same names and shapes.
 
     The order of parts proves nothing: a trial may wrap models in another order than its attributes, or not all of them.
     """

@@ -1,4 +1,4 @@
-"""Finding the values of a checkpoint that a resume cannot read safely, to name each once when it is written."""
+"""Names values that a resume cannot read safely, once, when a checkpoint with them is written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class UnsafeValues:
         self._named: set[str] = set()
 
     def warn_of(self, parts: Mapping[str, Any]) -> None:
-        """Warn of unsafe values in parts of a checkpoint, by the names of the parts, unless an earlier call has."""
+        """Warn of unsafe values in parts of a checkpoint, by the names of the parts, once each."""
         others = _find_others("", dict(parts))
         self.are_possible = bool(others)
         if not others:
@@ -86,7 +86,7 @@ def list_lightning_parts(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_others(place: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the values within ``value`` that are not plain, with places; none for anything but a container."""
+    """Return the values inside a container that are not plain, with their places."""
     found: list[tuple[str, Any]] = []
     left = collections.deque([(place, value)] if type(value) in _CONTAINERS else [])
     seen: set[int] = set()
@@ -114,7 +114,7 @@ def _find_others(place: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _can_be_read(value: Any) -> bool:
-    """Return whether a written value comes back without trust; True if writing fails anyway."""
+    """Return whether a written value can be read without trust; True if it cannot even be written."""
     with tempfile.TemporaryDirectory(prefix="det_lightning-") as folder:
         path = pathlib.Path(folder, "value.pth")
         try:

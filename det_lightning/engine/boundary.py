@@ -165,8 +165,7 @@ class RunOptions:
         keeps_validation_metrics: the same for validation batches.
         hooks_follow_report: other hooks run after a report, before anything else is due at the boundary.
         hooks_follow_validation: the same after a validation.
-        has_checkpoint_news: whether the chief knows of a completed or failed checkpoint that other ranks do not know
-        of.
+        has_checkpoint_news: whether the chief has a completed or failed checkpoint that is news to other ranks.
     """
 
     resumed: CheckpointContent | None = None

@@ -29,7 +29,13 @@ from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoint
 from det_lightning.checkpoint.retention.trial_lock import TrialLock, lock_trial, remove_dead_locks
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
-from det_lightning.checkpoint.storage.writing import WORKER_DIED, CheckpointQueue, ReportWritten, defer_signal
+from det_lightning.checkpoint.storage.writing import (
+    WORKER_DIED,
+    CheckpointQueue,
+    ReportWritten,
+    defer_signal,
+    iterate_tensors,
+)
 from det_lightning.checkpoint.unsafe_values import UnsafeValues, list_parts
 from det_lightning.core._reports import as_float
 from det_lightning.engine.run import StateBeforeValidation, TrialRun
@@ -100,10 +106,11 @@ class RunContent:
         if not chief:
             part = CheckpointContent({}, dataclasses.replace(run.state), is_sharded=True, shards=shards)
             return part if states.writes_shards else None
+        gathered = list(iterate_tensors(weights)) if states.is_sharded and not states.writes_shards else []
         state = {**weights, **collect_rest(context, run.events.callbacks, dict(rng))}
         run.events.emit("on_checkpoint_save_start", state)
         self._follow_settings()
-        content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume)
+        content = CheckpointContent(state, dataclasses.replace(run.state), self._load_data, resume, copies=gathered)
         content.is_sharded = states.writes_shards
         content.shards = shards
         if isinstance(run.trial, ExternalStateTrial):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from det_lightning.core._task import NODES
+from det_lightning.files.local_files import write_whole
 
 _LOG = "log.txt"
 # The number of bytes of a node's log that are in the trial's log.
@@ -27,11 +28,15 @@ def _copy_lines(node: Path, log: Path, *, ended: bool) -> bool:
     """Append some lines to the log; return whether there were any."""
     note = node / _COPIED
     copied = int(note.read_text()) if note.exists() else 0
-    if not (node / _LOG).exists() or (node / _LOG).stat().st_size <= copied:
+    # Opened rather than asked for its size, which a network file system may remember from before.
+    try:
+        with (node / _LOG).open("rb") as file:
+            file.seek(copied)
+            new = file.read(_MOST_BYTES)
+    except FileNotFoundError:
         return False
-    with (node / _LOG).open("rb") as file:
-        file.seek(copied)
-        new = file.read(_MOST_BYTES)
+    if not new:
+        return False
     lines = new[: new.rfind(b"\n") + 1]
     if not lines and (ended or len(new) == _MOST_BYTES):
         lines = new
@@ -40,5 +45,5 @@ def _copy_lines(node: Path, log: Path, *, ended: bool) -> bool:
     with log.open("ab") as file:
         for line in lines.removesuffix(b"\n").split(b"\n") if lines else []:
             file.write((b"" if line.startswith(_MARK) else mark) + line + b"\n")
-    note.write_text(str(copied + len(lines)))
+    write_whole(note, str(copied + len(lines)).encode())
     return bool(lines)

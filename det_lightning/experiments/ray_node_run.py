@@ -82,6 +82,7 @@ class NodeRun:
         self._status: int | None = None
         self._problem: str | None = None
         self._is_lost = False
+        self._is_killed = False
 
     def is_over(self) -> bool:
         """Return whether the actor has reported the end of the run, or is lost."""
@@ -119,7 +120,8 @@ class NodeRun:
         """Ask the run to ``stop``, or to end at once, ``kill``."""
         if not self._is_lost:
             self._actor.ask.remote(request)
-        elif request == "kill":
+        elif request == "kill" and not self._is_killed:
+            self._is_killed = True
             self._processes.hurry()
             only_there = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
             end_there = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=only_there)(end_processes)

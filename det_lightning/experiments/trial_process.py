@@ -268,7 +268,8 @@ def _list_node_directories(directory: Path) -> list[Path]:
 def choose_status(statuses: Sequence[int | None]) -> int | None:
     """Return the exit status of a run by those of its nodes: the first of a failure, else of a preemption, else 0."""
     failures = [status for status in statuses if status not in (0, PREEMPTED_EXIT_CODE)]
-    return failures[0] if failures else max(status or 0 for status in statuses)
+    known = [status for status in failures if status is not None]
+    return (known or failures)[0] if failures else max(status or 0 for status in statuses)
 
 
 def describe_hook(directory: Path) -> str | None:

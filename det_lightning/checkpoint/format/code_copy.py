@@ -1,4 +1,4 @@
-"""Copying the code of a trial into checkpoints: what Determined copies, without secrets and results."""
+"""Copies a trial's code into checkpoints: what Determined copies, without secrets and results."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class _CodeSelection:
         return lines
 
     def _walk(self) -> tuple[list[str], set[str]]:
-        """Return the directories, each with a slash, and the files. Beyond the limit, look at Python files alone."""
+        """Return the directories, each with a slash, and the files; beyond the limit, Python files only."""
         folders: list[str] = []
         files: set[str] = set()
         sizes: Counter[str] = Counter()
@@ -201,7 +201,7 @@ class _CodeSelection:
         return folders[1:], files
 
     def _look_at(self, name: str) -> os.stat_result | None:
-        """Return the status of a file or directory to copy, or None; note why what should be copied cannot be."""
+        """Return the status of a file or directory to copy, or None; note why one that should be copied cannot be."""
         if self._leaves_out(name):
             return None
         path = self.source / name
@@ -241,7 +241,7 @@ class _CodeSelection:
         )
 
     def _may_copy(self, name: str) -> bool:
-        """Return whether a module's file may be copied, whatever rules other than ``.detignore`` say."""
+        """Return whether a module's file may be copied, by ``.detignore`` alone."""
         parents = [self.source / parent for parent in pathlib.PurePosixPath(name).parents if parent.name]
         return not (self._detignore.match_file(name) or _ODD_NAME.search(name) or any(map(self._is_apart, parents)))
 
@@ -250,7 +250,7 @@ class _CodeSelection:
 
 
 def _find_problem(name: str, mode: int) -> str | None:
-    """Return why a path with this ``mode`` cannot be copied, or None."""
+    """Return why a path with this ``mode`` cannot be copied; None if it can."""
     if stat.S_ISLNK(mode):
         return "it is a link"
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -278,7 +278,7 @@ _normalize = functools.cache(os.path.normpath)
 
 
 def _find_imported(directory: pathlib.Path) -> set[str]:
-    """Return the paths of loaded modules' files below ``directory``, except Python's own and installed modules."""
+    """Return the files of loaded modules below ``directory``, except Python's own and installed ones."""
     roots = [os.path.abspath(directory), os.path.realpath(directory)]  # noqa: PTH100 (the first keeps links)
     roots += [os.path.realpath(sysconfig.get_path("stdlib")), os.path.realpath(sysconfig.get_path("platstdlib"))]
     here, real, *pythons_own = map(os.path.join, roots, itertools.repeat(""))  # each with a slash at the end

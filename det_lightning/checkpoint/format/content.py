@@ -1,4 +1,4 @@
-"""The content of a checkpoint in memory, the progress of a trial, and how a run reads checkpoints. Imports no torch."""
+"""The content of a checkpoint in memory, the progress of a trial, and how a run reads checkpoints. Needs no torch."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ class CheckpointContent:
         shards: for a checkpoint to be written, the sharded tensors by name; every rank writes a part.
         described: size and checksum of the files that several ranks wrote, as in the manifest.
         kept: keeps a downloaded ``directory`` until all files have been read.
+        copies: tensors of ``state`` that nothing else uses; a write in the background need not copy these.
         files: a directory whose content moves into the checkpoint; None if there is none.
 
     Example:
@@ -95,6 +96,7 @@ class CheckpointContent:
     shards: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     described: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     kept: contextlib.ExitStack | None = None
+    copies: Sequence[torch.Tensor] = ()
     files: pathlib.Path | None = None
 
     @property

@@ -157,7 +157,7 @@ def _require_framework_of_trials(directory: pathlib.Path) -> None:
 
 
 def names_no_framework(metadata: Mapping[str, Any]) -> bool:
-    """Return whether ``metadata.json`` fits a script of the Core API, provided that there is no ``load_data.json``."""
+    """Return whether a checkpoint without ``load_data.json`` has the ``metadata.json`` of a Core API script."""
     return not any(metadata.get(name) for name in ("framework", "torch_version", "tensorflow_version"))
 
 
@@ -196,7 +196,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def find_wrong_counts(counts: dict[str, Any]) -> str | None:
-    """Describe the values that should be counts, as in a ``TrialState``, and are not; None if all are."""
+    """Describe the values that should be counts, as in a ``TrialState``, but are not; None if all are."""
     wrong = {name: value for name, value in counts.items() if type(value) is not int or not 0 <= value <= MAX_COUNT}
     if not wrong:
         return None
@@ -219,7 +219,7 @@ _SINGLE_KEYS = {
 
 
 def modernize(state: dict[str, Any], source: str) -> None:
-    """Convert the keys of an older release's state to today's, in place."""
+    """Convert, in place, the keys of an older release's state to those of 0.38."""
     both = [f"{old!r} and {new!r}" for old, new in _SINGLE_KEYS.items() if old in state and new in state]
     if both:
         raise errors.InvalidCheckpointException(
@@ -320,13 +320,13 @@ def with_checksum(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_entries(metadata: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``metadata`` with entries added or replaced, and with a new checksum if there was one before."""
+    """Return ``metadata`` with entries added or replaced, and a new checksum if it had one."""
     content = {name: value for name, value in metadata.items() if name != CHECKSUM_KEY} | {**entries}
     return with_checksum(content) if CHECKSUM_KEY in metadata else dict(spell_numbers(content))
 
 
 def find_metadata_damage(metadata: Mapping[str, Any]) -> str | None:
-    """Describe how the entries of ``metadata.json`` differ from their checksum; None if nothing differs."""
+    """Describe the damage if the entries of ``metadata.json`` do not match their checksum; None if they do."""
     if CHECKSUM_KEY not in metadata:
         return None
     expected = metadata[CHECKSUM_KEY]
@@ -463,7 +463,7 @@ def _compare(directory: pathlib.Path, name: str, entry: Any) -> str | None:
 
 
 def _leads_through_link(directory: pathlib.Path, name: str) -> bool:
-    """Return whether a file of ``code/`` is a link, or lies behind a link; other files may be links."""
+    """Return whether a file of ``code/`` is a link or lies behind one."""
     path = pathlib.PurePosixPath(name)
     if path.parts[:1] != (CODE_DIR,):
         return False
@@ -476,7 +476,7 @@ def _checksum_of_entries(entries: Mapping[str, Any]) -> str:
 
 
 def digest_file(path: pathlib.Path) -> str:
-    """Return the SHA-256 of a file, which, unlike a checksum, nobody can forge."""
+    """Return the SHA-256 of a file, which unlike a checksum cannot be forged."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

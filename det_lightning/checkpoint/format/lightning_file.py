@@ -160,7 +160,7 @@ def from_entry(entry: Any, source: str = "the Lightning checkpoint") -> Checkpoi
 
 
 def _split_progress(entry: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the trial's state and the resume state; earlier releases kept both in a single dict."""
+    """Return the trial's state and the resume state, which earlier releases kept in one dict."""
     if "extra" not in entry:
         return entry.get("trial_state"), entry.get("resume")
     extra = entry["extra"]
@@ -264,14 +264,14 @@ def _take_rest(ckpt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mask_settings(resume: ResumeState | None) -> ResumeState | None:
-    """Return the resume state without secrets, since an older release may have written some."""
+    """Return the resume state without secrets, which an older release may have written."""
     if resume is None or resume.settings is None:
         return resume
     return dataclasses.replace(resume, settings=mask_settings(resume.settings))
 
 
 def _count_progress(ckpt: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the batches and epochs trained; older releases of Lightning counted less."""
+    """Return the numbers of batches and epochs trained, as far as the release of Lightning counted them."""
 
     def count(default: Any, *path: str) -> int:
         found: Any = ckpt.get("loops")

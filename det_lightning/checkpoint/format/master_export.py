@@ -1,4 +1,4 @@
-"""Facts that only Determined's master knew about checkpoints, put together from outputs of the ``det`` command line."""
+"""What only Determined's master knew about checkpoints, read from outputs of the ``det`` command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from det_lightning.masking import mask_config, short_text
 
 
 class _Printed(pydantic.BaseModel):
-    """JSON printed by the command line; unused keys may be missing or hold anything."""
+    """JSON that the command line printed; keys that are not used may be missing or hold anything."""
 
     model_config = pydantic.ConfigDict(alias_generator=to_camel, strict=True)
 
@@ -95,7 +95,7 @@ _NUMBERS = {"nan": float("nan"), "infinity": float("inf"), "-infinity": float("-
 
 @dataclasses.dataclass(frozen=True)
 class ExportedCheckpoint:
-    """The facts about a checkpoint in the files; unmentioned fields are None."""
+    """The facts about a checkpoint in the files; fields that they do not mention are None."""
 
     checkpoint_id: str
     file: str  # the first that names it
@@ -159,7 +159,7 @@ class MasterExport:
         return masked
 
     def experiments_without_metric(self) -> list[int]:
-        """Return the ids of the experiments without a configuration in any file; so the searcher metric is unknown."""
+        """Return the ids of the experiments without a configuration in any file, whose searcher metric is unknown."""
         ids = {checkpoint.experiment_id for checkpoint in self.checkpoints.values()}
         return sorted(one for one in ids if not self._experiments.get(one, {}).get("config"))
 

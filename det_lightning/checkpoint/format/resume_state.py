@@ -132,7 +132,7 @@ def read_settings(resume: ResumeState | None, load_data: Mapping[str, Any] | Non
 
 
 def _parse_settings(text: Any) -> Any:
-    """Return the settings, kept as text by the first version; or the text itself, which is a mistake."""
+    """Parse the settings, which the first version kept as text; text that cannot be parsed is returned as it is."""
     try:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError):
@@ -166,7 +166,7 @@ def _show(value: Any, name: str = "") -> str:
 
 
 def _fits(value: Any, form: Any) -> bool:
-    """Return whether a value has a form: a class, a function, a list of one form, or a dict of forms by key."""
+    """Return whether a value has a form, a class, a function, a list of one form, or a dict of forms by key."""
     if isinstance(form, list):
         return isinstance(value, list) and all(_fits(item, form[0]) for item in value)
     if isinstance(form, dict):

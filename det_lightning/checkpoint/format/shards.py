@@ -1,4 +1,4 @@
-"""Sharded checkpoints: the files with each rank's part, the indexes of these files, and the names of the tensors.
+"""Sharded checkpoints: each rank's file of tensors and its index, and the names of the tensors.
 
 ``shards/state.pth`` and ``resume.pth`` have tensors on the meta device in place of the sharded tensors. The values are
 in files of ``torch.distributed.checkpoint``, one per rank. An *index* per rank, in JSON, says where in the file each
@@ -117,7 +117,7 @@ def read_indexes(directory: pathlib.Path) -> dict[str, list[StoredPart]]:
 
 
 def _require_room(found: Mapping[str, list[StoredPart]], directory: pathlib.Path) -> None:
-    """Raise if a file is smaller than all parts in it: many names for the same bytes would fill the memory."""
+    """Raise if a file is smaller than its parts together: many names for the same bytes would fill the memory."""
     claimed: dict[str, int] = {}
     for part in (part for parts in found.values() for part in parts):
         claimed[part.file] = claimed.get(part.file, 0) + part.length

@@ -1,4 +1,4 @@
-"""Values of numpy and of the standard library in state files: how to write them, and how to read them back."""
+"""How values of numpy and the standard library are written to state files and read back."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ list_slots: Callable[[type], list[str]] = functools.cache(copyreg._slotnames)  #
 
 
 def _checking(kind: Any) -> Callable[..., Any]:
-    """Return a constructor of dates or times that checks the values in pickled bytes; Python itself does not."""
+    """Return a constructor of dates or times that checks values in pickled bytes, which Python does not."""
     return lambda *args: kind(*args).replace()
 
 
 def _find_path_classes() -> dict[str, Any]:
-    """Return the path classes by all names; a path of another operating system becomes a pure path."""
+    """Return the path classes by all their names; a path of another operating system becomes a pure path."""
     names = ("PurePosixPath", "PureWindowsPath", "PosixPath", "WindowsPath")
     own = type(pathlib.Path())
     found = {name: getattr(pathlib, name) for name in names}
@@ -119,7 +119,7 @@ save_state = functools.partial(torch.save, pickle_module=_PickleModule)
 
 
 class _Call(list[Any]):
-    """A function and its arguments, pickled as the call that makes a value. Lightning copies the tensors in lists."""
+    """A function and its arguments, pickled as the call that makes a value."""
 
     def __reduce__(self) -> Any:
         return tuple(self)
@@ -194,7 +194,7 @@ def _describe(value: Any) -> Any:
 
 
 def _describe_standard(value: Any) -> Any:
-    """Return a dict that describes a value of the standard library; the value itself if its factory has no name."""
+    """Describe a value of the standard library by a dict; return the value itself if its factory has no name."""
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
         arguments: list[Any] = []
         attributes = dict(vars(value))

@@ -1,1 +1,1 @@
-"""Retention of checkpoints: the rule, the checkpoints of a trial, one writer per trial, pruning."""
+"""Which checkpoints are kept: the rule, a trial's checkpoints, one writer per trial, pruning."""

@@ -173,7 +173,7 @@ class CheckpointPolicy:
 
 
 def find_differences(own: Mapping[str, Any], others: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return the names and both values of arguments that are given twice and differently; None is not given."""
+    """Return the names and both values of arguments that are given twice and differ; None counts as not given."""
     pairs = [(name, value, others.get(name)) for name, value in own.items()]
     return [pair for pair in pairs if pair[1] is not None and pair[2] is not None and repr(pair[1]) != repr(pair[2])]
 

@@ -1,4 +1,4 @@
-"""Pruning: deleting the checkpoints of a storage that the rule does not keep, outside of any run."""
+"""Deletes, outside of any run, the checkpoints of a storage that the rule does not keep."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _choose(experiment: str, of_trial: dict[Trial, list[CheckpointInfo]], retent
 
 
 def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:
-    """Return the ids of incomplete checkpoints: first those that nobody writes any more, then the others."""
+    """Return the ids of incomplete checkpoints: those that nobody writes any more, and the others."""
     with explain_errors("looking for incomplete checkpoints in", storage.root):
         being_written = {name: not is_over(mark) for name, mark in list_marks(storage.root).items()}
         latest = time.time() - _INCOMPLETE_AFTER_S

@@ -1,4 +1,4 @@
-"""The checkpoints of a trial: read from the storage once, then kept in memory; deleting those that no rule keeps."""
+"""The checkpoints of a trial, read from the storage once; deletes those that the rule does not keep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = get_logger(__name__)
 
 
 def make_record(info: CheckpointInfo, trial: str, metric_name: str | None = None) -> CheckpointRecord:
-    """Return a checkpoint's record for the rule; with ``metric_name``, any other metric does not count."""
+    """Return a checkpoint's record for the rule; with ``metric_name``, other metrics do not count."""
     notes = info.notes
     counts = metric_name is None or notes.metric_name in (None, metric_name)
     return CheckpointRecord(
@@ -59,7 +59,7 @@ class TrialCheckpoints:
         self._latest = 0.0 if parent is None else parent.time_s or 0.0
 
     def learn(self) -> None:
-        """Find the checkpoints of earlier runs; nothing is deleted before this run has written a checkpoint."""
+        """Find the checkpoints of earlier runs; none is deleted before this run has written one."""
         own = [
             info
             for info in self._storage.list_checkpoints()
@@ -81,7 +81,7 @@ class TrialCheckpoints:
         return {"time": time_s, "metric": described}
 
     def add(self, checkpoint_id: str, steps_completed: int, order: float, metric: float | None) -> None:
-        """Note a complete checkpoint, then delete checkpoints that need not be kept any longer."""
+        """Record a complete checkpoint, then delete those that need no longer be kept."""
         self._records[checkpoint_id] = CheckpointRecord(checkpoint_id, self._names[1], steps_completed, order, metric)
         self._latest = order
         self._written.append(checkpoint_id)

@@ -63,7 +63,7 @@ class TrialLock:
         return taken
 
     def release(self) -> None:
-        """Give the right up. A second release has no effect."""
+        """Release the lock; a second call has no effect."""
         lock, self._lock = self._lock, None
         if lock is None or self._holder is None:
             return
@@ -77,7 +77,7 @@ class TrialLock:
 
 
 def remove_dead_locks(root: Location) -> None:
-    """Remove the files of killed runs; the locks ended with their processes."""
+    """Remove the lock files of killed runs, whose locks ended with their processes."""
     if not root.is_local:
         return
     folder = root.bookkeeping(_DIRECTORY).local_path

@@ -1,4 +1,4 @@
-"""Inspecting the content of a checkpoint without building the trial, and verifying that nothing is damaged."""
+"""Inspects a checkpoint without building its trial, and verifies that nothing is damaged."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _find_state_file(directory: pathlib.Path) -> pathlib.Path | None:
 
 
 def _attempt(problems: list[str], read: Callable[[], Any]) -> Any:
-    """Return the result of ``read``; if a file cannot be read, return None and note the problem once."""
+    """Return the result of ``read``; if it fails, return None and note the problem once."""
     try:
         return read()
     except errors.CheckpointError as e:

@@ -1,4 +1,4 @@
-"""A check of a pickle of ``torch.save`` before torch reads the file: names on our list, storages that exist, depth.
+"""Checks a pickle of ``torch.save`` before torch reads it: names on our list, storages that exist, depth.
 
 torch's reader calls everything on torch's list or the user's; our list is shorter. Two more things in a pickle could
 end the process: deep nesting, since hashing and freeing a value descend without a limit, and, before torch 2.13, a
@@ -161,7 +161,7 @@ def put_placeholders(pickled: bytes, kept: Container[str]) -> bytes:
 
 
 class PickleScanner:
-    """The stack of torch's reader, with texts, numbers, names and descriptions of all other values.
+    """Follows the stack of torch's reader, with text, numbers, names, and descriptions of all other values.
 
     With a ``placeholder``, the name of a class, names that are not ``allowed`` become this name.
     """
@@ -253,7 +253,7 @@ class PickleScanner:
         return _Value("tuple", values, _find_depth(values), parts)
 
     def _fill(self, name: str, values: list[Any]) -> None:
-        """Put items or a state into the value on top of the stack; raise if values of this kind take none."""
+        """Add items or a state to the value on top of the stack; raise if a value of its kind takes none."""
         filled = self._stack[-1]
         kind = filled.kind if isinstance(filled, _Value) else type(filled).__name__
         if name == "BUILD":

@@ -1,4 +1,4 @@
-"""Reading a whole checkpoint, and parts of a checkpoint: the weights, the resume state, the small files."""
+"""Reads a whole checkpoint, or parts of it: the weights, the resume state, the small files."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def read_resume(directory: pathlib.Path, read: ReadFile) -> ResumeState | None:
 def read_weights(path: pathlib.Path | IO[bytes], *, trusted: bool = False, **arguments: Any) -> dict[str, Any]:
     """Read a state file for weights and settings, with the arguments of ``read_state``.
 
-    Placeholders stand for objects in other entries, or for all objects there if a ``trusted`` file's cannot be made.
+    Placeholders stand for objects in other entries; in a ``trusted`` file only if they cannot be created.
     Objects among the weights raise the errors of ``read_state``.
     """
     try:

@@ -1,6 +1,6 @@
-"""The names that a state file may refer to, and stand-ins for functions that trust their arguments.
+"""Which names a state file may refer to; replaces functions that trust their arguments.
 
-numpy's own functions do: forged arguments crash the process. So pickled arrays, scalars and data types are read into
+numpy's functions do, and forged arguments crash the process. So pickled arrays, scalars and data types are read into
 plain descriptions, and :func:`finish` turns these into numpy objects.
 """
 
@@ -231,7 +231,7 @@ def allow_safe_values() -> Iterator[None]:
 
 
 def _forget_sparse() -> None:
-    """Make torch forget the sparse tensors of a file that failed before their check."""
+    """Make torch forget the unchecked sparse tensors of a file that could not be read."""
     utils: Any = torch._utils  # later releases than 2.13 have a function for the list
     getattr(utils, "_get_sparse_tensors_to_validate", lambda: utils._sparse_tensors_to_validate)().clear()
 
@@ -278,7 +278,7 @@ def _finish_container(value: Any, attributes: dict[str, Any], done: dict[int, tu
 
 
 def _remake(value: Any, items: list[Any], attributes: dict[str, Any]) -> Any:
-    """Return a tuple or set of the same class with other items, whatever arguments the class takes."""
+    """Return a tuple or set of the same class with other items, without calling its constructor."""
     base: Any = next(kind for kind in (tuple, set, frozenset) if isinstance(value, kind))
     remade = base.__new__(type(value), items)
     if base is set:

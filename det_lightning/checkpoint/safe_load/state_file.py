@@ -1,10 +1,10 @@
-"""Reading files of ``torch.save`` without running code in them: we look first, then torch reads.
+"""Reads files of ``torch.save`` without running code in them: we check first, then torch reads.
 
 ``torch.load(weights_only=True)`` calls only functions on a list, but on more lists than ours; and torch compares no
-checksums. So the archive and the names in the pickle are checked first, and torch reads the checked bytes.
+checksums. So the archive and the names in the pickle are checked first, and torch reads what was checked.
 
 Python and torch find the entries of an archive by different rules, and a forged archive can show each a different list.
-So the entries are looked up once, and torch gets an archive made of these, with checked content and nothing else.
+So the entries are looked up once, and torch gets an archive of exactly these, with checked content.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Stream(io.RawIOBase):
 
 
 class _Section(_Stream):
-    """A section of an open file as a stream without a descriptor; by default the whole file."""
+    """A section of an open file, by default all of it, as a stream without a descriptor."""
 
     def __init__(self, file: IO[bytes], begin: int = 0, length: int | None = None) -> None:
         size = file.seek(0, io.SEEK_END)
@@ -183,7 +183,7 @@ def _find_directory(file: _Section) -> int:
 
 
 def _locate(file: _Section, found: zipfile.ZipInfo) -> _Entry:
-    """Return a listed entry with the position of the content; raise unless the header in front agrees."""
+    """Return a listed entry with the position of its content; raise unless the header before it agrees."""
     file.seek(found.header_offset)
     header = file.read(_LOCAL.size)
     if len(header) < _LOCAL.size:

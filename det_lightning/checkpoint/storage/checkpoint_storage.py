@@ -349,12 +349,14 @@ def open_checkpoint(
 
 @contextlib.contextmanager
 def _explain_vanishing(checkpoint: Location, is_complete: bool) -> Iterator[None]:
-    """Say of an error in reading a checkpoint that it was deleted meanwhile, if it was."""
+    """If a checkpoint was deleted while it was read, raise an error that says so."""
     try:
         yield
     except (errors.CheckpointError, OSError) as e:
         # The metadata go first.
-        if (checkpoint / layout.METADATA_FILE).exists() if is_complete else checkpoint.is_dir():
+        with explain_errors("looking for", checkpoint):
+            is_there = (checkpoint / layout.METADATA_FILE).exists() if is_complete else checkpoint.is_dir()
+        if is_there:
             raise
         raise errors.CheckpointNotFound(
             f"Checkpoint {checkpoint} was deleted while it was read, by the retention of a run or by hand. Use another "

@@ -99,7 +99,7 @@ class Location:
 
     @property
     def is_object_store(self) -> bool:
-        """Whether directories need not be created, and concurrent requests are fine (fsspec's class is async)."""
+        """Whether this is an object store: directories need not be created, and requests may be concurrent."""
         return bool(getattr(self.fs, "async_impl", False))
 
     # Names from files and listings may be anything: only the following two methods make paths from them.
@@ -113,7 +113,7 @@ class Location:
         return self / checkpoint_id
 
     def bookkeeping(self, kind: str, *names: str) -> Location:
-        """Return a file or directory of a kind in the bookkeeping of this storage, next to the checkpoints."""
+        """Return a file or directory of this storage's bookkeeping, which is beside the checkpoints."""
         location = self
         for name in (BOOKKEEPING_DIR, kind, *names):
             if name in names and not is_name(name):
@@ -153,7 +153,7 @@ class Location:
         return {name: str(info.get("type")) for name, info in self._list().items() if not _is_link(info)}
 
     def modified_s(self) -> float | None:
-        """Return when this file was modified, in seconds since 1970; None if it is gone, or if that is unknown."""
+        """Return when this file was modified, in seconds since 1970; None if it is gone or the time is unknown."""
         try:
             return find_time(self.fs.info(self.path))
         except FileNotFoundError:
@@ -214,7 +214,7 @@ class Location:
     def read(self, limit: int = MAX_SMALL_FILE_BYTES) -> bytes:
         """Return the content; raise a ValueError for a local path that is neither a file nor a directory.
 
-        At most a byte more than ``limit`` is read, whatever size is listed; raise a ValueError for more.
+        Raise a ValueError if there are more than ``limit`` bytes, of which at most one more is read.
         """
         if self.is_local:
             content = self._read_local(limit)
@@ -305,7 +305,7 @@ def _is_link(info: Mapping[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def explain_errors(action: str, where: object = "") -> Iterator[None]:
-    """Turn a file system's errors in the block into a ``StorageError`` that names ``action`` and ``where``.
+    """Raise a file system's errors in the block as a ``StorageError`` that names ``action`` and ``where``.
 
     Python's random generator belongs to the trial: libraries of remote file systems, which draw the pauses between
     their attempts from it, must not change the training.
@@ -328,7 +328,7 @@ def explain_errors(action: str, where: object = "") -> Iterator[None]:
 
 
 def _with_password(url: str, options: Mapping[str, Any]) -> str:
-    """Return a URL that can be opened; if the options hold the password, leave out the masked password."""
+    """Return a URL that can be opened: a masked password is left out if the options hold the password."""
     masked = f":{MASK}@"
     if "://" not in url or masked not in url:
         return url

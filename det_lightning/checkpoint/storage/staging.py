@@ -1,7 +1,7 @@
 """Staging directories, the place of a checkpoint before completion; removing checkpoints and what killed writers left.
 
-A mark in the storage's bookkeeping directory names each checkpoint under way, on a disk an empty file that is locked
-while the writer lives. A marked checkpoint without ``metadata.json``, and without a writer, was never finished.
+A mark in the storage's bookkeeping directory names each checkpoint under way; on a disk it is an empty file that is
+locked while the writer lives. A marked checkpoint without ``metadata.json``, and without a writer, was never finished.
 On a disk a directory is renamed before the removal: an interrupted removal leaves nothing under the checkpoint's name,
 and the next run removes the rest. Only checkpoints, and directories that det_lightning itself created, are removed.
 """
@@ -255,7 +255,7 @@ def delete(root: Location, directory: Location) -> None:
 
 
 def replace(root: Location, old: Location, new: Location) -> None:
-    """Give the directory ``new`` the name of the checkpoint or link ``old``, and remove ``old``; one always exists."""
+    """Rename the directory ``new`` to ``old``, a checkpoint or link, and remove that; one of them always exists."""
     if not root.is_local:
         _replace_remote(root, old, new)
         return
@@ -271,7 +271,7 @@ def replace(root: Location, old: Location, new: Location) -> None:
 
 
 def _replace_remote(root: Location, old: Location, new: Location) -> None:
-    """Remove ``old`` first, then copy; meanwhile ``new`` exists under the present name."""
+    """Remove ``old``, then copy ``new``, which exists under its own name meanwhile."""
     delete(root, old)
     fs = root.fs
     if not root.is_object_store and type(fs).cp_file is AbstractFileSystem.cp_file:  # it cannot copy, but rename
@@ -288,7 +288,7 @@ def _replace_remote(root: Location, old: Location, new: Location) -> None:
 
 
 def _require_own_files(directory: Location) -> set[str]:
-    """Return the names of the files of a directory to be removed; raise unless the directory is a checkpoint itself."""
+    """Return the files of a directory to be removed; raise unless it is itself a checkpoint."""
     with explain_errors("looking for", directory):
         target = directory.link_target()
         files = set(directory.find_files()) if target is None else set()
@@ -308,7 +308,7 @@ def remove_leftovers(root: Location) -> list[str]:
     for checkpoint_id, mark in list_marks(root).items():
         if not is_over(mark):
             continue
-        with contextlib.suppress(PermissionError):  # another user's
+        with contextlib.suppress(PermissionError, FileNotFoundError):  # another user's, or removed by another run
             if _remove_unfinished(root, root.checkpoint(checkpoint_id)):
                 removed_ids.append(checkpoint_id)
             mark.remove()
@@ -355,7 +355,7 @@ def _move_aside(root: Location, directory: pathlib.Path) -> pathlib.Path:
 
 
 def _remove_tree(directory: pathlib.Path) -> None:
-    """Remove a directory that other processes may be removing too; of links inside, only the links themselves."""
+    """Remove a directory that other processes may be removing too; links inside are removed, not followed."""
     while directory.exists():
         try:
             shutil.rmtree(directory)

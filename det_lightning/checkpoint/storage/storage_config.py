@@ -1,4 +1,4 @@
-"""The types of ``checkpoint_storage``, and the conversion of a section to a URL and file system options.
+"""Turns a ``checkpoint_storage`` section into a URL and options of a file system.
 
 Change here: a new type is an entry of ``STORAGE_TYPES``; the configuration's model follows from the entry.
 """
@@ -70,7 +70,7 @@ def storage_from_config(
 
 
 def _fill_in_masked(given: dict[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the entries with masked values filled in from elsewhere, and a sentence for each unavailable value."""
+    """Fill in masked values from elsewhere; also return a sentence for each that cannot be found."""
     kept = {name: value for name, value in given.items() if not is_masked(value)}
     missing = []
     for name in [name for name in given if name not in kept]:
@@ -135,7 +135,7 @@ def _url_and_options(kind: str, given: dict[str, Any]) -> tuple[str, dict[str, A
 
 @dataclasses.dataclass(frozen=True)
 class StorageType:
-    """A type of storage: a directory, or with protocols a remote storage, whose library an extra of the same name has.
+    """A type of storage: a directory, or with protocols a remote storage, whose library is the extra of its name.
 
     Args:
         description: a sentence for the reference of the configuration.

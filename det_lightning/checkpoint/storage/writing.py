@@ -95,7 +95,7 @@ def complete(
 
 @contextlib.contextmanager
 def _writing(staging: StagingDirectory) -> Iterator[None]:
-    """Turn an error in writing a checkpoint into a ``CheckpointError``, and abandon the checkpoint after any error."""
+    """Raise an error in writing a checkpoint as a ``CheckpointError``, and abandon the checkpoint after any error."""
     try:
         yield
     except BaseException as e:
@@ -119,7 +119,7 @@ def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointErro
 
 
 def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
-    """Write all files but ``metadata.json``; first ``load_data.json``, which marks an incomplete checkpoint."""
+    """Write all files but ``metadata.json``; the first is ``load_data.json``, by which an incomplete one is known."""
     load_data = content.load_data or {}
     if not load_data.keys() >= layout.LOAD_DATA_ENTRIES:  # unknown ones are null
         load_data = {**layout.make_load_data(**read_settings(content.resume, load_data)), **load_data}
@@ -146,7 +146,7 @@ def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:
 
 
 def _encode_load_data(load_data: Mapping[str, Any]) -> str:
-    """Return the text of ``load_data.json``; leave out values that JSON cannot hold, and name these in a warning."""
+    """Return the text of ``load_data.json``; values that JSON cannot hold are left out, and named in a warning."""
     losses: list[str] = []
     places = list(load_data.get(SPELLED) or [])
     content = {}
@@ -343,7 +343,7 @@ class CheckpointQueue:
 
     def _copy(self, content: CheckpointContent, checkpoint_id: str) -> CheckpointContent:
         try:
-            return self._copier.copy(content)
+            return self._copier.copy(content, content.copies)
         except (RuntimeError, pickle.PicklingError, AttributeError, TypeError) as e:
             raise errors.CheckpointError(
                 f"Checkpoint {checkpoint_id} cannot be written: its state cannot be copied: {e}."
@@ -359,16 +359,18 @@ class StateCopier:
     def __init__(self) -> None:
         self._free: dict[tuple[int, bool], list[torch.Tensor]] = defaultdict(list)
 
-    def copy(self, state: _State) -> _State:
+    def copy(self, state: _State, leave: Collection[torch.Tensor] = ()) -> _State:
         """Return a copy of ``state``: nested containers, tensors, and anything that can be deep-copied.
 
         Tensors that share memory also share memory in the copy, except sparse, quantized and lazily conjugated tensors
-        and tensors of other classes.
+        and tensors of other classes. The tensors in ``leave`` are not copied.
         """
         free, self._free = self._free, defaultdict(list)
         storages: dict[tuple[torch.device, int, int], torch.UntypedStorage] = {}
-        memo: dict[int, Any] = {}  # deepcopy() takes the copies of tensors from here
+        memo: dict[int, Any] = {id(tensor): tensor for tensor in leave}  # deepcopy() takes copies from here
         for tensor in iterate_tensors(state):
+            if id(tensor) in memo:
+                continue
             if not _is_plain(tensor):
                 memo[id(tensor)] = copy.deepcopy(tensor) if tensor.is_leaf else tensor.detach().clone().requires_grad_()
                 continue
