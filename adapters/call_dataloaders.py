@@ -139,7 +139,7 @@ def _adapt(given: Any, name: str, context: PyTorchTrialContext) -> Any:
 
 
 def _refuse_shares(loader: Any, name: str, is_sharded: bool, ranks: int) -> None:
-    """Raise an UnsupportedTrainerFlags if each of several ranks would train on all data, or on a share of its share."""
+    """Raise an UnsupportedTrainerFlags if each of several ranks would get all data, or a share of its share."""
     has_sampler = is_sharded and any(
         isinstance(one, torch.utils.data.DistributedSampler) for one in list_samplers(loader)
     )

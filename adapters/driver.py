@@ -36,7 +36,7 @@ logger = get_logger(__name__)
 class StopIterationGuard:
     """Turns a ``StopIteration`` of trial code into a ``RuntimeError``; Lightning would take it for the end of the data.
 
-    It is a class because It is a class because ``contextlib.contextmanager`` would raise the ``StopIteration`` again.
+    It is a class because ``contextlib.contextmanager`` would raise the ``StopIteration`` again.
     """
 
     def __enter__(self) -> None:

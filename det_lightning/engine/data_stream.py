@@ -197,7 +197,7 @@ class TrialData:
         parts = find_stateful(resumable, is_positioned=True)
         if not parts:
             return resumable
-        return self._continue_passes(RepeatingLoader(resumable, self._context.position, parts, is_positioned=True))
+        return self._continue_passes(RepeatingLoader(resumable, self._context.position, parts))
 
     def _continue_passes(self, loader: Any) -> Any:
         if isinstance(loader, RepeatingLoader):
@@ -238,8 +238,7 @@ class RepeatingLoader:
     """Repeats a loader whose ``parts`` know their position, and collects their state for checkpoints.
 
     Samplers are told the number of each pass. A resumed run without a state in the checkpoint leaves the position to
-    the trial, or with ``skips`` leaves out the batches of the interrupted pass. A loader that ``is_positioned`` has no
-    end, and begins with the first batch of the run.
+    the trial, or with ``skips`` leaves out the batches of the interrupted pass.
     """
 
     def __init__(
@@ -249,14 +248,12 @@ class RepeatingLoader:
         parts: list[Any],
         *,
         skips: bool = False,
-        is_positioned: bool = False,
     ) -> None:
         self.parts = parts
         self._loader = loader
         self._source = RunLoader(loader)
         self._position = position
         self._skips = skips
-        self._is_positioned = is_positioned
         self._length = length_or_none(loader) or None
         self._drawn: int | None = None  # batches over the whole run, once the passes have begun
         # The latest states of the parts, and the batch before which they were asked for.

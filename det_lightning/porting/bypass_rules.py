@@ -202,7 +202,7 @@ def _has_choice(node: ast.AST) -> bool:
 
 
 def _takes(call: ast.Call, value: str) -> bool:
-    """Return whether a call passes a string."""
+    """Return whether a call passes ``value``."""
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     return any(isinstance(one, ast.Constant) and one.value == value for one in given)
 
@@ -232,7 +232,7 @@ def _explain_process_call(call: ast.Call, names: dict[str, str], variables: set[
 
 
 def find_torch_names(tree: ast.Module) -> dict[str, str]:
-    """Return the names that a file imports from torch and does not rebind, with their full names."""
+    """Return the names that a file imports from torch, unless a later import takes the name, with their full names."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -60,7 +60,7 @@ _DET_COMMANDS = {
     r"(checkpoint|c) describe": "det-lightning checkpoint show CHECKPOINT",
     r"(experiment|exp|e|trial|t|checkpoint|c) download": "det-lightning checkpoint export STORAGE",
     r"(checkpoint|c) rm": "det-lightning checkpoint prune STORAGE",
-    r"(experiment|exp|e) wait": "nothing: det-lightning run returns at the end of the experiment",
+    r"(experiment|exp|e) wait": "nothing, since det-lightning run returns at the end of the experiment",
     r"preview-search( .*)?": "det-lightning run CONFIG --dry-run",
     r"tensorboard start": "tensorboard --logdir experiments",
 }
@@ -71,10 +71,12 @@ _RENAMED = {
 }
 # Other commands, which need a cluster. "det model" and "det task" may be plain text, so a common verb must follow.
 _OF_CLUSTER = re.compile(
-    r"(experiment|exp|e|trial|t|checkpoint|cp|c|agent|a|cmd|command|deploy|d|job|j|master|m|model|notebook|project|p|"
-    r"resources|res|resource-pool|rp|shell|slot|s|task|template|tpl|tensorboard|user|u|workspace|w) "
-    r"(add|archive|aws|config|create|delete|describe|download|edit|gcp|info|kill|label|list|list-versions|local|login|"
-    r"logout|logs|ls|move|open|register|register-version|run|set|show|start|unarchive|update|wait|whoami)"
+    r"version|(experiment|exp|e|trial|t|checkpoint|cp|c|agent|a|auth|cmd|command|config-policies|deploy|d|job|j|master|m|"
+    r"model|notebook|project|p|rbac|resources|res|resource-pool|rp|shell|slot|s|task|template|tpl|tensorboard|tkn|token|"
+    r"user|u|user-group|workspace|w) "
+    r"(add|archive|aws|cleanup-logs|config|create|delete|describe|disable|download|edit|enable|gcp|info|kill|label|list|"
+    r"list-versions|local|login|logout|logs|ls|move|open|register|register-version|rename|run|set|show|start|unarchive|"
+    r"update|wait|whoami)"
 )
 # Readers of a command's output: a pipe behind the command, and substitutions around it.
 _READS = re.compile(r"[ \t]*(?:2>&1[ \t]*)?\|(?!\|)")
@@ -204,7 +206,7 @@ def note_det_commands(text: str, first_line: int) -> list[Finding]:
 def _note_det_command(found: re.Match[str], line: int, need: Need) -> list[Finding]:
     name = _join(found["program"])
     if ours := find_counterpart(_join(found["command"])):
-        return [Finding(line, Severity.problem, f"{name}: det-lightning has another command", f"write {ours}")]
+        return [Finding(line, Severity.problem, f"{name}: it talks to a Determined master", f"in its place: {ours}")]
     if _OF_CLUSTER.fullmatch(_join(found["command"])):
         advice = "remove it, or keep it for as long as there is a master"
         return [Finding(line, Severity.problem, f"{name}: it needs a Determined master", advice, need)]

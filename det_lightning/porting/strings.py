@@ -146,8 +146,9 @@ def note_started_commands(file: PythonFile) -> None:
     for call in file.find(cst.Call):
         if last_name(call.func) in _START and call.args:
             started += [call, *file.find_values(call.args[0].value)]
-            if commands.IMPORTED.search(file.source(call)):
-                file.note(call, Severity.problem, *_PROGRAM, Premise.changed)
+    for node in started:
+        if commands.IMPORTED.search(file.source(node)) and not any(one in started for one in file.ancestors(node)):
+            file.note(node, Severity.problem, *_PROGRAM, Premise.changed)
     for words in file.find(cst.List, cst.Tuple):
         first = read_string(words.elements[0].value) if words.elements else None
         started += [words] if (first or "").rpartition("/")[2] == "det" else []

@@ -59,17 +59,18 @@ class ChosenPrecision:
     # torch.amp
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        call = "wrap_scaler() or experimental.use_amp()"
+        return self._take_scaler(scaler, "wrap_scaler()")
+
+    def _take_scaler(self, scaler: Any, call: str) -> Any:
         self._refuse_two_precisions(call, self.whole_models != FLOAT32 or self._has_levels or self.scaler is not None)
         if self.models:
             raise errors.InvalidExperimentException(f"Call {call} before the first wrap_model().")
         self.scaler = scaler
-        self._chosen_by = "wrap_scaler()"
+        self._chosen_by = call
         return scaler
 
     def use_amp(self) -> None:
-        scaler = self.wrap_scaler(make_scaler())
-        self._chosen_by = "experimental.use_amp()"
+        scaler = self._take_scaler(make_scaler(), "experimental.use_amp()")
         self._autocasts = True
         self.scaler = scaler
 

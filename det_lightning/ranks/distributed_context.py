@@ -62,7 +62,7 @@ class DistributedContext:
         topology: the six numbers together; each is an attribute too.
 
     Raises:
-        ValueError: some of the six numbers are missing, contradict each other or the numbers of other ranks, or or or
+        ValueError: some of the six numbers are missing, contradict each other or the numbers of other ranks, or
             the port or the timeout cannot be used. The message names all mistakes.
         AssertionError: there are several nodes, but no ``chief_ip``.
         RuntimeError: the other ranks could not be reached, or did not come in time. The message names the ranks.

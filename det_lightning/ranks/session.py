@@ -77,7 +77,6 @@ class ProgressWatch:
         self._ends = False
         self._rank = rank
         self._store = store
-        self._notice_s = notice_s
         self._tick_s = min(_TICK_S, notice_s / 6 or _TICK_S) * max(1.0, size / 64)
         self._is_in_batches = False
         self._seen: object = None

@@ -90,7 +90,7 @@ def test_write_changes_the_project_only(project: Path) -> None:
     after = contents(project)
     assert after.keys() == before.keys()
     assert {name for name in after if after[name] != before[name]} == {"code.py", "lib/code.py"}
-    assert f"{project / 'run.sh'}:1: problem: det e logs: det-lightning has another command\n" in result.stderr
+    assert f"{project / 'run.sh'}:1: problem: det e logs: it talks to a Determined master\n" in result.stderr
     assert "0 files changed" in run(project, "--write").stderr
 
 

@@ -451,7 +451,7 @@ def test_a_hook_is_a_finding(name: str, text: str, is_found: bool, tmp_path: Pat
         ("a.sh", 'det e create "$@"\n', "1: det e create", "det-lightning run CONFIG DIR"),
         ("a.sh", "cd x\ndet -m host e logs -f 1\n", "2: det -m host e logs", "experiment logs EXPERIMENT TRIAL"),
         ("a.sh", "det trial logs -f 3\n", "1: det trial logs", "det-lightning experiment logs EXPERIMENT TRIAL"),
-        ("a.sh", "det e wait 3\n", "1: det e wait", "nothing: det-lightning run returns at"),
+        ("a.sh", "det e wait 3\n", "1: det e wait", "nothing, since det-lightning run returns at"),
         ("a.sh", "det preview-search c.yaml\n", "1: det preview-search", "det-lightning run CONFIG --dry-run"),
         ("a.sh", "id=$(det e create c.yaml .)\n", "1: det e create", "det-lightning run CONFIG DIR"),
         ("a.sh", "det e create c.yaml . 2>&1 | sed s/x//\n", "1: det e create", "det-lightning run CONFIG DIR"),
@@ -470,8 +470,8 @@ def test_commands_of_det_have_counterparts(name: str, text: str, reason: str, in
     port = port_text(tmp_path, name, notebook(text) if name == "a.ipynb" else text)
     assert not port.changed
     (found,) = port.findings
-    assert f"{found.line}: {found.reason}" == f"{reason}: det-lightning has another command"
-    assert found.advice.startswith("write ")
+    assert f"{found.line}: {found.reason}" == f"{reason}: it talks to a Determined master"
+    assert found.advice.startswith("in its place: ")
     assert instead in found.advice
     assert found.needs_determined is Need.nothing
 

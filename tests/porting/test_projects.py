@@ -57,7 +57,7 @@ def test_entry_points_have_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("det_lightning.porting.entry_points.count_gpus", lambda: 2)
     configurations = [f"{name}.yaml" for name in ("adaptive", "const", "distributed", "harness")]
     runs = {name: f"should run with `det-lightning run {name} --hook skip`" for name in configurations}
-    change = "submit.sh:3 (det e create: det-lightning has another command)"
+    change = "submit.sh:3 (det e create: it talks to a Determined master)"
     assert sentences(given("classic")) == {
         **{name: f"{run}; 1 finding to look at" for name, run in runs.items()},
         "submit.sh": f"should run with `sh submit.sh` once this is changed: {change}",
@@ -86,7 +86,7 @@ def test_notebooks_for_the_master_stay() -> None:
         "determined_files/const.yaml": "should run with "
         "`det-lightning run determined_files/const.yaml determined_files`",
         "sweep.py": "should run with `python sweep.py` once this is changed: sweep.py:11 (det experiment create: "
-        "det-lightning has another command), sweep.py:19 (det e create: det-lightning has another command)",
+        "it talks to a Determined master), sweep.py:19 (det e create: it talks to a Determined master)",
         "walkthrough.ipynb": "still needs Determined because of walkthrough.ipynb:27 (determined.experimental.client: "
         "it talks to a Determined master)",
     }

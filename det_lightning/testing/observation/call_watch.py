@@ -80,7 +80,7 @@ def _find_subclasses(cls: type) -> set[type]:
 
 
 class CallWatch(TorchFunctionMode):
-    """Notes in the record of ``observer`` which calls the trial makes, by kind, each line once."""
+    """Notes in the record of ``observer`` which calls the trial makes, by kind, each call of a line once."""
 
     def __init__(self, observer: Observer, directory: Path) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class CallWatch(TorchFunctionMode):
 
 
 def _find_storage(value: Any) -> int | None:
-    """Return the address of a tensor's memory; None if it has no elements."""
+    """Return the address of a tensor's memory; None for any value without memory of its own."""
     is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type != "meta"
     return value.data_ptr() or None if is_strided else None
 

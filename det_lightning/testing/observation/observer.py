@@ -300,7 +300,7 @@ class Observer(recorder.TrainingLog):
         self._reducers.append(reducer)
 
     def note_frozen(self) -> None:
-        """Note the parameters that are frozen at a backward pass but were not at ``wrap_model()``."""
+        """Note the parameters frozen at a backward pass but not at ``wrap_model()``, in models that still train."""
         for prefix, model in {} if self.trial is None else recorder.find_models(self.trial).items():
             parameters = dict(model.named_parameters(prefix))
             if any(parameter.requires_grad for parameter in parameters.values()):
@@ -377,7 +377,7 @@ class Observer(recorder.TrainingLog):
         self.draws = self.draws or recorder.random_states() not in undrawn
 
     def _weigh(self, moment: str) -> None:
-        """Keep the weights, once in a validation."""
+        """Keep the weights at the first occurrence of a moment in a validation."""
         if moment == "start":
             self.weights_around.append({})
         if self.weights_around:

@@ -59,7 +59,7 @@ ALL_DATA = ShortenedData()
 
 
 def _first_samples(loader: DataLoader, batches: int) -> BatchSampler:
-    """Return a sampler of the first batches of each pass; shuffled or not, each pass has the same samples."""
+    """Return a sampler of the first batches of each pass, which shuffles the same samples if the loader shuffles."""
     sampler = loader.sampler
     if not makes_batches(loader) or not isinstance(sampler, RandomSampler):
         return FirstBatches(loader.batch_sampler, batches)
