@@ -220,10 +220,10 @@ def test_vanished_are_named_at_the_end(tmp_path: Path, kind: str, after: int, as
 @pytest.mark.slow
 def test_two_processes_share_a_storage(tmp_path: Path) -> None:
     command = [start_warm_python().executable, str(ROOT / "tests/soak/share_storage.py")]
-    arguments = ["--rounds", "2", "--runs", "3", "--json", "outcome.json"]
+    arguments = ["--rounds", "8", "--runs", "3", "--json", "outcome.json"]
     subprocess.run([*command, *arguments], cwd=tmp_path, env=environment(), check=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["findings"] == []
-    assert outcome["rounds"] == 2
+    assert outcome["rounds"] == 8
     # They were trials of their own.
-    assert outcome["trials"] >= 6
+    assert outcome["trials"] >= 24

@@ -187,6 +187,7 @@ def _read(
     trusted = reading.trusted
     require_inside(directory)
     layout.require_complete(directory)
+    has_metadata = (directory / layout.METADATA_FILE).exists()
     state_file = layout.find_state_file(directory)
     read: ReadFile = functools.partial(read_weights if only_weights else read_state, trusted=trusted)
     if reading.recorded:
@@ -219,6 +220,9 @@ def _read(
     elif damage := find_damage(directory, names):
         differences = "; ".join(damage)
         logger.warning("The trusted checkpoint %s differs from its manifest: %s.", directory, differences)
+    # Of a checkpoint that is deleted meanwhile, files that may be missing, such as the resume state, just seem to be.
+    if has_metadata and not (directory / layout.METADATA_FILE).exists():
+        raise errors.IncompleteCheckpointError(f"{directory} was deleted while it was read. Use another checkpoint.")
     return content
 
 
