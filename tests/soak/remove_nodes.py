@@ -60,7 +60,11 @@ def run_once(cluster: Any, folder: Path, generator: random.Random) -> str:
     experiment = folder / "small-1"
     options = ("--cpu", "--experiments", folder, "--ray", cluster.address)
     process = start("run", config, config.parent, *options)
-    wait_for(lambda: bool(events_of(experiment, "run_placed")), timeout_s=LIMIT_S)
+    try:
+        wait_for(lambda: bool(events_of(experiment, "run_placed")), timeout_s=LIMIT_S)
+    except AssertionError:
+        process.kill()
+        raise AssertionError(f"the trial was not placed: {process.communicate()[1]}") from None
     after = generator.randrange(BATCHES - 1)  # so many batches
     if generator.random() < 0.8:
         wait_for(lambda: len(events_of(experiment, "validation")) >= after, timeout_s=LIMIT_S)
