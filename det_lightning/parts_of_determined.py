@@ -75,14 +75,6 @@ MISSING_PARTS = {
         "is any error of a checkpoint",
     ),
     "determined.exec": ("it runs inside of Determined's containers", "remove it"),
-    "determined.experimental.estimator": (
-        "Determined's Native API is gone since 0.18",
-        "put the estimator and its specs into the methods of a det_lightning.estimator.EstimatorTrial",
-    ),
-    "determined.estimator.EstimatorNativeContext": (
-        "Determined's Native API is gone since 0.18",
-        "put the estimator and its specs into the methods of a det_lightning.estimator.EstimatorTrial",
-    ),
     "determined.experimental.core_v2": (
         "the Core API as module attributes is not covered",
         "use `with det_lightning.core.init() as core_context:`, which has the same parts",

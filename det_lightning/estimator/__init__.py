@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from det_lightning.estimator._files import load_estimator_from_checkpoint_path
     from det_lightning.estimator._module import EstimatorModule
     from det_lightning.estimator._session import RunHook
-    from det_lightning.estimator._trainer import Trainer, init
+    from det_lightning.estimator._trainer import EstimatorNativeContext, Trainer, init
 
 #: The names that need TensorFlow, with the module that defines each.
 _WITH_TENSORFLOW = {
     "EstimatorModule": "_module",
+    "EstimatorNativeContext": "_native",
     "RunHook": "_session",
     "Trainer": "_trainer",
     "init": "_trainer",
@@ -31,6 +32,7 @@ __all__ = [
     "EstimatorContext",
     "EstimatorExperimentalContext",
     "EstimatorModule",
+    "EstimatorNativeContext",
     "EstimatorTrial",
     "EstimatorTrialContext",
     "MetricReducer",

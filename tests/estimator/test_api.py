@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 
 def test_names_and_version_1_behaviour() -> None:
     assert sorted(estimator.__all__) == [
-        *("EstimatorContext", "EstimatorExperimentalContext", "EstimatorModule", "EstimatorTrial"),
-        *("EstimatorTrialContext", "MetricReducer", "RunHook", "ServingInputReceiverFn", "Trainer"),
+        *("EstimatorContext", "EstimatorExperimentalContext", "EstimatorModule", "EstimatorNativeContext"),
+        *("EstimatorTrial", "EstimatorTrialContext", "MetricReducer", "RunHook", "ServingInputReceiverFn", "Trainer"),
         *("init", "load_estimator_from_checkpoint_path"),
     ]
     assert [name for name in estimator.__all__ if not getattr(estimator, name).__doc__] == ["ServingInputReceiverFn"]
