@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: The names that need TensorFlow, with the module that defines each.
 _WITH_TENSORFLOW = {
     "EstimatorModule": "_module",
-    "EstimatorNativeContext": "_native",
+    "EstimatorNativeContext": "_trainer",
     "RunHook": "_session",
     "Trainer": "_trainer",
     "init": "_trainer",
