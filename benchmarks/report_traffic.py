@@ -1,11 +1,10 @@
-"""Counts what a report of several processes costs: rounds, messages and bytes of each rank.
+"""Counts what a report of several processes costs: collectives and bytes of each rank.
 
     python benchmarks/report_traffic.py [--sizes 2,4,8,16]
 
 A report has 100 batches with 10 metrics (float32) and says whether a rank wants to stop. Processes are connected by
 gloo; for comparison, without a process group, where objects go through the store of rank 0. Bytes are those that the
-kernel has sent and received on all TCP connections of the process, of the rank with the most. A message is a part that
-one rank sends to another. The sends of one round do not wait for each other. Needs Linux.
+kernel has sent and received on all TCP connections of the process, of the rank with the most. Needs Linux.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ TCP_INFO_BYTES = 120
 class Traffic:
     """What one report costs the rank with the most of each; the median over reports."""
 
-    rounds: float
-    messages: float
+    collectives: float
     bytes_sent: float
     bytes_received: float
     through_store: float
@@ -54,17 +52,15 @@ class Traffic:
 
 
 class Counter(TorchDispatchMode):
-    """Counts the collectives of this rank, all of them all-to-all exchanges, and its exchanges through the store."""
+    """Counts the collectives of this rank, and its exchanges through the store."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rounds = 0
+        self.collectives = 0
         self.through_store = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":
-            assert "alltoall" in func.name(), func.name()
-            self.rounds += 1
+        self.collectives += func.namespace == "c10d"
         return func(*args, **(kwargs or {}))
 
     def profile(self, frame: Any, event: str, argument: Any) -> None:
@@ -115,7 +111,7 @@ def report(rank: int, size: int, folder: Path, port: int, grouped: bool, results
             sys.setprofile(None)
         time.sleep(0.05)
         sent, received = (bytes_of_process() - before).tolist()
-        found.append((counter.rounds, counter.rounds * (size - 1), sent, received, counter.through_store))
+        found.append((counter.collectives, sent, received, counter.through_store))
     context.allgather(None)
     begun = time.perf_counter()
     for _ in range(REPORTS):
@@ -148,14 +144,14 @@ def measure(size: int, grouped: bool) -> Traffic:
 
 
 def figures(short: bool = False) -> dict[str, float]:
-    """Return rounds and bytes of a report in 2 and 16 processes; a short run leaves out the latter."""
+    """Return collectives and bytes of a report in 2 and 16 processes; a short run leaves out the latter."""
     with Counter():
         torch.zeros(1).clone()  # imports what each process would import
     counted = {size: measure(size, grouped=True) for size in ((2,) if short else (2, 16))}
     return {
         f"{size}_ranks/{name}": getattr(traffic, name)
         for size, traffic in counted.items()
-        for name in ("rounds", "bytes_sent")
+        for name in ("collectives", "bytes_sent")
     }
 
 
@@ -164,17 +160,17 @@ def table(sizes: list[int]) -> str:
     with Counter():
         torch.zeros(1).clone()
     lines = [
-        "| processes | connected by | rounds | messages | bytes sent | bytes received | through the store | ms |",
-        "|---|---|---|---|---|---|---|---|",
+        "| processes | connected by | collectives | bytes sent | bytes received | through the store | ms |",
+        "|---|---|---|---|---|---|---|",
     ]
     for grouped in (True, False):
         for size in sizes:
             found = measure(size, grouped)
-            rounds, messages = (f"{number:.0f}" if grouped else "" for number in (found.rounds, found.messages))
             of_bytes = f"{found.bytes_sent:,.0f} | {found.bytes_received:,.0f}"
             wall = f"{found.wall_ms:.2f}" if size == 2 else ""
             by = "gloo" if grouped else "the store"
-            lines.append(f"| {size} | {by} | {rounds} | {messages} | {of_bytes} | {found.through_store:.0f} | {wall} |")
+            counts = f"{found.collectives:.0f} | {of_bytes} | {found.through_store:.0f}"
+            lines.append(f"| {size} | {by} | {counts} | {wall} |")
     return "\n".join(lines)
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import functools
 import operator
 import os
-import pickle
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -111,83 +108,33 @@ def select_device(local_rank: int) -> torch.device:
     return device
 
 
-_Array = np.ndarray[Any, Any]
-
-_LENGTH_BYTES = 8
-# Gloo's all-gather passes data around a ring; sending a copy to each rank takes one round, but more memory.
-_LARGEST_COPIES_BYTES = 1 << 20
-
-
-def find_group_device(distributed: DistributedContext) -> torch.device | None:
-    """Return the device of the process group's tensors; None if these ranks have no usable group."""
+def has_group(distributed: DistributedContext) -> bool:
+    """Return whether a process group of ``torch.distributed`` connects exactly these ranks."""
     if not dist.is_available() or not dist.is_initialized():
-        return None
-    if (dist.get_rank(), dist.get_world_size()) != (distributed.rank, distributed.size):
-        return None
-    backend = dist.get_backend()
-    if "gloo" in backend:
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
-
-
-class GroupCollectives:
-    """Collectives of a process group, in the same order on all ranks, with arrays of equal size and type.
-
-    ``device`` comes from :func:`find_group_device`.
-    """
-
-    def __init__(self, distributed: DistributedContext, device: torch.device) -> None:
-        self.rank = distributed.rank
-        self.size = distributed.size
-        self._distributed = distributed
-        self._device = device
-
-    def all_to_all(self, outgoing: _Array, operation: str) -> _Array:
-        """Send each rank a part of ``outgoing``, all of equal length; return the parts from all ranks."""
-        sent = torch.from_numpy(outgoing).to(self._device)
-        received = torch.empty_like(sent)
-        self._distributed.wait_for(dist.all_to_all_single(received, sent, async_op=True), operation)
-        return received.cpu().numpy()
-
-    def all_gather(self, own: _Array, operation: str) -> _Array:
-        """Return the vectors of all ranks as an array of shape ``(ranks, n)``."""
-        if own.nbytes * self.size <= _LARGEST_COPIES_BYTES:
-            return self.all_to_all(np.tile(own, self.size), operation).reshape(self.size, -1)
-        sent = torch.from_numpy(own).to(self._device)
-        received = torch.empty((self.size, len(own)), dtype=sent.dtype, device=self._device)
-        self._distributed.wait_for(dist.all_gather(list(received.unbind()), sent, async_op=True), operation)
-        return received.cpu().numpy()
-
-    def send_from_chief(self, own: _Array, operation: str) -> _Array:
-        exchanged = torch.from_numpy(own).to(self._device)
-        self._distributed.wait_for(dist.broadcast(exchanged, 0, async_op=True), operation)
-        return exchanged.cpu().numpy()
+        return False
+    return (dist.get_rank(), dist.get_world_size()) == (distributed.rank, distributed.size)
 
 
 class RankExchange:
     """Exchanges among the ranks of a run; all ranks must call the same methods in the same order.
 
-    The first exchange finds out whether all ranks have a process group. Without a group, objects go through the store
-    of ``distributed``.
+    Objects go through the process group, if all ranks have one: through the store of ``distributed``, the bytes of an
+    exchange would grow with the square of the number of ranks. First the ranks meet at the store, which names a rank
+    that does not come, while a collective would wait for the group's timeout.
     """
 
     def __init__(self, distributed: DistributedContext) -> None:
         self.distributed = distributed
         self.is_alone = distributed.size == 1
-        self._asked = self.is_alone
-        self._found_group: GroupCollectives | None = None
-        # From the previous exchange: an exchange of about as many bytes takes a single collective.
-        self._object_bytes = 1024
+        self._uses_group: bool | None = False if self.is_alone else None
 
-    def _group(self) -> GroupCollectives | None:
-        """Return the collectives of the process group, if all ranks have a group; the first call asks all ranks."""
-        # Not a cached property: the lock in older Pythons would let ranks in threads in only one after another.
-        if not self._asked:
-            device = find_group_device(self.distributed)
-            if all(self.distributed.allgather(device is not None)) and device is not None:
-                self._found_group = GroupCollectives(self.distributed, device)
-            self._asked = True
-        return self._found_group
+    def _meet(self) -> bool:
+        """Return whether to use the process group, once all ranks are there; the first call asks all ranks."""
+        if self._uses_group is None:
+            self._uses_group = all(self.distributed.allgather(has_group(self.distributed)))
+        elif self._uses_group:
+            self.distributed.allgather(None)
+        return self._uses_group
 
     def unite(self, flags: int) -> int:
         """Return the bits that any rank has set."""
@@ -196,46 +143,16 @@ class RankExchange:
 
     def allgather(self, stuff: Any) -> list[Any]:
         """Return the objects of all ranks, in rank order: copies, except the chief's own object on the chief."""
-        group = self._group()
-        if group is None:
+        if not self._meet():
             return self.distributed.allgather(stuff)
-        pickled = pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL)
-        frames = self._exchange_whole(pickled, lambda frame: [*group.all_gather(frame, "allgather")])
-        own = [stuff] if self.distributed.rank == 0 else []
-        return [*own, *(pickle.loads(_read_content(frame)) for frame in frames[len(own) :])]
+        found: list[Any] = [None] * self.distributed.size
+        dist.all_gather_object(found, stuff)
+        return [stuff, *found[1:]] if self.distributed.rank == 0 else found
 
     def broadcast(self, stuff: Any) -> Any:
         """Return the chief's object."""
-        group = self._group()
-        if group is None:
+        if not self._meet():
             return self.distributed.broadcast(stuff)
-        pickled = pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL) if self.distributed.rank == 0 else b""
-        (frame,) = self._exchange_whole(pickled, lambda frame: [group.send_from_chief(frame, "broadcast")])
-        return stuff if self.distributed.rank == 0 else pickle.loads(_read_content(frame))
-
-    def _exchange_whole(self, pickled: bytes, exchange: Callable[[_Array], list[_Array]]) -> list[_Array]:
-        """Exchange frames again, with room for the longest pickle, if the first frames were too small."""
-        frames = exchange(self._frame(pickled))
-        longest = max(map(_read_length, frames))
-        if longest > self._object_bytes:
-            self._object_bytes = longest
-            frames = exchange(self._frame(pickled))
-        # Leaves room for a slightly longer one next time.
-        self._object_bytes = max(1024, longest + longest // 4)
-        return frames
-
-    def _frame(self, pickled: bytes) -> _Array:
-        """Return a vector of a size common to all ranks, with the pickle's length and, if it fits, the pickle."""
-        frame = np.zeros(_LENGTH_BYTES + self._object_bytes, np.uint8)
-        frame[:_LENGTH_BYTES] = np.array([len(pickled)], np.int64).view(np.uint8)
-        if len(pickled) <= self._object_bytes:
-            frame[_LENGTH_BYTES : _LENGTH_BYTES + len(pickled)] = np.frombuffer(pickled, np.uint8)
-        return frame
-
-
-def _read_length(frame: _Array) -> int:
-    return int(frame[:_LENGTH_BYTES].view(np.int64)[0])
-
-
-def _read_content(frame: _Array) -> bytes:
-    return bytes(frame[_LENGTH_BYTES : _LENGTH_BYTES + _read_length(frame)].data)
+        of_chief = [stuff]
+        dist.broadcast_object_list(of_chief)
+        return of_chief[0]

@@ -19,8 +19,6 @@ from det_lightning.ranks.topology import (
 )
 
 if TYPE_CHECKING:
-    from torch.distributed import Work
-
     from det_lightning import errors
     from det_lightning.ranks.exchange import Exchange
     from det_lightning.ranks.session import Session
@@ -209,17 +207,6 @@ class DistributedContext:
     def broadcast_local(self, stuff: Any = None) -> Any:
         """Return the object of local rank 0 on every rank of the node."""
         return stuff if self._local is None else self._local.broadcast(stuff)
-
-    def wait_for(self, collective: Work, operation: str) -> None:
-        """Wait for a collective of ``torch.distributed``, with the errors of :meth:`gather`.
-
-        All ranks must call this in the same order as other operations. ``collective`` comes from a call with
-        ``async_op=True``; ``operation`` is the name for messages.
-        """
-        if self._all is None:
-            collective.wait()
-        else:
-            self._all.wait_for(collective, operation)
 
     def close(self) -> None:
         """Stop taking part in exchanges, and notify the other ranks; a second call does nothing.

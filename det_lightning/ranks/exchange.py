@@ -2,20 +2,16 @@
 
 The object collectives of a process group will not do: if a rank is missing, has left, or calls another operation, they
 wait for the group's timeout and name no rank. Also, object collectives must not interleave with the collectives of a
-backward pass. The engine waits for tensor collectives here, too: the store knows of failed ranks.
+backward pass. The engine, which does not call them then, lets the ranks meet here before each of its collectives.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
-
-from torch.distributed import Work
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from det_lightning.ranks.session import Session, name_ranks
 from det_lightning.ranks.store import Store, look, pauses
@@ -25,8 +21,6 @@ _PART_BYTES = 4 << 20
 _INLINE_BYTES = 1024
 _LOOK_AROUND_S = 1.0
 _ALARM = b"!"  # no pickle starts with it
-
-_T = TypeVar("_T")
 
 
 class Contribution(NamedTuple):
@@ -46,7 +40,6 @@ class Exchange:
     result stays short for many ranks. Every rank sees the operation of each other rank, so differing calls raise
     everywhere. The keys of a round are deleted when the next round is complete, large objects once all ranks have read
     the objects. A rank that leaves puts an alarm under the key that the other ranks would poll next.
-    A collective of a process group is also a round, but reaches the store only after more than a second.
     ``name`` is the prefix of the group's keys, ``suffix`` is added to the names of operations: ``_local`` on a node.
     """
 
@@ -57,10 +50,6 @@ class Exchange:
         self._members = list(members)
         self._index = self._members.index(session.rank)
         self._round = 0
-        self._stored_rounds = 0
-        # Rounds with keys in the store: from all members, and from this rank.
-        self._kept_round: int | None = None
-        self._announced_rounds: list[int] = []
         session.on_leave.append(self._notify)
 
     def gather(self, stuff: Any) -> list[Any] | None:
@@ -94,13 +83,6 @@ class Exchange:
             return False
         return True
 
-    def wait_for(self, collective: Work, operation: str) -> None:
-        """Wait for a collective of all members as for an exchange, with the same errors."""
-        with self._next_round(operation) as operation:
-            look_around = functools.partial(self._look_at_others, operation)
-            self._poll(operation, collective.is_completed, look_around, self._session.timeout_s)
-            self._raise_its_error(operation, collective)
-
     @property
     def _store(self) -> Store:
         return self._session.store
@@ -113,8 +95,7 @@ class Exchange:
         for number in (self._round, self._round + 1):
             store.compare_set(self._key("all", number), "", alarm)
         if store.add(f"{self._name}/left", 1) == len(self._members):
-            kept = () if self._kept_round is None else (self._kept_round,)
-            for number in (*kept, *range(max(self._round - 1, 0), self._round + 2)):
+            for number in range(max(self._round - 1, 0), self._round + 2):
                 self._delete_round(number)
             for key in (f"{self._name}/left", f"{self._name}/came"):
                 store.delete_key(key)
@@ -123,33 +104,22 @@ class Exchange:
         self, operation: str, pickled: bytes, wanted: Iterable[int], timeout_s: float | None = None, reason: str = ""
     ) -> list[bytes]:
         """Take part in the next round, and return the pickles of the wanted members; ``reason`` is for leaving."""
-        with self._next_round(operation, reason) as operation:
-            self._contribute(operation, pickled)
-            contributions = self._wait_for_all(operation, timeout_s or self._session.timeout_s)
-            self._check_same_operation(contributions)
-            chosen = [contributions[index] for index in wanted]
-            found = [one.inline + b"".join(map(self._store.get, self._part_keys(one))) for one in chosen]
-            self._release(contributions)
-            self._kept_round = self._round
-            self._stored_rounds += 1
-        return found
-
-    @contextlib.contextmanager
-    def _next_round(self, operation: str, reason: str = "") -> Iterator[str]:
-        """Yield the full name of an operation, and count the round after the block; leave the session on an error."""
         operation += self._suffix
         try:
             with self._session.name_lost_store():
-                yield operation
-                # Nobody reads any more what this rank announced in earlier rounds.
-                while self._announced_rounds and self._announced_rounds[0] < self._round:
-                    self._store.delete_key(self._key("each", self._announced_rounds.pop(0)))
+                self._contribute(operation, pickled)
+                contributions = self._wait_for_all(operation, timeout_s or self._session.timeout_s)
+                self._check_same_operation(contributions)
+                chosen = [contributions[index] for index in wanted]
+                found = [one.inline + b"".join(map(self._store.get, self._part_keys(one))) for one in chosen]
+                self._release(contributions)
         except BaseException as error:
             reason = reason or f"its {operation}() failed: {error or type(error).__name__}"
             self._session.leave(reason, failed=True)
             raise
         self._round += 1
         self._session.watch.exchanges += 1
+        return found
 
     def _contribute(self, operation: str, pickled: bytes) -> None:
         store = self._store
@@ -159,65 +129,32 @@ class Exchange:
         for number, key in enumerate(self._part_keys(own)):
             store.set(key, pickled[number * _PART_BYTES : (number + 1) * _PART_BYTES])
         store.append(self._key("each"), pickle.dumps(tuple(own)))
-        if store.add(f"{self._name}/came", 1) == len(self._members) * (self._stored_rounds + 1):
+        if store.add(f"{self._name}/came", 1) == len(self._members) * (self._round + 1):
             # A pickle holds equal entries only once, if they are the same object.
             entries: dict[tuple[object, ...], tuple[object, ...]] = {}
             came = [entries.setdefault(one[1:], one[1:]) for one in self._read_own_round()]
             store.set(self._key("all"), pickle.dumps(came, pickle.HIGHEST_PROTOCOL))
             # All have come to this round, so none still reads the previous one.
-            if self._kept_round is not None:
-                self._delete_round(self._kept_round)
+            if self._round:
+                self._delete_round(self._round - 1)
 
     def _wait_for_all(self, operation: str, timeout_s: float) -> list[Contribution]:
-        published = functools.partial(look, self._store, self._key("all"))
-        found = self._poll(operation, published, self._find_missing, timeout_s) or self._store.get(self._key("all"))
-        self._raise_if_alarm(found, operation)
-        return [Contribution(member, *entry) for member, entry in enumerate(pickle.loads(found))]
-
-    def _poll(
-        self, operation: str, ask: Callable[[], _T], look_around: Callable[[], object], timeout_s: float
-    ) -> _T | None:
-        """Call ``ask`` until it returns something true, and return that; call ``look_around`` now and then.
-
-        Return None if the time is up but the last rank has come after all; raise a RuntimeError if a rank is missing.
-        """
+        """Return the contributions of all members; raise a RuntimeError if one has left, or does not come in time."""
         looks = 0
         for waited in pauses(timeout_s, self._session.longest_pause_s):
-            if answer := ask():
+            if (found := look(self._store, self._key("all"))) is not None:
                 break
             if waited > (looks + 1) * _LOOK_AROUND_S:
                 looks += 1
-                look_around()
+                self._find_missing()
         else:
             self._raise_for_missing(operation)
-            answer = None
+            found = self._store.get(self._key("all"))  # the last rank has come after all
         self._session.watch.awaited = ()
-        return answer
-
-    def _look_at_others(self, operation: str) -> None:
-        """Announce that this rank is waiting; raise if a rank has left or calls another operation."""
-        if self._round not in self._announced_rounds:
-            self._store.append(self._key("each"), pickle.dumps((self._index, operation, 0, b"")))
-            self._announced_rounds.append(self._round)
-        self._raise_if_alarm(look(self._store, self._key("all")), operation)
-        self._check_same_operation(self._read_own_round())
-        self._find_missing()
-
-    def _raise_its_error(self, operation: str, collective: Work) -> None:
-        """Raise the error of a collective, if any, or the reason of a rank that left."""
-        try:
-            collective.wait()
-        except RuntimeError as error:
-            self._raise_if_alarm(look(self._store, self._key("all")), operation)
-            raise RuntimeError(
-                f"Rank {self._session.rank} is in {operation}(), and has lost the connection to another rank, which "
-                f"has probably ended; look for an earlier error there. ({str(error).splitlines()[0]})"
-            ) from error
-
-    def _raise_if_alarm(self, found: bytes | None, operation: str) -> None:
-        if found is not None and found.startswith(_ALARM):
+        if found.startswith(_ALARM):
             reason = found.removeprefix(_ALARM).decode()
             raise RuntimeError(f"Rank {self._session.rank} is in {operation}(), but {reason}.")
+        return [Contribution(member, *entry) for member, entry in enumerate(pickle.loads(found))]
 
     def _find_missing(self) -> list[int]:
         """Return the ranks that have not come, and note them for the watch."""
