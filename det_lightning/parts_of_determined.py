@@ -99,10 +99,7 @@ MISSING_PARTS = {
         "pass the LightningModule itself to pl.Trainer; det_lightning.callbacks.DeterminedCheckpoint is for trials",
     ),
     "determined.load": ("it loads trials inside of Determined's containers", "import the trial's class"),
-    "determined.profiler": (
-        "its profiler reports to a Determined master",
-        "call context.set_profiler() in a trial, or core_context.profiler.on() in a script for the Core API",
-    ),
+    "determined.profiler": ("its profiler reports to a Determined master", "call context.set_profiler() in a trial"),
     "determined.pytorch.deepspeed": (
         "DeepSpeedTrial is not covered",
         "write a PyTorchTrial (strategy='trial_fsdp' shards its models), or a LightningModule for "

@@ -57,7 +57,7 @@ class Context:
         preempt: tells whether to save and end.
         train: reports metrics, progress and status.
         searcher: tells how long to train.
-        profiler: samples metrics of the machine.
+        profiler: does nothing.
         experimental: logs the checkpoints and models in use.
         info: the trial of this process; None outside of experiments.
 
@@ -189,7 +189,7 @@ def init(
         preempt=preempt,
         train=TrainContext(distributed, storage, tensorboard_mode, task, preempt),
         searcher=SearcherContext(distributed, task),
-        profiler=ProfilerContext(distributed, task),
+        profiler=ProfilerContext(),
         info=info,
     )
 

@@ -13,7 +13,7 @@ from det_lightning import errors
 from det_lightning.distributed.backend import Backend, GradientExchange
 from det_lightning.escaping import get_logger
 from det_lightning.precision.levels import DYNAMIC, Level
-from det_lightning.precision.scaling import LossScaling, ScaledGradients, StepUnless
+from det_lightning.precision.scaling import LossScaling, ScaledGradients
 
 logger = get_logger(__name__)
 
@@ -98,10 +98,7 @@ class ApexScaling(LossScaling):
                 f"step_optimizer(scaler=...) got a {type(scaler).__name__} after configure_apex_amp(), which scales "
                 "losses itself: use either torch.amp or apex levels, not both."
             )
-        super().step(optimizer, self._take_overflow(optimizer))
-
-    def _take_overflow(self, optimizer: torch.optim.Optimizer) -> StepUnless | None:
-        return None  # apex patches the optimizer
+        super().step(optimizer, None)
 
 
 class ApexLevels(ApexScaling):
@@ -164,12 +161,10 @@ class ApexLevels(ApexScaling):
             super().synchronize(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, scaler: Any | None) -> None:
-        super().step(optimizer, scaler)
-        self._gradients.copy_to_halves(optimizer)
-
-    def _take_overflow(self, optimizer: torch.optim.Optimizer) -> StepUnless | None:
         overflow = self._overflows.pop(optimizer, None)
-        return None if overflow is None else StepUnless(overflow)
+        if overflow is None or scaler is not None or not overflow.item():
+            super().step(optimizer, scaler)
+        self._gradients.copy_to_halves(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in apex's format, under Determined's key."""

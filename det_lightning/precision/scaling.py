@@ -106,44 +106,6 @@ def make_scaler(like: torch.amp.GradScaler | None = None, device: str = "cuda") 
         return torch.amp.GradScaler(device, **settings)
 
 
-class StepUnless:
-    """Stands in for a gradient scaler once gradients are unscaled; ``overflow`` has the shape ``()``."""
-
-    def __init__(self, overflow: torch.Tensor) -> None:
-        self._overflow = overflow
-
-    def step(self, optimizer: Any) -> None:
-        """Step ``optimizer`` if the overflow is 0; otherwise leave parameters and state as they are.
-
-        An optimizer made with ``fused=True`` decides on the device; for others the host waits for the flag.
-        """
-        if not _decides_on_device(optimizer):
-            if not self._overflow.item():
-                optimizer.step()
-            return
-        _begin_momentum(optimizer)
-        # torch's GradScaler passes the flag to a fused optimizer in the same way.
-        optimizer.found_inf = self._overflow
-        try:
-            optimizer.step()
-        finally:
-            del optimizer.found_inf
-
-
-def _decides_on_device(optimizer: Any) -> bool:
-    # A loaded state may not be fused. With dampening, a skipped first step lacks the gradient that begins the momentum.
-    waits = (not g.get("fused", True) or (g.get("momentum") and g.get("dampening")) for g in optimizer.param_groups)
-    return getattr(optimizer, "_step_supports_amp_scaling", False) and not any(waits)
-
-
-def _begin_momentum(optimizer: Any) -> None:
-    """Create SGD's momentum before the first step; a skipped first step would leave the momentum undefined."""
-    for parameter in (p for group in optimizer.param_groups if group.get("momentum") for p in group["params"]):
-        state = optimizer.state[parameter]
-        if parameter.grad is not None and state.get("momentum_buffer") is None:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-
-
 _Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 

@@ -33,17 +33,8 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.01)
 
 
-def fused_momentum(parameters: Any) -> torch.optim.Optimizer:
-    """It skips a step by itself, given a flag."""
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True)
-
-
-def resumed_momentum(parameters: Any) -> torch.optim.Optimizer:
-    """Its state is of an optimizer that was not fused."""
-    parameters = list(parameters)
-    optimizer = fused_momentum(parameters)
-    optimizer.load_state_dict(torch.optim.SGD(parameters, lr=0.01, momentum=0.9).state_dict())
-    return optimizer
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
 def squares(outputs: torch.Tensor, targets: torch.Tensor, index: int) -> torch.Tensor:
@@ -107,9 +98,7 @@ class Configured:
         return scales
 
 
-@pytest.mark.parametrize(
-    "make_optimizer", [pytest.param(adam, marks=pytest.mark.slow), fused_momentum, resumed_momentum]
-)
+@pytest.mark.parametrize("make_optimizer", [pytest.param(adam, marks=pytest.mark.slow), momentum])
 @pytest.mark.parametrize(
     ("level", "scale", "rules"),
     [
