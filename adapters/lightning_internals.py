@@ -324,9 +324,9 @@ def make_launcher(
 
 def read_ddp_options(strategy: pl.strategies.DDPStrategy) -> tuple[dict[str, Any], list[str]]:
     """Return how a strategy replicates models, as arguments, and the names of other options in use."""
-    hooks = {name: vars(strategy)[f"_{name}"] for name in ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper")}
-    options = {**strategy._ddp_kwargs, **hooks}
-    return options, [] if strategy._model_averaging_period is None else ["model_averaging_period"]
+    others = ["ddp_comm_hook"] if strategy._ddp_comm_hook is not None else []
+    others += [] if strategy._model_averaging_period is None else ["model_averaging_period"]
+    return dict(strategy._ddp_kwargs), others
 
 
 def read_fsdp_options(strategy: pl.strategies.FSDPStrategy) -> tuple[dict[str, Any], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from det_lightning import errors
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import ClusterEnvironment, TrainerFn, pl
 from det_lightning.distributed.backend import Backend
-from det_lightning.distributed.ddp import DDPBackend, DDPOptions
+from det_lightning.distributed.ddp import DDPBackend
 from det_lightning.distributed.fsdp import FSDPBackend, Policy
 from det_lightning.distributed.sharded_states import gather_optimizer, gather_tensors, load_into_optimizer
 from det_lightning.ranks.distributed_context import DistributedContext
@@ -181,9 +181,6 @@ class PerModelDDPStrategy(PerModelStrategy):
             that some batches leave out. ``strategy="trial_ddp_find_unused_parameters_true"`` does the same.
         broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view, static_graph: passed to the
             ``DistributedDataParallel`` of each model, with the same defaults.
-        ddp_comm_hook: all-reduces the gradients of a bucket of each model, as in ``DistributedDataParallel``.
-        ddp_comm_state: the state of the hook, for the first model; every other model gets a copy.
-        ddp_comm_wrapper: wraps the hook in another hook.
         **kwargs: arguments of ``DDPStrategy`` about processes: ``process_group_backend``, ``timeout``,
             ``start_method``, ``cluster_environment``.
 
@@ -197,26 +194,14 @@ class PerModelDDPStrategy(PerModelStrategy):
 
     strategy_name = "trial_ddp"
 
-    def __init__(
-        self,
-        find_unused_parameters: bool = False,
-        *,
-        ddp_comm_hook: Callable[[Any, Any], Any] | None = None,
-        ddp_comm_state: Any = None,
-        ddp_comm_wrapper: Callable[[Any], Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, find_unused_parameters: bool = False, **kwargs: Any) -> None:
         given = {name: kwargs.pop(name) for name in _OF_MODELS & kwargs.keys()}
         super().__init__(**kwargs)
-        hook = ddp_comm_hook
-        if hook is not None and ddp_comm_wrapper is not None:
-            hook = ddp_comm_wrapper(hook)
-        arguments = {"find_unused_parameters": find_unused_parameters, **given}
-        self._options = DDPOptions(arguments, hook, ddp_comm_state)
+        self._arguments = {"find_unused_parameters": find_unused_parameters, **given}
 
     def make_backend(self, device: torch.device) -> Backend:
         """Return a backend with DDP for each model."""
-        return DDPBackend(device, self._options)
+        return DDPBackend(device, **self._arguments)
 
 
 pl.strategies.StrategyRegistry.register(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,35 +27,18 @@ from det_lightning.distributed.backend import (
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
-@dataclasses.dataclass(frozen=True)
-class DDPOptions:
-    """How each model is replicated."""
-
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # those of DistributedDataParallel
-    comm_hook: Callable[[Any, Any], Any] | None = None  # see DistributedDataParallel.register_comm_hook
-    comm_state: Any = None  # state of the hook; the first model gets it, every other model a copy
-
-    def for_next_model(self) -> DDPOptions:
-        """Return the same options with a copy of the hook's state; a process group is shared."""
-        if self.comm_state is None or isinstance(self.comm_state, dist.ProcessGroup):
-            return self
-        return dataclasses.replace(self, comm_state=copy.deepcopy(self.comm_state))
-
-
 class ModelDDP(DistributedDataParallel):
     """A model whose gradients are all-reduced during the backward pass; it has the model's attributes.
 
     Any order of forward and backward passes keeps the ranks equal. ``DistributedDataParallel`` averages a gradient once
     after each forward pass, and silently ignores further backward passes; this class notices them, and
     :meth:`average_rest` all-reduces the rest. While ``communicates`` is false, an aggregation keeps gradients.
+    ``arguments`` are those of ``DistributedDataParallel``.
     """
 
-    def __init__(self, module: torch.nn.Module, options: DDPOptions) -> None:
+    def __init__(self, module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
         device = next(module.parameters()).device
-        super().__init__(module, device_ids=[device.index] if device.type == "cuda" else None, **options.arguments)
-        self.options = options
-        if options.comm_hook is not None:
-            self.register_comm_hook(options.comm_state, options.comm_hook)
+        super().__init__(module, device_ids=[device.index] if device.type == "cuda" else None, **arguments)
         self._reduced = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         self.communicates = True
         self._evaluates = False
@@ -145,16 +126,16 @@ class ModelDDP(DistributedDataParallel):
 class ReplicatedPlacement(ModelPlacement):
     """Wraps each model with gradients to average in a :class:`ModelDDP`, listed in ``models``."""
 
-    def __init__(self, device: torch.device, options: DDPOptions) -> None:
+    def __init__(self, device: torch.device, arguments: Mapping[str, Any]) -> None:
         super().__init__(device)
-        self._options = options
+        self._arguments = arguments
         self.models: list[ModelDDP] = []
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
         model = super().wrap_model(model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model  # there is nothing to average
-        wrapped = ModelDDP(model, self._options.for_next_model() if self.models else self._options)
+        wrapped = ModelDDP(model, self._arguments)
         self.models.append(wrapped)
         return wrapped
 
@@ -163,7 +144,7 @@ class ReplicatedPlacement(ModelPlacement):
         if not isinstance(model, ModelDDP):
             return super().cast_weights(model, casting)
         casting.renew(model.module)
-        changed = ModelDDP(model.module, model.options)
+        changed = ModelDDP(model.module, self._arguments)
         self.models[self.models.index(model)] = changed
         return changed
 
@@ -208,8 +189,8 @@ class ReplicatedGradients(GradientExchange):
 
 
 class DDPBackend(Backend):
-    """Trains each wrapped model as a :class:`ModelDDP`."""
+    """Trains each wrapped model as a :class:`ModelDDP`, made with ``arguments`` of ``DistributedDataParallel``."""
 
-    def __init__(self, device: torch.device, options: DDPOptions | None = None) -> None:
-        placement = ReplicatedPlacement(device, options or DDPOptions())
+    def __init__(self, device: torch.device, **arguments: Any) -> None:
+        placement = ReplicatedPlacement(device, arguments)
         super().__init__(device, placement, ReplicatedGradients(placement.models), ModelStates())

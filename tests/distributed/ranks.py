@@ -23,11 +23,10 @@ import torch
 import torch.distributed as dist
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import DDPStrategy
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from det_lightning import core, errors, pytorch
 from det_lightning.adapters import TrialModule
-from det_lightning.adapters.strategies import PerModelDDPStrategy, PerModelFSDPStrategy
+from det_lightning.adapters.strategies import PerModelFSDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.pytorch._weights import collect_weights, load_models, load_state
@@ -272,13 +271,6 @@ def real(output: Path) -> None:
     gather_loaded(output, "reloaded-real", of_side(pytorch, Basic), state)
 
 
-def count_buckets(counts, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations as text
-    """Exchange gradients as by default, and count."""
-    counts.append(1)
-    group: Any = dist.group.WORLD
-    return allreduce_hook(group, bucket)
-
-
 def fit(
     kind: type[Plain], strategy: Any, ckpt_path: str | None = None, settings: dict[str, Any] = LENGTH, **options: Any
 ) -> Any:
@@ -292,19 +284,16 @@ def fit(
 
 
 def lightning(output: Path) -> None:
-    counts: list[int] = []
     strategies = {
         "lightning": "trial_ddp",
         "lightning-ddp": "ddp",
         "lightning-options": DDPStrategy(gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=1),
-        "lightning-hook": PerModelDDPStrategy(ddp_comm_hook=count_buckets, ddp_comm_state=counts),
     }
     for name, strategy in strategies.items():
         module = fit(Plain, strategy)
         model = module.models[0]
         assert model.static_graph == model.gradient_as_bucket_view == (name == "lightning-options")
         save(module.trial, output, name)
-    assert len(counts) == BATCHES
     fit_unevenly(output)
     if SHARDS:
         fit_sharded(output)

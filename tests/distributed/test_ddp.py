@@ -30,7 +30,7 @@ def test_two_ranks_are_one_with_twice_the_batch(folder: Path, scenario: str, str
         torch.testing.assert_close(first["updates"][-1], last_weights(folder, f"{scenario}-one"), **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["lightning", "lightning-ddp", "lightning-options", "lightning-hook"])
+@pytest.mark.parametrize("name", ["lightning", "lightning-ddp", "lightning-options"])
 def test_lightnings_launcher_trains_the_same(folder: Path, name: str) -> None:
     """``pl.Trainer(strategy="trial_ddp", devices=2)`` in a script, without torchrun; also ``"ddp"``, and options."""
     lightning, torchrun = results(folder, name), results(folder, "plain-trial_ddp")
