@@ -13,16 +13,12 @@ import torch
 
 from det_lightning import errors
 from det_lightning.adapters import flags, lightning_internals, lightning_loops
-from det_lightning.adapters.building import ModuleSchedule
-from det_lightning.adapters.call_dataloaders import CallDataloaders, warn_of_lost_state
-from det_lightning.adapters.flags import InterceptedFlags
-from det_lightning.adapters.hooks import DrivenModule, WatchedHooks, refuse_unsupported_methods
+from det_lightning.adapters.hooks import DrivenModule, WatchedHooks
 from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.adapters.reporting import BarRefresh, LightningReporter
-from det_lightning.adapters.strategies.processes import use_trial_strategy
 from det_lightning.core._task import current_task
-from det_lightning.engine.boundary import RunOptions, all_ranks_end, interrupts_end_the_process
+from det_lightning.engine.boundary import all_ranks_end, interrupts_end_the_process
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.data_stream import LoaderFactory
 from det_lightning.engine.run import TrialRun
@@ -413,100 +409,3 @@ def add_callbacks(trainer: Any) -> None:
     if not any(isinstance(callback, TrialGuard) for callback in trainer.callbacks):
         trainer.callbacks.insert(0, TrialGuard())
         trainer.callbacks.append(TrialDriving())
-
-
-class ModuleRuns:
-    """The runs of a module, one for each ``fit`` and ``validate``.
-
-    Attributes:
-        latest: the current or the latest run.
-        fitted: the latest run of a ``fit``.
-        intercepted: the flags that the trial obeys in place of Lightning, during a call of a trainer.
-    """
-
-    def __init__(self, schedule: ModuleSchedule, initial_type: Any) -> None:
-        self.latest: TrialRun | None = None
-        self.fitted: TrialRun | None = None
-        self.intercepted: InterceptedFlags | None = None
-        self._initial_type = initial_type
-        self._schedule = schedule
-        self._fitted_by: pl.Trainer | None = None
-        self._training_names: set[str] = set()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave runs and trainer out of copies: they belong to the original module."""
-        return {**vars(self), "latest": None, "fitted": None, "intercepted": None, "_fitted_by": None}
-
-    def check_before_launch(self, module: Any, trainer: pl.Trainer) -> None:
-        """Refuse unsupported flags before a strategy starts processes."""
-        flags.refuse_unsupported_flags(trainer, module.trial_builder.aggregation, before_launch=True)
-
-    def prepare(self, module: Any, trainer: pl.Trainer) -> None:
-        """Adapt a trainer that begins a call to the trial, or refuse the trainer."""
-        flags.refuse_unsupported_flags(trainer, module.trial_builder.aggregation)
-        refuse_unsupported_methods(module, trains=trainer.training or trainer.validating)
-        if trainer.training:
-            flags.refuse_automatic_optimization(module)
-            flags.refuse_changed_hparams(module)
-            if module.driver is None:
-                flags.refuse_changed_type(module, self._initial_type)
-                flags.warn_of_evaluation_mode([module])
-            else:
-                flags.warn_of_second_fit(trainer)
-        if trainer.world_size > 1:
-            use_trial_strategy(trainer)
-        lightning_loops.use_trial_loops(trainer)
-        self.intercepted = InterceptedFlags(trainer)
-        add_callbacks(trainer)
-
-    def restore_flags(self) -> None:
-        """Restore the trainer's flags."""
-        if self.intercepted is not None:
-            self.intercepted.restore()
-            self.intercepted = None
-
-    def start(self, module: Any, base: type[pl.LightningModule]) -> None:
-        """Create the run of a trainer's call, and give its driver to the module, which derives from ``base``."""
-        intercepted = self.intercepted
-        assert intercepted is not None
-        trainer: Any = module.trainer  # mypy does not see attributes set by Lightning's connectors
-        trial, context = module.require_built_trial()
-        if not trainer.training and self.fitted is not None and self.fitted.before_final_validation is None:
-            self.fitted.keep_state_before_validation()  # for later checkpoints
-        checkpoints = module.checkpoints
-        if checkpoints is not None:
-            warn_of_lost_state(trainer)
-        if trainer.training and self._fitted_by not in (None, trainer) and module.resume_content is None:
-            flags.warn_of_second_trainer(context)
-        period = None if checkpoints is None else checkpoints.policy.period
-        schedule = self._schedule.complete(trainer, context.position, period)
-        reporter = LightningReporter(module, base, self._training_names)
-        hooks = WatchedHooks(trainer, module, base, intercepted)
-        options = RunOptions(
-            resumed=module.resume_content,
-            stop_request=module.stop_request,
-            epoch_limit=trainer.limit_train_batches,
-            overfits=trainer.training and trainer.overfit_batches > 0,
-            keeps_training_metrics=hooks.see_training_batches,
-            keeps_validation_metrics=hooks.see_validation_batches,
-            hooks_follow_report=hooks.may_end_run("on_train_batch_end"),
-            hooks_follow_validation=hooks.may_end_run("on_validation_end"),
-            has_checkpoint_news=checkpoints.has_news if checkpoints is not None else lambda: False,
-        )
-        run = TrialRun(trial, context, schedule, [reporter, *module.reporters], options)
-        if checkpoints is not None:
-            checkpoints.attach(run)
-        at_step_zero = self._schedule.validates_at_step_zero
-        module.driver = RunDriver(trainer, run, checkpoints, hooks, reporter, at_step_zero)
-        loaders = CallDataloaders(trial, context, intercepted.data, trainer)
-        calls = TrialCalls(
-            after_training_step=module.after_training_step,
-            after_validation_step=module.after_validation_step,
-            after_validation=module.after_validation,
-        )
-        module.driver.start_up(loaders, calls)
-        loaders.require_epochs(run.data.epoch_len)
-        self.latest = run
-        if trainer.training:
-            self.fitted = run
-            self._fitted_by = trainer

@@ -166,7 +166,7 @@ class WatchedHooks:
         self._intercepted = intercepted
         self._trainer = trainer
         callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
-        watched = (callback for callback in callbacks if not _saves_by_epoch(callback))
+        watched = [callback for callback in callbacks if not _saves_by_epoch(callback)]
         self._of_callbacks = [(callback, find_overridden(callback, pl.Callback, _WATCHED)) for callback in watched]
         self._of_module = find_overridden(module, base, _WATCHED)
         self._module = module

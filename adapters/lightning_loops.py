@@ -18,6 +18,7 @@ from det_lightning.adapters.lightning_package import (
     TrainerFn,
     pl,
 )
+from det_lightning.engine.data_stream import length_or_none
 from det_lightning.escaping import get_logger
 
 logger = get_logger(__name__)
@@ -223,11 +224,12 @@ class _Length:
     """Stands in for a loader, since the trial's driver draws the batches itself."""
 
     def __init__(self, shown: Any) -> None:
-        self._shown = shown
+        self._length = length_or_none(shown)
 
     def __len__(self) -> int:
-        # Lightning would skip the validation on a rank without batches.
-        return max(1, len(self._shown))
+        if self._length is None:
+            raise TypeError("The data have no length.")
+        return max(1, self._length)  # Lightning would skip the validation on a rank without batches
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())

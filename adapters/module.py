@@ -1,4 +1,4 @@
-"""``TrialModule``: the ``LightningModule`` with a trial inside; passes Lightning's hooks to the driver."""
+"""``TrialModule``, the ``LightningModule`` with a trial inside: makes a run for each call, and passes hooks on."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from det_lightning import errors
+from det_lightning.adapters import flags
 from det_lightning.adapters.building import ModuleSchedule, TrialBuilder
-from det_lightning.adapters.call_dataloaders import holds_nothing
-from det_lightning.adapters.driver import ModuleRuns, RunDriver, StopIterationGuard
-from det_lightning.adapters.hooks import requires_super
+from det_lightning.adapters.call_dataloaders import CallDataloaders, holds_nothing, warn_of_lost_state
+from det_lightning.adapters.driver import RunDriver, StopIterationGuard, add_callbacks
+from det_lightning.adapters.flags import InterceptedFlags
+from det_lightning.adapters.hooks import WatchedHooks, refuse_unsupported_methods, requires_super
 from det_lightning.adapters.inference import InferenceModule
 from det_lightning.adapters.lightning_checkpoint import TrialCheckpointIO, add_content, take_content
+from det_lightning.adapters.lightning_loops import TrialCalls, use_trial_loops
 from det_lightning.adapters.lightning_package import TrainerFn, pl
+from det_lightning.adapters.reporting import LightningReporter
+from det_lightning.adapters.strategies.processes import use_trial_strategy
 from det_lightning.checkpoint.format.content import CheckpointContent, CheckpointReading
-from det_lightning.engine.boundary import Reporter, StopRequest
+from det_lightning.engine.boundary import Reporter, RunOptions, StopRequest
 from det_lightning.engine.checkpointing import RunCheckpoints
 from det_lightning.engine.run import TrialRun
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
@@ -76,6 +81,10 @@ class TrialModule(InferenceModule):
     stop_request: StopRequest | None
     reporters: list[Reporter]
     resume_content: CheckpointContent | None
+    _latest_run: TrialRun | None  # the current or the latest run, of a fit or a validate
+    _fitted_run: TrialRun | None  # the latest run of a fit
+    _fitted_by: pl.Trainer | None
+    _intercepted: InterceptedFlags | None  # the flags that the trial obeys, during a call of a trainer
 
     def __init__(
         self,
@@ -111,18 +120,17 @@ class TrialModule(InferenceModule):
         schedule = ModuleSchedule(
             configuration, max_length, validation_period, reporting_period, step_zero_validation, test_mode
         )
-        self._runs = ModuleRuns(schedule, self.dtype)
+        self._run_schedule = schedule
+        self._type_at_first = self.dtype
+        self._training_names: set[str] = set()
         self._reading = reading or CheckpointReading()
-        self._forget_run()
+        vars(self).update(_make_state_without_run(), **_make_state_without_runs())
         hparams = self.trial_builder.list_plain_hparams()
         if hparams:
             self.save_hyperparameters(hparams)  # for Lightning's checkpoints and loggers, under the variable's name
 
-    def _forget_run(self) -> None:
-        vars(self).update(_make_state_without_run())
-
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the run out of copies, as Lightning leaves out the trainer.
+        """Leave the runs out of copies, as Lightning leaves out the trainer.
 
         Raise a TypeError if the trial belongs to several processes.
         """
@@ -134,23 +142,38 @@ class TrialModule(InferenceModule):
                 "and call TrialModule.load_from_checkpoint(path, trial=...)."
             )
         state: dict[str, Any] = super().__getstate__()
-        return state | _make_state_without_run()
+        return state | _make_state_without_run() | _make_state_without_runs()
 
     def check_before_launch(self, trainer: pl.Trainer) -> None:
         """Refuse unsupported flags before a strategy starts processes."""
-        self._runs.check_before_launch(self, trainer)
+        flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation, before_launch=True)
 
-    @property
-    def trainer(self) -> pl.Trainer:
-        """The trainer of the module; setting one prepares it for the trial."""
-        return super().trainer
-
-    @trainer.setter
-    def trainer(self, trainer: pl.Trainer | None) -> None:
+    def _set_trainer(self, trainer: pl.Trainer | None) -> None:
         pl.LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]
         if isinstance(trainer, pl.Trainer) and not self._is_part(trainer.lightning_module):
-            self._runs.prepare(self, trainer)
-            self._forget_run()
+            self._prepare_trainer(trainer)
+            vars(self).update(_make_state_without_run())
+
+    #: The trainer of the module; setting one prepares it for the trial.
+    trainer = property(pl.LightningModule.trainer.fget, _set_trainer)  # type: ignore[attr-defined,assignment]
+
+    def _prepare_trainer(self, trainer: pl.Trainer) -> None:
+        """Adapt a trainer that begins a call to the trial, or refuse the trainer."""
+        flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation)
+        refuse_unsupported_methods(self, trains=trainer.training or trainer.validating)
+        if trainer.training:
+            flags.refuse_automatic_optimization(self)
+            flags.refuse_changed_hparams(self)
+            if self.driver is None:
+                flags.refuse_changed_type(self, self._type_at_first)
+                flags.warn_of_evaluation_mode([self])
+            else:
+                flags.warn_of_second_fit(trainer)
+        if trainer.world_size > 1:
+            use_trial_strategy(trainer)
+        use_trial_loops(trainer)
+        self._intercepted = InterceptedFlags(trainer)
+        add_callbacks(trainer)
 
     def _is_part(self, whole: pl.LightningModule | None) -> bool:
         """Return whether this module is only a part of the trainer's module; refuse a part without weights."""
@@ -172,8 +195,7 @@ class TrialModule(InferenceModule):
             strategy.checkpoint_io = TrialCheckpointIO(strategy.checkpoint_io, self._reading)
         # The trial's callbacks would see a sanity check as a validation; Determined has none.
         self.trainer.num_sanity_val_steps = 0
-        intercepted = self._runs.intercepted
-        assert intercepted is not None
+        intercepted = self._require_intercepted()
         runnable, context = self.trial_builder.build(
             self.trainer, intercepted.precision, intercepted.accumulated_batches
         )
@@ -256,13 +278,19 @@ class TrialModule(InferenceModule):
 
     def restore_flags(self) -> None:
         """Restore the trainer's flags."""
-        self._runs.restore_flags()
+        if self._intercepted is not None:
+            self._intercepted.restore()
+            self._intercepted = None
+
+    def _require_intercepted(self) -> InterceptedFlags:
+        assert self._intercepted is not None
+        return self._intercepted
 
     # Checkpoints of Lightning
 
     def add_trial(self, checkpoint: dict[str, Any]) -> None:
         """Add the trial's state for a resume to a checkpoint, after ``on_save_checkpoint``."""
-        add_content(checkpoint, self._runs.fitted or self._runs.latest)
+        add_content(checkpoint, self._fitted_run or self._latest_run)
 
     def take_trial(self, checkpoint: dict[str, Any]) -> None:
         """Keep the trial's part of a checkpoint until the loaders are built; before ``on_load_checkpoint``."""
@@ -273,9 +301,9 @@ class TrialModule(InferenceModule):
     @property
     def trial_run(self) -> TrialRun:
         """The current or the latest run, under ``fit`` or ``validate``; an InternalException before the first."""
-        if self._runs.latest is None:
+        if self._latest_run is None:
             raise errors.InternalException(_NO_RUN)
-        return self._runs.latest
+        return self._latest_run
 
     def require_driver(self) -> RunDriver:
         """Return the driver of the run; raise an InternalException before the run begins."""
@@ -285,12 +313,57 @@ class TrialModule(InferenceModule):
 
     def start_trial_run(self) -> None:
         """Make the run of this call, and build the loaders."""
-        self._runs.start(self, TrialModule)
+        intercepted = self._require_intercepted()
+        trainer: Any = self.trainer  # mypy does not see attributes set by Lightning's connectors
+        trial, context = self.require_built_trial()
+        if not trainer.training and self._fitted_run is not None and self._fitted_run.before_final_validation is None:
+            self._fitted_run.keep_state_before_validation()  # for later checkpoints
+        checkpoints = self.checkpoints
+        if checkpoints is not None:
+            warn_of_lost_state(trainer)
+        if trainer.training and self._fitted_by not in (None, trainer) and self.resume_content is None:
+            flags.warn_of_second_trainer(context)
+        period = None if checkpoints is None else checkpoints.policy.period
+        schedule = self._run_schedule.complete(trainer, context.position, period)
+        reporter = LightningReporter(self, TrialModule, self._training_names)
+        hooks = WatchedHooks(trainer, self, TrialModule, intercepted)
+        options = RunOptions(
+            resumed=self.resume_content,
+            stop_request=self.stop_request,
+            epoch_limit=trainer.limit_train_batches,
+            overfits=trainer.training and trainer.overfit_batches > 0,
+            keeps_training_metrics=hooks.see_training_batches,
+            keeps_validation_metrics=hooks.see_validation_batches,
+            hooks_follow_report=hooks.may_end_run("on_train_batch_end"),
+            hooks_follow_validation=hooks.may_end_run("on_validation_end"),
+            has_checkpoint_news=checkpoints.has_news if checkpoints is not None else lambda: False,
+        )
+        run = TrialRun(trial, context, schedule, [reporter, *self.reporters], options)
+        if checkpoints is not None:
+            checkpoints.attach(run)
+        at_step_zero = self._run_schedule.validates_at_step_zero
+        self.driver = RunDriver(trainer, run, checkpoints, hooks, reporter, at_step_zero)
+        loaders = CallDataloaders(trial, context, intercepted.data, trainer)
+        calls = TrialCalls(
+            after_training_step=self.after_training_step,
+            after_validation_step=self.after_validation_step,
+            after_validation=self.after_validation,
+        )
+        self.driver.start_up(loaders, calls)
+        loaders.require_epochs(run.data.epoch_len)
+        self._latest_run = run
+        if trainer.training:
+            self._fitted_run = run
+            self._fitted_by = trainer
 
 
 def _make_state_without_run() -> dict[str, Any]:
     without: dict[str, Any] = dict.fromkeys(["driver", "checkpoints", "stop_request", "resume_content"])
     return {**without, "reporters": [], "called_super": {}, "_tested": None}
+
+
+def _make_state_without_runs() -> dict[str, Any]:
+    return dict.fromkeys(["_latest_run", "_fitted_run", "_fitted_by", "_intercepted"])
 
 
 def require_trial_module(callback: pl.Callback, module: pl.LightningModule) -> TrialModule:

@@ -259,7 +259,7 @@ def test_predict_batch_comes_before_forward() -> None:
     assert module(torch.ones(1)) == -1
 
 
-DRIVERS = ["build_trial", "add_trial", "start_trial_run", "trial_run", "list_marked_methods", "_forget_run"]
+DRIVERS = ["build_trial", "add_trial", "start_trial_run", "trial_run", "list_marked_methods", "_prepare_trainer"]
 
 
 @pytest.mark.parametrize("name", DRIVERS)
