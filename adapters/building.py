@@ -68,6 +68,7 @@ class TrialBuilder:
         configuration: the experiment configuration of the call or of the given context.
         aggregation: ``aggregation_frequency`` of the call or of the given context; None by default.
         owns_context: the builder makes the context.
+        plain_hparams: a copy of the hyperparameters as plain values; None if a context was given.
     """
 
     def __init__(
@@ -85,9 +86,11 @@ class TrialBuilder:
         built = isinstance(trial, PyTorchTrial)
         self.owns_context = context is None
         self.aggregation: int | None = settings["aggregation_frequency"]
+        self.plain_hparams: dict[str, Any] | None = None
         if context is None:
             self.configuration = RunConfiguration.of_call(exp_conf, hparams)
             said = self.configuration.complete(**settings)
+            self.plain_hparams = as_plain(self.configuration.hparams, "hparams", [], MOST_IN_SETTINGS)
             refuse_texts("TrialModule()", average_aggregated_gradients=settings["average_aggregated_gradients"])
             TrialSettings(self.configuration.hparams, **said)  # refuses wrong values here rather than in fit()
         else:
@@ -100,8 +103,8 @@ class TrialBuilder:
             if unused := ", ".join(name for name, value in given.items() if value is not None):
                 raise TypeError(f"TrialModule(context=...) does not take {unused}: pass them to init() or the trial.")
             self.configuration = context.settings.configuration
-            if context.aggregation_frequency > 1:
-                self.aggregation = context.aggregation_frequency
+            if context.settings.aggregation_frequency > 1:
+                self.aggregation = context.settings.aggregation_frequency
             said = {}
         if not built and not (isinstance(trial, type) and issubclass(trial, PyTorchTrial)):
             raise TypeError(f"TrialModule takes a subclass of det_lightning.pytorch.PyTorchTrial; got {trial!r}.")
@@ -120,13 +123,6 @@ class TrialBuilder:
             **said,
         }
         self._own_aggregation: int | None = None
-
-    def list_plain_hparams(self) -> dict[str, Any] | None:
-        """Return a copy of the hyperparameters as plain values; None if a context was given."""
-        if not self.owns_context:
-            return None
-        plain: dict[str, Any] | None = as_plain(self.configuration.hparams, "hparams", [], MOST_IN_SETTINGS)
-        return plain
 
     def build(
         self, trainer: pl.Trainer, precision: WholeModelPrecision | None = None, accumulated_batches: int = 1
@@ -152,7 +148,7 @@ class TrialBuilder:
                 **self._context_kwargs, backend=processes.backend, distributed=processes.distributed
             )
         if self._own_aggregation is None:
-            self._own_aggregation = self._context.aggregation_frequency
+            self._own_aggregation = self._context.settings.aggregation_frequency
         self._context.settings.aggregate_over(
             self._own_aggregation if accumulated_batches == 1 else accumulated_batches
         )
@@ -216,10 +212,10 @@ class ModuleSchedule:
     ) -> None:
         refuse_texts("TrialModule()", step_zero_validation=step_zero_validation, test_mode=test_mode)
         given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
-        self._given = Schedule(max_length, validation_period, None, reporting_period, test_mode)
-        self._configured = Schedule(**configuration.find_missing(given))
-        at_start = configuration.complete(step_zero_validation=step_zero_validation)
-        self.validates_at_step_zero: bool = at_start.get("step_zero_validation", False)
+        configured = configuration.find_missing({**given, "step_zero_validation": step_zero_validation})
+        self.validates_at_step_zero = bool(configured.pop("step_zero_validation", step_zero_validation))
+        self._given = Schedule(**given, test_mode=test_mode)
+        self._configured = Schedule(**configured)
 
     def complete(
         self,

@@ -140,8 +140,8 @@ def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
     marked = module.list_marked_methods()
     wrong = {name: marked[name].instead for name in find_overridden(module, type(module), marked)}
     if trains:
-        wrong |= module.find_wrong_steps()
         wrong |= {name: _UNUSED_METHODS[name] for name in find_overridden(module, pl.LightningModule, _UNUSED_METHODS)}
+        wrong |= module.find_wrong_steps()
     _refuse(type(module), wrong)
 
 

@@ -20,10 +20,9 @@ from det_lightning.adapters.lightning_checkpoint import SavedTrial, rename_model
 from det_lightning.adapters.reporting import as_tensors
 from det_lightning.checkpoint.format.content import CheckpointReading
 from det_lightning.core._reports import select_scalars
-from det_lightning.distributed.processes import RankExchange
 from det_lightning.engine.data_stream import LoaderFactory, length_or_none
 from det_lightning.engine.loaders import ShownLoader
-from det_lightning.engine.metrics import reduce_validation_metrics, to_numpy
+from det_lightning.engine.metrics import RankExchange, reduce_validation_metrics, to_numpy
 from det_lightning.engine.train_and_evaluate import Evaluation
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial, original_trial
@@ -37,10 +36,11 @@ class GivenEvaluation:
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, loaders: Any) -> None:
         self._trial = trial
         self._context = context
-        self._evaluation = Evaluation(trial, context)
+        original = original_trial(trial)
+        self._evaluation = Evaluation(trial, original, context)
         if not self._evaluation.by_batch and context.distributed.size > 1:
             raise errors.UnsupportedTrainerFlags(
-                f"test() of {type(original_trial(trial)).__name__}, which has evaluate_full_dataset(), works in one "
+                f"test() of {type(original).__name__}, which has evaluate_full_dataset(), works in one "
                 f"process; this run has {context.distributed.size}."
             )
         self._loader = take_only_loader(loaders, "test_dataloader")

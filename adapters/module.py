@@ -125,7 +125,7 @@ class TrialModule(InferenceModule):
         self._training_names: set[str] = set()
         self._reading = reading or CheckpointReading()
         vars(self).update(_make_state_without_run(), **_make_state_without_runs())
-        hparams = self.trial_builder.list_plain_hparams()
+        hparams = self.trial_builder.plain_hparams
         if hparams:
             self.save_hyperparameters(hparams)  # for Lightning's checkpoints and loggers, under the variable's name
 
@@ -238,8 +238,9 @@ class TrialModule(InferenceModule):
     def training_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Any] | None:
         """Train on batches up to the end of the step; see ``RunDriver.train``."""
         self.called_super["training_step"] = None
+        driver = self.require_driver()
         with StopIterationGuard():
-            return self.require_driver().train(dataloader_iter)
+            return driver.train(dataloader_iter)
 
     @requires_super(
         "put it in the trial's evaluate_batch(), or in on_validation_batch_start() and on_validation_batch_end()"

@@ -29,8 +29,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from det_lightning.core import DistributedContext
-from det_lightning.distributed.processes import RankExchange
-from det_lightning.engine.metrics import average_over_ranks
+from det_lightning.engine.metrics import RankExchange, average_over_ranks
 
 BATCHES = 100
 METRICS = 10

@@ -205,26 +205,22 @@ class DeterminedCheckpoint(pl.Callback):
                 for warning in warnings:
                     logger.warning(warning)
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Lock the trial, begin to remove leftovers of killed runs, and log the storage.
 
         Raises:
             StorageError: the storage cannot be written to, or a live run has the name of the trial.
         """
-        module = require_trial_module(self, pl_module)
-        resumed = module.resume_content
-        state = None if resumed is None else resumed.resume
-        self._checkpoints.begin(None if state is None else state.best_value)
         if trainer.is_global_zero:
             if self._place is None:  # a warning, because warnings are shown even if logging is not configured
                 logger.warning("No storage of checkpoints is set: checkpoints go to %s.", self.storage)
             else:
                 logger.info("Checkpoints go to %s.", self.storage)
-            self._checkpoints.lock(resumed)
+        self._checkpoints.begin(pl_module.resume_content, leads=trainer.is_global_zero)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Release the trial if the fit ended before training began."""
-        if require_trial_module(self, pl_module).driver is None:
+        if getattr(pl_module, "driver", None) is None:
             self.close()
 
     def close(self) -> None:

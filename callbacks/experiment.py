@@ -104,13 +104,12 @@ class ExperimentReporter(pl.Callback):
         for logger in self._loggers:
             logger.log_hyperparams(self._task.hparams)
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Count from zero after a warm start, as Determined does if the checkpoint is from another trial."""
-        module = require_trial_module(self, pl_module)
         source = self._task.config["searcher"].get("source_checkpoint_uuid")
-        content = module.resume_content
+        content = pl_module.resume_content
         if source is not None and content is not None and content.name == PurePosixPath(source).name:
-            module.resume_content = content.for_new_trial()
+            pl_module.resume_content = content.for_new_trial()
 
     def report_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from det_lightning.adapters.lightning_internals import choose_exit_code, reraise_keyboard_interrupt
 from det_lightning.adapters.lightning_package import pl
@@ -93,20 +94,19 @@ class PreemptionHandler(pl.Callback):
             self.interrupted = False
             module.stop_request = self._stop_request
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Remember the user's handlers before Lightning replaces them."""
         self._signals.remember(self.signals)
-        if require_trial_module(self, pl_module).checkpoints is None:
+        if pl_module.checkpoints is None:
             logger.warning("PreemptionHandler has nothing to save with: add a DeterminedCheckpoint to the callbacks.")
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Handle the signals in place of Lightning, which would end with status 0 after an earlier SIGTERM.
 
         Raises:
             Preempted: a rank has already received SIGTERM.
         """
-        context = require_trial_module(self, pl_module).trial_run.context
-        if any(context.distributed.allgather(trainer.received_sigterm)):
+        if any(pl_module.context.distributed.allgather(trainer.received_sigterm)):
             raise Preempted(choose_exit_code(trainer, self.exit_code))
         if not self._signals.install():
             logger.info("Signals can only be handled in the main thread; call request() to end this run early.")

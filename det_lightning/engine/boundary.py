@@ -21,16 +21,16 @@ from typing import Any, Protocol
 
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.core._reports import select_scalars
-from det_lightning.distributed.processes import RankExchange
 from det_lightning.engine.metrics import (
     MetricWindow,
+    RankExchange,
     average_over_ranks,
     reduce_validation_metrics,
     to_numpy,
 )
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial, original_trial
+from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._reducer import Reducer
 from det_lightning.ranks.distributed_context import DistributedContext
 from det_lightning.ranks.signals import SAME_SIGNAL_S, end_by_signal, print_at_once
@@ -197,7 +197,7 @@ class RunLog:
         origin = f", resumed from checkpoint {resume.name}" if resume is not None else ""
         logger.info(
             "Training %s on %s, %s, from batch %d%s.",
-            type(original_trial(self._trial)).__name__,
+            type(self._trial).__name__,
             self._context.device,
             processes,
             batches_trained,

@@ -41,7 +41,7 @@ from det_lightning.core._reports import as_float
 from det_lightning.engine.run import StateBeforeValidation, TrialRun
 from det_lightning.engine.shard_writing import SharedCheckpoint, take_shards_of_run
 from det_lightning.escaping import get_logger
-from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, original_trial
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial
 from det_lightning.pytorch._random_state import capture_rng
 from det_lightning.pytorch._weights import collect_rest, collect_resume_state, collect_weights
 from det_lightning.ranks.distributed_context import DistributedContext
@@ -149,7 +149,7 @@ class RunContent:
         losses: list[str] = []
         self._settings = plain = settings.to_plain(losses)
         self._warn_of_losses(losses)
-        trial_class = type(original_trial(self._run.trial))
+        trial_class = type(self._run.original)
         # Determined wants both hyperparameters and configuration, or neither.
         complete = None not in plain.values()
         hparams, config = (plain["hparams"], plain["experiment_config"]) if complete else (None, None)
@@ -189,10 +189,16 @@ class RunCheckpoints:
         self._cleaning: threading.Thread | None = None
         self._forget(None)
 
-    def begin(self, best_value: float | None) -> None:
-        """Forget an earlier run; ``best_value`` comes from the checkpoint to resume from."""
+    def begin(self, resumed: CheckpointContent | None, leads: bool) -> None:
+        """Forget an earlier run. If this rank ``leads``, lock the trial, and remove what killed runs left in a thread.
+
+        Raise a ``StorageError`` if the storage cannot be written to, or a live run has the given name.
+        """
+        state = None if resumed is None else resumed.resume
         self.queue.forget()
-        self._forget(best_value)
+        self._forget(None if state is None else state.best_value)
+        if leads:
+            self._lead(resumed)
 
     def _forget(self, best_value: float | None) -> None:
         self.best_value = best_value
@@ -206,12 +212,7 @@ class RunCheckpoints:
         self._unreported = 0
         self._batches_of: dict[str, int] = {}
 
-    def lock(self, resumed: CheckpointContent | None) -> None:
-        """Lock a trial, list its checkpoints, and start a thread that removes what killed runs left.
-
-        The chief calls this with the content of the checkpoint to resume from. Raise a ``StorageError`` if the storage
-        cannot be written to, or a live run has the given name.
-        """
+    def _lead(self, resumed: CheckpointContent | None) -> None:
         storage = self.storage
         saving = self._saving
         storage.require_writable()

@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from det_lightning import errors
 from det_lightning.core._reports import as_float
-from det_lightning.distributed.processes import RankExchange
 from det_lightning.pytorch._reducer import Reducer, simple_reduce
+from det_lightning.ranks.distributed_context import DistributedContext
 
 _NUMPY_TYPES = {
     torch.float16: np.float16,
@@ -187,6 +188,56 @@ def _mean(values: list[Any]) -> float | None:
         return cast("float", np.mean(present).item())
     except (TypeError, ValueError):
         return None
+
+
+def _has_group(distributed: DistributedContext) -> bool:
+    """Return whether a process group of ``torch.distributed`` connects exactly these ranks."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    return (dist.get_rank(), dist.get_world_size()) == (distributed.rank, distributed.size)
+
+
+class RankExchange:
+    """Exchanges among the ranks of a run; all ranks must call the same methods in the same order.
+
+    Objects go through the process group, if all ranks have one: through the store of ``distributed``, the bytes of an
+    exchange would grow with the square of the number of ranks. First the ranks meet at the store, which names a rank
+    that does not come, while a collective would wait for the group's timeout.
+    """
+
+    def __init__(self, distributed: DistributedContext) -> None:
+        self.distributed = distributed
+        self.is_alone = distributed.size == 1
+        self._uses_group: bool | None = False if self.is_alone else None
+
+    def _meet(self) -> bool:
+        """Return whether to use the process group, once all ranks are there; the first call asks all ranks."""
+        if self._uses_group is None:
+            self._uses_group = all(self.distributed.allgather(_has_group(self.distributed)))
+        elif self._uses_group:
+            self.distributed.allgather(None)
+        return self._uses_group
+
+    def unite(self, flags: int) -> int:
+        """Return the bits that any rank has set."""
+        united: int = functools.reduce(operator.or_, self.allgather(flags))
+        return united
+
+    def allgather(self, stuff: Any) -> list[Any]:
+        """Return the objects of all ranks, in rank order: copies, except the chief's own object on the chief."""
+        if not self._meet():
+            return self.distributed.allgather(stuff)
+        found: list[Any] = [None] * self.distributed.size
+        dist.all_gather_object(found, stuff)
+        return [stuff, *found[1:]] if self.distributed.rank == 0 else found
+
+    def broadcast(self, stuff: Any) -> Any:
+        """Return the chief's object."""
+        if not self._meet():
+            return self.distributed.broadcast(stuff)
+        of_chief = [stuff]
+        dist.broadcast_object_list(of_chief)
+        return of_chief[0]
 
 
 def average_over_ranks(

@@ -25,7 +25,7 @@ from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.train_and_evaluate import Evaluation, Training, TrialEvents, require_trainable
 from det_lightning.engine.training_warnings import report_cut_validation, warn_of_settings
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial, original_trial
 from det_lightning.pytorch._random_state import capture_rng, require_rng, restore_rng
 from det_lightning.pytorch._weights import load_resume_state, load_state
 from det_lightning.ranks.distributed_context import DistributedContext
@@ -46,6 +46,7 @@ class TrialRun:
     """Trains and validates a trial over one run; ``data`` are the loaders, from :meth:`start_up` on.
 
     Attributes:
+        original: the user's trial; ``trial`` may be an adapter of a legacy trial.
         has_validated: whether a validation has begun, in this run or before.
         before_final_validation: the state before the final validation.
     """
@@ -61,15 +62,16 @@ class TrialRun:
         options: RunOptions,
     ) -> None:
         self.trial = trial
+        self.original = original = original_trial(trial)
         self.context = context
         self.schedule = schedule
         self.options = options
         resumed = options.resumed
         self.state = TrialState() if resumed is None else resumed.trial_state
-        self.evaluation = Evaluation(trial, context, schedule.test_mode, options.keeps_validation_metrics)
+        self.evaluation = Evaluation(trial, original, context, schedule.test_mode, options.keeps_validation_metrics)
         self._at_end = contextlib.ExitStack()
-        self._log = RunLog(trial, context)
-        self.training = Training(trial, context, options.keeps_training_metrics)
+        self.training = Training(trial, original, context, options.keeps_training_metrics)
+        self._log = RunLog(original, context)
         self._in_workload = False
         self._due: list[Due] = []
         self.has_validated = resumed is not None and resumed.resume is not None and resumed.resume.has_validated
@@ -80,7 +82,7 @@ class TrialRun:
         self._validates_in_step = False
         self.events = TrialEvents(trial.build_callbacks())
         self._reporters = reporters
-        require_trainable(trial, context)
+        require_trainable(trial, original, context)
 
     # Beginning and end
 
@@ -92,9 +94,9 @@ class TrialRun:
         self.events.attach(self.context.update_hooks)
         self.context.position.batch_idx = None
         self.context.position.initial_batch = self.state.batches_trained
+        require_same_checkpoint(self.context.distributed, resumed)
         self.context.distributed.name_progress(self._describe_progress)
         self._at_end.callback(self.context.distributed.name_progress, str)
-        require_same_checkpoint(self.context.distributed, resumed)
         for callback in self.events.callbacks.values():
             callback.on_trial_startup(self.state.batches_trained, None if resumed is None else resumed.name)
             self._at_end.callback(callback.on_trial_shutdown)
@@ -123,7 +125,7 @@ class TrialRun:
         self.context.wrapped.is_complete = True
         self._at_end.callback(setattr, self.context.wrapped, "is_complete", False)
         self._log.begin(self.state.batches_trained, resumed)
-        warn_of_settings(self.trial, self.context, self.schedule, self.state, resumed)
+        warn_of_settings(self.original, self.context, self.schedule, self.state, resumed)
         self._due = self._find_left_actions()
         self._actions.begin(self._due)
 

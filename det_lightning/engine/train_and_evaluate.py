@@ -18,7 +18,7 @@ from det_lightning.engine.metrics import MetricWindow, to_numpy
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._callback import PyTorchCallback
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial, interface_mistakes, original_trial
+from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial, interface_mistakes
 from det_lightning.pytorch._wrapped_parts import UpdateHooks
 
 logger = get_logger(__name__)
@@ -113,17 +113,18 @@ _MOST_TRIED = 100
 
 
 class Training:
-    """Trains a trial batch by batch; collects the metrics in ``window``."""
+    """Trains a trial batch by batch; collects the metrics in ``window``. A legacy trial is ``original``."""
 
     def __init__(
         self,
         trial: PyTorchTrial,
+        original: PyTorchTrial,
         context: PyTorchTrialContext,
         keeps_latest: bool = False,
     ) -> None:
         self._trial = trial
         self._context = context
-        self._counts_records = _counts_records(original_trial(trial))
+        self._counts_records = _counts_records(original)
         self._profiled_train_batch: Callable[..., Any] | None = None
         self.window = MetricWindow(keeps_latest)
 
@@ -187,9 +188,13 @@ class Evaluation:
     """
 
     def __init__(
-        self, trial: PyTorchTrial, context: PyTorchTrialContext, test_mode: int = False, keeps_latest: bool = False
+        self,
+        trial: PyTorchTrial,
+        original: PyTorchTrial,
+        context: PyTorchTrialContext,
+        test_mode: int = False,
+        keeps_latest: bool = False,
     ) -> None:
-        original = original_trial(trial)
         self.by_batch = overrides(original, PyTorchTrial, "evaluate_batch")
         self._trial_name = type(original).__name__
         self._trial = trial
@@ -294,9 +299,8 @@ def takes_batch_idx(evaluate_batch: Callable[..., Any]) -> bool:
     return named is not None and named.default is named.empty
 
 
-def require_trainable(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+def require_trainable(trial: PyTorchTrial, original: PyTorchTrial, context: PyTorchTrialContext) -> None:
     """Raise an InvalidExperimentException naming every mistake that prevents training."""
-    original = original_trial(trial)
     further = [] if trial is original else ["model"]  # of a legacy trial
     arguments = ["batch", "epoch_idx", "batch_idx", *further]
     of_training = interface_mistakes(trial) or _find_call_mistakes(original, "train_batch", arguments)

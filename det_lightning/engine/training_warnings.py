@@ -14,10 +14,8 @@ from det_lightning.core._task import current_task
 from det_lightning.distributed.backend import list_parameters
 from det_lightning.engine.schedule import Schedule
 from det_lightning.escaping import get_logger
-from det_lightning.hyperparameters import flatten
-from det_lightning.masking import is_masked
+from det_lightning.masking import MASK
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
-from det_lightning.pytorch._pytorch_trial import PyTorchTrial, original_trial
 
 logger = get_logger(__name__)
 
@@ -25,7 +23,7 @@ _MOST_NAMES = 5
 
 
 def warn_of_settings(
-    trial: PyTorchTrial,
+    trial: object,
     context: PyTorchTrialContext,
     schedule: Schedule,
     state: TrialState,
@@ -34,12 +32,11 @@ def warn_of_settings(
     """Log the warnings of a run on the chief, after the checkpoint, if any, is loaded."""
     if context.distributed.rank != 0:
         return
-    trial = original_trial(trial)
     warnings = [*find_unwrapped_parameters(trial, context), *find_unwrapped_schedulers(trial, context)]
-    for period in schedule.find_periods_below_one():
-        warnings.append(f"{period} is below 1, and so due every time; leave the period out for never.")
     if resumed is not None and (changed := _find_changed_hparams(resumed, context)):
         warnings.append(f"The hparams differ from those of checkpoint {resumed.name}: {', '.join(changed)}.")
+    for period in schedule.find_periods_below_one():
+        warnings.append(f"{period} is below 1, and so due every time; leave the period out for never.")
     if schedule.is_complete(state):
         length = "test_mode" if schedule.test_mode else f"max_length={schedule.max_length}"
         warnings.append(
@@ -65,10 +62,13 @@ def _find_changed_hparams(resumed: CheckpointContent, context: PyTorchTrialConte
     saved = read_settings(resumed.resume, resumed.load_data)["hparams"]
     if not isinstance(saved, dict):
         return []
-    before, now = flatten(saved), flatten(context.settings.to_plain()["hparams"] or {})
-    names = [name for name in {**before, **now} if not is_masked(before.get(name))]  # earlier releases masked some
     # By their text, since NaN is not equal to itself.
-    return [name for name in names if repr(before.get(name)) != repr(now.get(name))]
+    before, now = (
+        {name: repr(value) for name, value in hparams.items()}
+        for hparams in (saved, context.settings.to_plain()["hparams"] or {})
+    )
+    different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return [name for name in different if MASK not in before.get(name, "")]  # earlier releases masked some
 
 
 def find_unwrapped_parameters(trial: object, context: PyTorchTrialContext) -> Iterator[str]:

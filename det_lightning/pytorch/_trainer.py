@@ -236,7 +236,8 @@ class Trainer:
             reporting_period=reporting_period,
             step_zero_validation=step_zero_validation,
         )
-        if is_try():
+        trying = is_try()
+        if trying:
             schedule = {"max_length": schedule.get("max_length")}
             place = None  # of an experiment
             if self._experiment is None:
@@ -275,7 +276,7 @@ class Trainer:
                 checkpoints,
                 reading if self._experiment is None else self._experiment.complete(reading),
                 choose_preemption(list_callbacks(self._lightning)),
-                test_mode=test_mode or (TRY_BATCHES if is_try() else False),
+                test_mode=test_mode or (TRY_BATCHES if trying else False),
                 **{**_DEFAULT_SCHEDULE, **schedule},
             )
         finally:
@@ -295,16 +296,18 @@ class Trainer:
         **schedule: Any,
     ) -> None:
         module = TrialModule(self._trial, context=self._context, reading=reading, **schedule)
-        # Modules that Lightning imports while it is set up may draw random numbers.
-        with isolated_rng(), quiet_hints():
-            trainer = make_lightning_trainer(self._context, self._experiment, self._lightning, checkpoints, preemption)
         resumes_from = next(iter(reading.newest_first), None)
-        try:
-            with interrupts_in_one_line(module, checkpoints, preemption, resumes_from), quiet_hints():
-                trainer.fit(module, ckpt_path=resumes_from)
-        except errors.ShouldExit as ended:
-            if isinstance(ended.__cause__, errors.InvalidHP):
-                report_invalid_hp(current_task())
+        with quiet_hints():
+            with isolated_rng():  # modules that Lightning imports while it is set up may draw random numbers
+                trainer = make_lightning_trainer(
+                    self._context, self._experiment, self._lightning, checkpoints, preemption
+                )
+            try:
+                with interrupts_in_one_line(module, checkpoints, preemption, resumes_from):
+                    trainer.fit(module, ckpt_path=resumes_from)
+            except errors.ShouldExit as ended:
+                if isinstance(ended.__cause__, errors.InvalidHP):
+                    report_invalid_hp(current_task())
 
 
 # Flags of pl.Trainer that fit's own periods replace.
@@ -350,12 +353,12 @@ def choose_callback(
 
     What ``given`` leaves open comes from the call, the configuration, and the ``names`` of the experiment and the job.
     """
+    arguments = context.settings.configuration.complete(**call)
     if given is None:
         given = DeterminedCheckpoint()
     else:
         require(isinstance(given, DeterminedCheckpoint), "fit(checkpoints=...)", "a DeterminedCheckpoint", given)
         given.require_agreement(**call)
-    arguments = context.settings.configuration.complete(**call)
     given.fill_in(**{name.removeprefix("checkpoint_"): value for name, value in arguments.items()}, **names)
     return given
 

@@ -163,7 +163,7 @@ def _keep_types(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None
 
 def _load_rest(context: PyTorchTrialContext, callbacks: dict[str, PyTorchCallback], state: dict[str, Any]) -> None:
     """Load gradient and loss scalers and the callbacks; warn if a scaler or a callback's state is missing."""
-    scaler = context.precision.scaler
+    scaler = context.precision.scaling.scaler
     if scaler is not None and "scaler_state_dict" in state:
         with _explain_misfits("The state of the gradient scaler"):
             scaler.load_state_dict(state["scaler_state_dict"])

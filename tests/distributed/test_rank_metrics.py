@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from det_lightning.core import DistributedContext
-from det_lightning.distributed.processes import RankExchange
-from det_lightning.engine.metrics import average_over_ranks, reduce_validation_metrics
+from det_lightning.engine.metrics import RankExchange, average_over_ranks, reduce_validation_metrics
 from det_lightning.pytorch import Reducer
 from det_lightning.pytorch._reducer import simple_reduce
 from tests.distributed.group_ranks import in_processes

@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 
 from det_lightning import errors
 from det_lightning.core import DistributedContext
-from det_lightning.distributed.processes import RankExchange
-from det_lightning.engine.metrics import MetricWindow, average_metrics, reduce_validation_metrics, to_numpy
+from det_lightning.engine.metrics import (
+    MetricWindow,
+    RankExchange,
+    average_metrics,
+    reduce_validation_metrics,
+    to_numpy,
+)
 from det_lightning.pytorch import Reducer
 
 floats = st.floats(-1e6, 1e6, width=32)

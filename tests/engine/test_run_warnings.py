@@ -100,7 +100,7 @@ def test_a_resume_names_other_hparams(caplog: pytest.LogCaptureFixture) -> None:
     changed = {"lr": 0.2, "width": 5, "optimizer": {"name": "adam", "beta": 0.8}, "api_token": "secret-2"}
     fit(hparams=changed, latest_checkpoint="last", max_length=pytorch.Batch(8))
     assert warnings_in(caplog) == [
-        f"The hparams differ from those of checkpoint {checkpoint}: lr, depth, optimizer.beta, api_token, width."
+        f"The hparams differ from those of checkpoint {checkpoint}: lr, depth, optimizer, api_token, width."
     ]
 
 
