@@ -111,7 +111,7 @@ class MetricWindow:
     def close(self) -> list[dict[str, Any]]:
         """Return the metrics of each batch, with tensors as numpy values, and begin a new window.
 
-        The values on a device come to the host in one copy, for which the host waits.
+        The values on a device come to the host in one copy for each type and shape, for which the host waits.
         """
         batches = [batch for batch, _ in self._batches]
         for batch, dtypes in self._batches:
@@ -123,42 +123,18 @@ class MetricWindow:
         return batches
 
 
-#: Where each value of a stack belongs: the metrics of a batch, and the name.
-_Entries = list[tuple[dict[str, Any], str]]
-
-
 def _convert_together(batches: list[dict[str, Any]]) -> None:
-    """Replace the tensors of batches by numpy values, in one copy for each device."""
-    for stacks in _stack_by_device(batches):
-        for values, (_, entries) in zip(_copy_to_host([stack for stack, _ in stacks]), stacks, strict=True):
-            for index, (batch, name) in enumerate(entries):
-                batch[name] = np.array(values[index])
-
-
-def _stack_by_device(batches: list[dict[str, Any]]) -> list[list[tuple[torch.Tensor, _Entries]]]:
-    """Return, for each device, the tensors of batches, stacked by type and shape, and where each value belongs."""
-    kinds: dict[tuple[Any, ...], _Entries] = {}
+    """Replace the tensors of batches by numpy values, in one copy for each device, type and shape."""
+    kinds: dict[tuple[Any, ...], list[tuple[dict[str, Any], str]]] = {}
     for batch in batches:
         for name, value in batch.items():
             if isinstance(value, torch.Tensor):
                 kinds.setdefault((value.device, value.dtype, value.shape), []).append((batch, name))
-    by_device: dict[torch.device, list[tuple[torch.Tensor, _Entries]]] = {}
-    for (device, dtype, _), entries in kinds.items():
+    for (_, dtype, _), entries in kinds.items():
         stacked = torch.stack([batch[name] for batch, name in entries])
-        stacked = stacked.float() if dtype is torch.bfloat16 else stacked
-        by_device.setdefault(device, []).append((stacked, entries))
-    return list(by_device.values())
-
-
-def _copy_to_host(tensors: list[torch.Tensor]) -> list[np.ndarray[Any, Any]]:
-    """Return the values of tensors on one device, which are copied as the bytes of one tensor."""
-    if len(tensors) == 1:
-        return [tensors[0].cpu().numpy()]
-    flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-    parts = torch.split(torch.cat(flat).cpu(), [len(part) for part in flat])
-    return [
-        part.clone().view(tensor.dtype).view(tensor.shape).numpy() for part, tensor in zip(parts, tensors, strict=True)
-    ]
+        values = (stacked.float() if dtype is torch.bfloat16 else stacked).cpu().numpy()
+        for index, (batch, name) in enumerate(entries):
+            batch[name] = np.array(values[index])
 
 
 def to_numpy(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -356,8 +332,7 @@ def _assign_reducers(names: list[str], reducer: Reducer | dict[str, Reducer]) ->
 
 def _reduce_one(name: str, reducer: Reducer, values: list[Any]) -> Any:
     try:
-        # For numbers of equal type np.array() gives the same values in a fraction of the time.
-        stacked = np.array(values) if _have_single_type(values) else np.stack(values, axis=0)
+        stacked = np.stack(values, axis=0)
     except ValueError as e:
         shapes = sorted({np.shape(value) for value in values}, key=str)
         raise ValueError(f"Validation metric {name!r} has another shape for some batches: {shapes}.") from e
