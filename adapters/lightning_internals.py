@@ -1,7 +1,6 @@
-"""Uses of undocumented names of Lightning, with a contract test for each: trainers, hooks, metrics, strategies.
+"""Uses of undocumented names of Lightning: trainers, hooks, metrics, strategies. Loops are in ``lightning_loops``.
 
-Loops are in ``lightning_loops``. If a new release of Lightning moves a name, a test in
-``tests/adapters/test_lightning_internals.py`` fails.
+If a new release of Lightning moves a name, tests in ``tests/adapters`` fail.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lightning's loops and connectors, adapted to trials by undocumented names, with a contract test for each change."""
+"""Lightning's loops and connectors, adapted to trials by undocumented names."""
 
 from __future__ import annotations
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from det_lightning.adapters.lightning_package import VARIABLE
 from tests.adapters.test_lightning_api import Clipless
 from tests.adapters.training import trained
 from tests.lightning import fit, pl, trainer
-from tests.trials import EPOCH_LEN, CountingCallback, SmallTrial, weights_of
+from tests.trials import CountingCallback, SmallTrial, weights_of
 
 
 @pytest.mark.parametrize(
@@ -112,16 +110,6 @@ def test_two_clippings_are_warned_of_once(caplog: Any) -> None:
     caplog.clear()
     trainer().fit(TrialModule(Clipless))
     assert "clips" not in caplog.text
-
-
-def test_watching_in_on_fit_start() -> None:
-    class Module(TrialModule):
-        def on_fit_start(self) -> None:
-            next(self.parameters()).register_hook(lambda gradient: seen.append(1))
-
-    seen: list[int] = []
-    trainer().fit(Module(SmallTrial))
-    assert len(seen) == EPOCH_LEN
 
 
 def test_evaluation_mode_is_warned_of(caplog: Any) -> None:
@@ -269,13 +257,3 @@ def test_users_files_are_not_lightning(name: str, tmp_path: Path, monkeypatch: p
         "import lightning\nfrom det_lightning.adapters import lightning_package\nchosen = lightning_package._choose()"
     )
     assert runpy.run_path(str(tmp_path / "script.py"))["chosen"] == "pytorch_lightning"
-
-
-@pytest.mark.slow
-def test_a_users_lightning_in_a_process(tmp_path: Path) -> None:
-    (tmp_path / "lightning.py").touch()
-    script = tmp_path / "script.py"
-    script.write_text("import lightning\nfrom det_lightning.adapters import lightning_package as used\nprint(used.pl)")
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
-    assert "pytorch_lightning" in done.stdout, done.stderr

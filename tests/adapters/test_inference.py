@@ -108,14 +108,6 @@ def test_exp_conf_comes_from_the_checkpoint(tmp_path: Path) -> None:
     assert module.trial.context.get_experiment_config()["name"] == "first"
 
 
-def test_older_file_with_numpy_objects_loads(older_file: Path) -> None:
-    module = TrialModule.load_from_checkpoint(older_file, trial=SmallTrial)
-    assert module.hparams == {"lr": 0.1}
-    with older_file.open("rb") as file:
-        again = TrialModule.load_from_checkpoint(file, trial=SmallTrial)
-    assert torch.equal(weights_of(again.trial), weights_of(module.trial))
-
-
 def test_subclass_loads_with_its_saved_arguments(tmp_path: Path) -> None:
     class Module(TrialModule):
         def __init__(self, size: int = 1, name: str = "default") -> None:

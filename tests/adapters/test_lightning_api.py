@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import datetime
 import functools
 import itertools
 from pathlib import Path
@@ -84,12 +83,6 @@ def test_both_apis_agree(name: str, tmp_path: Path) -> None:
 )
 def test_flags_say_when_to_validate(flags: dict[str, Any], validated_after: list[int]) -> None:
     assert trained(RecordingTrial, max_epochs=3, **flags).trial.validated == validated_after
-
-
-@pytest.mark.parametrize(("flags", "steps"), [({"max_epochs": 2}, 4 * EPOCH_LEN), ({"max_steps": 10}, 10)])
-def test_two_optimizers_count_two_steps(flags: dict[str, Any], steps: int) -> None:
-    module = trained(**flags)
-    assert (module.trainer.global_step, module.trial_run.state.batches_trained) == (steps, steps / 2)
 
 
 def test_callbacks_log_with_batches(tmp_path: Path) -> None:
@@ -221,12 +214,6 @@ def test_early_stopping_waits_for_min_steps() -> None:
     stopping = pl.callbacks.EarlyStopping("validation_loss", patience=0, mode="max")
     trial = trained(RecordingTrial, max_epochs=4, min_steps=30, callbacks=[stopping]).trial
     assert (trial.trained, trial.validated) == (15, [7, 14, 15])
-
-
-def test_model_checkpoint_saves_by_time(tmp_path: Path) -> None:
-    interval = datetime.timedelta(microseconds=1)
-    trained(callbacks=[pl.callbacks.ModelCheckpoint(tmp_path, train_time_interval=interval, save_top_k=-1)])
-    assert steps_in(tmp_path) == [2 * batch for batch in range(1, EPOCH_LEN + 1)]
 
 
 def test_model_checkpoint_finds_training_metrics(tmp_path: Path) -> None:
@@ -366,14 +353,6 @@ def test_overfit_batches_repeats_the_first_in_order(amount: float, batches: int,
     assert (trial.seen, trial.validated) == (first * 3, [batches, 2 * batches, 3 * batches])
 
 
-def test_a_kept_loader_stays_whole() -> None:
-    class Trial(RecordingTrial):
-        build_training_data_loader = functools.cache(SmallTrial.build_training_data_loader)
-
-    module = trained(Trial, overfit_batches=2)
-    assert trained(module).trial.trained == 2 + EPOCH_LEN
-
-
 def test_overfit_batches_needs_our_loader() -> None:
     class Trial(SmallTrial):
         def build_training_data_loader(self) -> Any:
@@ -397,8 +376,6 @@ RELOADS = {"reload_dataloaders_every_n_epochs": 1}
         ({"logger": "csv"}, r"a logger of type str: pass objects, such as logger=pl.loggers.CSVLogger\('logs'\)"),
         pytest.param(AVERAGING, "StochasticWei.*: .* the callback WeightAveraging", marks=from_lightning_2_6),
         (AVERAGING, "StochasticWeightAveraging: .*AveragedModel"),
-        ({"callbacks": [pl.callbacks.ModelPruning("l1_unstructured")]}, "ModelPruning: prune with torch"),
-        (BATCH_SIZES, "BatchSizeFinder: set"),
         ({**RELOADS, **BATCH_SIZES}, "reload_dataloaders_every_n_epochs=1.*BatchSizeFinder: set"),
         ({"overfit_batches": 0.1}, r"overfit_batches=0\.1 of the 7 training batches is less"),
         ({"limit_train_batches": 0.1}, r"limit_train_batches=0\.1 of the 7 training batches is less"),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from typing import Any
 
 import pytest
 
-from det_lightning import errors, pytorch
+from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
-from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
 from tests.adapters.training import trained
 from tests.lightning import fit, pl
 from tests.trials import EPOCH_LEN, SmallTrial
@@ -19,11 +16,9 @@ from tests.trials import EPOCH_LEN, SmallTrial
 
 class SlowTrial(SmallTrial):
     seconds = 0.06
-    trained = 0
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         time.sleep(self.seconds)
-        self.trained += 1
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
@@ -64,16 +59,3 @@ def test_a_bar_moves_within_a_step(bar_class: Any) -> None:
     assert module.steps == 1
     assert len(shown) > 1
     assert (shown, shown[-1]) == (sorted(shown), EPOCH_LEN - 1)
-
-
-def test_sigterm_ends_at_the_next_batch(tmp_path: Any) -> None:
-    class Trial(SlowTrial):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            if batch_idx == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    module: Any = CountingModule(Trial, reporting_period=pytorch.Batch(100))
-    with pytest.raises(errors.Preempted):
-        fit(module, max_epochs=3, callbacks=[DeterminedCheckpoint(tmp_path, policy="none"), PreemptionHandler()])
-    assert module.trial.trained == 3

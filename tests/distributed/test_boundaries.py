@@ -17,11 +17,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from det_lightning import pytorch
-from det_lightning.adapters.inference import GivenEvaluation
 from det_lightning.core import DistributedContext
 from tests.conformance.trials import callback
 from tests.distributed.group_ranks import in_processes
-from tests.trials import SmallTrial, make_data, seed_everything
+from tests.trials import SmallTrial, seed_everything
 
 pytestmark = pytest.mark.slow
 
@@ -183,35 +182,6 @@ def test_no_rank_waits_for_an_upload(tmp_path: Path) -> None:
         assert [after[batch] for batch in (2 * PERIOD, 3 * PERIOD)] == [["store", "group"]] * 2
         assert complete == [0, 1]
         assert was_passed == ([True, True] if rank == 0 else [])
-
-
-def test_own_reducers_use_the_group(tmp_path: Path) -> None:
-    """At the store the ranks only meet."""
-
-    def run(context: DistributedContext) -> tuple[list[str], float]:
-        called = CalledExchanges()
-
-        class Summing(SmallTrial):
-            def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-                super().__init__(context)
-                self.total = context.wrap_reducer(sum, name="total")
-
-            def evaluate_batch(self, batch: Any) -> dict[str, Any]:
-                self.total.update(1 + self.context.distributed.rank)
-                return super().evaluate_batch(batch)
-
-        seed_everything()
-        with pytorch.init(hparams={"global_batch_size": 8}, distributed=context) as trial_context:
-            evaluation = GivenEvaluation(Summing(trial_context), trial_context, None)
-            evaluation.evaluate(list(make_data()[:4]))
-            sys.setprofile(called)
-            metrics = evaluation.close()
-            sys.setprofile(None)
-        return called.found, metrics["total"]
-
-    for found, total in in_processes(2, tmp_path, run):
-        assert total == 3
-        assert found == ["store", "group"] * 2
 
 
 class BytesRead:

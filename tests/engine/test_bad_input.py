@@ -14,7 +14,7 @@ from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.errors import InvalidHP, ShouldExit
-from tests.lightning import pl, trainer
+from tests.lightning import trainer
 from tests.trials import SmallTrial, fit_trial, make_data
 
 
@@ -128,12 +128,6 @@ def test_wrong_methods_are_refused(methods: dict[str, Any], error: type[Exceptio
     test_untrainable_trials_are_refused(type("Wrong", (SmallTrial,), methods), error, message)
 
 
-def test_a_dry_loader_is_refused_batch_by_batch() -> None:
-    sees_each_batch = pl.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)
-    with pytest.raises(RuntimeError, match="loader ended after 7 batches"):
-        fit_trial(RunsDry, [sees_each_batch], max_length=pytorch.Batch(20))
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -166,11 +160,6 @@ class SpecialSignatures(SmallTrial):
 
 def test_methods_may_be_wrapped() -> None:
     assert fit_trial(SpecialSignatures).context.optimizer_steps == 8
-
-
-def test_clip_grads_is_checked_at_once() -> None:
-    with pytest.raises(TypeError, match="clip_grads"):
-        fit_trial(ClipsByNumber, aggregation_frequency=100)
 
 
 @pytest.mark.parametrize(

@@ -362,11 +362,6 @@ def test_cast_weights_stay_cast() -> None:
     assert plain.validate(module, verbose=False) == [expected]  # where nothing is trained they may
 
 
-def test_determineds_trainer_takes_precision(tmp_path: Path) -> None:
-    through = fit(SmallTrial, tmp_path / "one", 6, lightning={"precision": "bf16-mixed"})
-    assert torch.equal(weights_of(through), weights_of(fit(ByHand, tmp_path / "two", 6)))
-
-
 class UsesAmp(SmallTrial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         context.experimental.use_amp()

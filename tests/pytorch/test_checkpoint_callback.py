@@ -72,16 +72,6 @@ def test_the_callback_selects_code(tmp_path: Path) -> None:
         assert sorted(file.name for file in code.iterdir()) == copied
 
 
-def test_the_trainer_keeps_the_callback(tmp_path: Path) -> None:
-    checkpoints = DeterminedCheckpoint(tmp_path, metric="validation_loss")
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(2), checkpoints=checkpoints)
-    assert trainer.checkpoints is checkpoints
-    assert checkpoints.best_checkpoint_path == checkpoints.last_checkpoint_path
-    assert Path(checkpoints.best_checkpoint_path or "").parent == tmp_path
-
-
 def test_a_restarted_job_resumes_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchruns")
     fit(2, checkpoints=DeterminedCheckpoint(tmp_path, policy="none", job="mine"))
@@ -157,11 +147,6 @@ def test_the_configuration_fills_gaps(
     warnings = [record.message for record in caplog.records if "overrides" in record.message]
     message = f"DeterminedCheckpoint overrides the experiment configuration: {overridden}."
     assert warnings == ([message] if overridden else [])
-
-
-def test_another_policy_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fit(1, exp_conf={"checkpoint_policy": "all"}, checkpoints=DeterminedCheckpoint(tmp_path, policy="none"))
-    assert "overrides the experiment configuration: policy='none' in place of 'all'." in caplog.text
 
 
 def test_the_call_fills_gaps(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,14 +178,6 @@ def test_no_position_before_training(ask: str) -> None:
     assert context.current_train_batch() == 0
 
 
-def test_stop_requests() -> None:
-    context = make_context()
-    assert context.get_stop_requested() is False
-    for asked in (True, False):
-        context.set_stop_requested(asked)
-        assert context.get_stop_requested() is asked
-
-
 @pytest.mark.parametrize("method", ["set_stop_requested", "set_enable_tensorboard_logging"])
 def test_switches_take_only_a_bool(method: str) -> None:
     with pytest.raises(AssertionError, match=rf"{method}\(\) takes a bool; got 1"):
@@ -256,11 +247,3 @@ def test_the_tensorboard_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     context.get_tensorboard_writer().close()
     assert len(list((tmp_path / "patched").iterdir())) == 2
     assert not (tmp_path / "given").exists()
-
-
-def test_forwarded_methods_keep_signatures() -> None:
-    methods = inspect.getmembers(PyTorchTrialContext, inspect.isfunction)
-    assert [name for name, method in methods if not name.startswith("_") and not method.__doc__] == []
-    parameters = list(inspect.signature(PyTorchTrialContext.wrap_optimizer).parameters)
-    assert parameters[1:3] == ["optimizer", "backward_passes_per_step"]
-    assert "opt_level" in inspect.signature(make_context().configure_apex_amp).parameters

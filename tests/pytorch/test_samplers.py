@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from det_lightning.pytorch import samplers
-from det_lightning.pytorch._data import adapt_batch_sampler
 
 sizes = st.integers(0, 40)
 ranks = st.integers(1, 6)
@@ -38,32 +37,11 @@ class Tap(Sampler[int]):
             yield number
 
 
-def test_repeats_have_the_length_of_a_pass() -> None:
-    samples = samplers.RepeatSampler(in_order(3))
-    assert list(itertools.islice(samples, 8)) == [0, 1, 2, 0, 1, 2, 0, 1]
-    assert len(samples) == 3
-    batches = samplers.RepeatBatchSampler(batches_in_order(5))
-    assert list(itertools.islice(batches, 8)) == [[0, 1, 2], [3, 4]] * 4
-    assert len(batches) == 2
-
-
 def test_repeats_restart_the_source() -> None:
     repeated = samplers.RepeatSampler(samplers.ReproducibleShuffleSampler(in_order(20), seed=1))
     taken = list(itertools.islice(repeated, 40))
     assert sorted(taken[:20]) == sorted(taken[20:]) == list(range(20))
     assert taken[:20] != taken[20:]
-
-
-@given(sizes, ranks, st.integers(1, 7), st.booleans())
-def test_shards_take_turns(size: int, num_workers: int, batch_size: int, drop: bool) -> None:
-    batches = batches_in_order(size, batch_size, drop)
-    for rank in range(num_workers):
-        samples = samplers.DistributedSampler(in_order(size), num_workers, rank)
-        assert list(samples) == list(range(rank, size, num_workers))
-        assert len(samples) == len(list(samples))
-        shard = samplers.DistributedBatchSampler(batches, num_workers, rank)
-        assert list(shard) == list(batches)[rank::num_workers]
-        assert len(shard) == len(list(shard))
 
 
 @pytest.mark.parametrize(
@@ -79,16 +57,6 @@ def test_impossible_shards_are_refused(num_workers: int, rank: int, message: str
         samplers.DistributedBatchSampler(batches_in_order(9), num_workers, rank)
 
 
-@given(sizes, st.integers(0, 50))
-def test_skips_keep_the_length(size: int, skip: int) -> None:
-    samples = samplers.SkipSampler(in_order(size), skip)
-    assert list(samples) == list(range(size))[skip:]
-    assert len(samples) == size
-    batches = samplers.SkipBatchSampler(batches_in_order(size), skip)
-    assert list(batches) == list(batches_in_order(size))[skip:]
-    assert len(batches) == len(batches_in_order(size))
-
-
 @given(sizes, st.integers(0, 2**31))
 def test_shuffles_as_in_numpy(size: int, seed: int) -> None:
     samples = samplers.ReproducibleShuffleSampler(in_order(size), seed)
@@ -102,12 +70,6 @@ def test_shuffles_as_in_numpy(size: int, seed: int) -> None:
         assert list(batches) == expected_batches
     assert len(samples) == size
     assert len(batches) == len(batches_in_order(size))
-
-
-def test_shuffles_leave_global_state() -> None:
-    before = np.random.get_state(legacy=False)["state"]["key"].copy()
-    list(samplers.ReproducibleShuffleSampler(in_order(10), seed=3))
-    assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], before)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +89,3 @@ def test_no_sample_is_taken_early(wrap: Any, taken: int) -> None:
     assert source.taken == 0
     next(iterator)
     assert source.taken == taken
-
-
-def test_sampler_stays_itself_if_nothing_is_asked() -> None:
-    sampler = batches_in_order(4)
-    assert adapt_batch_sampler(sampler) is sampler

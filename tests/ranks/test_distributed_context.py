@@ -10,7 +10,6 @@ import socket
 import subprocess
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,12 +84,6 @@ def test_objects_come_in_rank_order(data: st.DataObject, nodes: int, per_node: i
 
 
 @pytest.mark.slow
-def test_ranks_know_their_numbers() -> None:
-    found = on_ranks(2, 2, lambda own: (own.get_rank(), own.get_size(), own.get_local_rank(), own.get_num_agents()))
-    assert found == [(0, 4, 0, 2), (1, 4, 1, 2), (2, 4, 0, 2), (3, 4, 1, 2)]
-
-
-@pytest.mark.slow
 @lists_keys
 def test_large_objects_leave_the_store() -> None:
     large = os.urandom(1 << 20) * 50
@@ -126,23 +119,6 @@ def test_many_operations_leave_few_keys() -> None:
 
 
 @pytest.mark.slow
-@lists_keys
-@pytest.mark.parametrize("size", [2, 16])
-def test_equal_contributions_stay_short(size: int) -> None:
-    def do(context: DistributedContext) -> list[int]:
-        lengths, store = [], store_of(context)
-        for operation, mine in (("allgather", (False, False)), ("broadcast", "x" * 100)):
-            getattr(context, operation)(mine)
-            of_rounds = [key for key in store.list_keys() if key.endswith("/all")]
-            latest = max(of_rounds, key=lambda key: int(key.split("/")[-2]))
-            lengths.append(len(store.get(latest.partition("/")[2] if latest.startswith("/") else latest)))
-        return lengths
-
-    for lengths in on_ranks(1, size, do):
-        assert max(lengths) < 350
-
-
-@pytest.mark.slow
 def test_the_objects_of_others_are_copies() -> None:
     def do(context: DistributedContext) -> bool:
         mine = [context.rank]
@@ -153,19 +129,6 @@ def test_the_objects_of_others_are_copies() -> None:
         return mine == [context.rank] or context.rank == 0
 
     assert on_ranks(1, 3, do) == [True] * 3
-
-
-@pytest.mark.slow
-def test_waiting_takes_little_processor_time() -> None:
-    def do(context: DistributedContext) -> float:
-        context.allgather(None)
-        before = time.thread_time()
-        if context.rank == 0:
-            time.sleep(1)
-        context.allgather(None)
-        return time.thread_time() - before
-
-    assert max(on_ranks(1, 2, do)) < 0.1
 
 
 # Numbers
@@ -357,16 +320,6 @@ def test_different_operations_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_in_different_groups_end() -> None:
-    def do(context: DistributedContext) -> None:
-        getattr(context, "broadcast_local" if context.rank == 3 else "allgather")(None)
-
-    found = errors(on_ranks(2, 2, do, timeout_s=2))
-    assert found.keys() == {0, 1, 2, 3}
-    assert any("has waited 2 s for rank" in text for text in found.values())
-
-
-@pytest.mark.slow
 def test_after_closing_an_exchange_raises() -> None:
     def do(context: DistributedContext) -> None:
         context.allgather(None)
@@ -401,14 +354,6 @@ def test_contexts_share_a_port() -> None:
         return found
 
     assert in_threads(range(3), on_rank) == [[([(number, 1)] * 3, [(number, 2)] * 3) for number in range(3)]] * 3
-
-
-@pytest.mark.slow
-def test_contexts_close_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_LINGER_S", 3600.0)  # as long as a chief would wait for the others
-    port = free_port()
-    for context in in_threads(range(3), lambda rank: meet(rank, port, 3)):
-        context.close()
 
 
 # Processes
