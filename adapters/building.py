@@ -214,7 +214,7 @@ class ModuleSchedule:
         given = {"max_length": max_length, "validation_period": validation_period, "reporting_period": reporting_period}
         configured = configuration.find_missing({**given, "step_zero_validation": step_zero_validation})
         self.validates_at_step_zero = bool(configured.pop("step_zero_validation", step_zero_validation))
-        self._given = Schedule(**given, test_mode=test_mode)
+        self._given = Schedule(max_length, validation_period, None, reporting_period, test_mode)
         self._configured = Schedule(**configured)
 
     def complete(

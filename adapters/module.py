@@ -155,7 +155,7 @@ class TrialModule(InferenceModule):
             vars(self).update(_make_state_without_run())
 
     #: The trainer of the module; setting one prepares it for the trial.
-    trainer = property(pl.LightningModule.trainer.fget, _set_trainer)  # type: ignore[attr-defined,assignment]
+    trainer = property(pl.LightningModule.trainer.fget, _set_trainer)  # type: ignore[attr-defined]
 
     def _prepare_trainer(self, trainer: pl.Trainer) -> None:
         """Adapt a trainer that begins a call to the trial, or refuse the trainer."""

@@ -28,7 +28,7 @@ def profiled(recorder: Callable[[FrameType, str, Any], None], run: Callable[[], 
 class PlainTrial(pytorch.PyTorchTrial):
     """One model and one optimizer; marks its batches."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext, mark: Callable[[], None]) -> None:
+    def __init__(self, context: pytorch.PyTorchTrialContext, mark: Callable[[], None] = lambda: None) -> None:
         self.context = context
         self.mark = mark
         self.model = context.wrap_model(torch.nn.Linear(4, 1))
