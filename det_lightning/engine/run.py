@@ -12,6 +12,8 @@ from det_lightning import errors
 from det_lightning.checkpoint import safe_load
 from det_lightning.checkpoint.format.content import CheckpointContent, TrialState
 from det_lightning.checkpoint.format.layout import RESUME_FILE, modernize
+from det_lightning.checkpoint.format.resume_state import read_settings
+from det_lightning.core._task import current_task
 from det_lightning.engine.boundary import (
     BoundaryExchange,
     Reporter,
@@ -23,12 +25,16 @@ from det_lightning.engine.data_stream import LoaderFactory, TrialData
 from det_lightning.engine.metrics import average_metrics
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.train_and_evaluate import Evaluation, Training, TrialEvents, require_trainable
-from det_lightning.engine.training_warnings import report_cut_validation, warn_of_settings
+from det_lightning.escaping import get_logger
+from det_lightning.masking import MASK
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial, original_trial
 from det_lightning.pytorch._random_state import capture_rng, require_rng, restore_rng
 from det_lightning.pytorch._weights import load_resume_state, load_state
+from det_lightning.pytorch._wrapped_parts import find_unwrapped_parameters, find_unwrapped_schedulers
 from det_lightning.ranks.distributed_context import DistributedContext
+
+logger = get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +131,7 @@ class TrialRun:
         self.context.wrapped.is_complete = True
         self._at_end.callback(setattr, self.context.wrapped, "is_complete", False)
         self._log.begin(self.state.batches_trained, resumed)
-        warn_of_settings(self.original, self.context, self.schedule, self.state, resumed)
+        _warn_of_settings(self.original, self.context, self.schedule, self.state, resumed)
         self._due = self._find_left_actions()
         self._actions.begin(self._due)
 
@@ -292,7 +298,7 @@ class TrialRun:
         if self.schedule.test_mode > 1 and any(self.context.distributed.allgather(self.evaluation.is_cut)):
             self.context.backend.placement.end_validation()
             self.state.last_val = self.state.batches_trained
-            report_cut_validation(self.context, self.state.batches_trained, self.evaluation.batches_evaluated)
+            _report_cut_validation(self.context, self.state.batches_trained, self.evaluation.batches_evaluated)
             return {}
         evaluated = self.evaluation.batches_evaluated
         if self.evaluation.by_batch:
@@ -375,3 +381,52 @@ def require_same_checkpoint(distributed: DistributedContext, content: Checkpoint
             f"The ranks resume from different checkpoints: {choices}. All ranks must see the same storage. Let one "
             "rank choose the checkpoint before the other ranks look for checkpoints."
         )
+
+
+def _warn_of_settings(
+    trial: object,
+    context: PyTorchTrialContext,
+    schedule: Schedule,
+    state: TrialState,
+    resumed: CheckpointContent | None,
+) -> None:
+    """Log the warnings of a run on the chief, after the checkpoint, if any, is loaded."""
+    if context.distributed.rank != 0:
+        return
+    warnings = [*find_unwrapped_parameters(trial, context.wrapped), *find_unwrapped_schedulers(trial, context.wrapped)]
+    if resumed is not None and (changed := _find_changed_hparams(resumed, context)):
+        warnings.append(f"The hparams differ from those of checkpoint {resumed.name}: {', '.join(changed)}.")
+    for period in schedule.find_periods_below_one():
+        warnings.append(f"{period} is below 1, and so due every time; leave the period out for never.")
+    if schedule.is_complete(state):
+        length = "test_mode" if schedule.test_mode else f"max_length={schedule.max_length}"
+        warnings.append(
+            f"Nothing is trained: {length} is reached after {state.batches_trained} batches and {state.epochs_trained} "
+            "epochs. To continue, pass a larger max_length, which counts from the first batch of the first run."
+        )
+    for message in warnings:
+        logger.warning("%s", message)
+
+
+def _find_changed_hparams(resumed: CheckpointContent, context: PyTorchTrialContext) -> list[str]:
+    """Return the names of the hyperparameters that differ from those in a checkpoint, as far as it has them."""
+    saved = read_settings(resumed.resume, resumed.load_data)["hparams"]
+    if not isinstance(saved, dict):
+        return []
+    # By their text, since NaN is not equal to itself.
+    before, now = (
+        {name: repr(value) for name, value in hparams.items()}
+        for hparams in (saved, context.settings.to_plain()["hparams"] or {})
+    )
+    different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return [name for name in different if MASK not in before.get(name, "")]  # earlier releases masked some
+
+
+def _report_cut_validation(context: PyTorchTrialContext, steps_completed: int, batches: int) -> None:
+    """Say, in an experiment also to its runner, that a smoke run left out the rest of a validation."""
+    if context.distributed.rank != 0:
+        return
+    message = f"This smoke run ended the validation after its first {batches} batches: there are no metrics."
+    logger.warning("%s", message)
+    if (task := current_task()) is not None:
+        task.report("message", steps_completed, {"text": message})

@@ -1,4 +1,4 @@
-"""The wrapped models, optimizers and schedulers of a trial, and the hooks around backward passes and updates.
+"""The wrapped models, optimizers and schedulers of a trial, what it forgot to wrap, and the hooks around updates.
 
 Change here: a new point in a backward pass or an update; ``adapters/hooks.py`` connects Lightning's hooks and flags.
 """
@@ -6,7 +6,7 @@ Change here: a new point in a backward pass or an update; ``adapters/hooks.py`` 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number
 from typing import Any, TypeVar
 
@@ -14,13 +14,14 @@ import torch
 
 from det_lightning import errors
 from det_lightning.arguments import require
-from det_lightning.distributed.backend import Backend
+from det_lightning.distributed.backend import Backend, list_parameters
 from det_lightning.precision import ChosenPrecision
 from det_lightning.pytorch._lr_scheduler import LRScheduler
 from det_lightning.pytorch._settings import TrialSettings
 from det_lightning.ranks.distributed_context import DistributedContext
 
 _T = TypeVar("_T")
+_MOST_NAMES = 5
 _OptimizerHooks = list[Callable[[torch.optim.Optimizer], Any]]
 _WAY_OUT = (
     "Every rank must build the same trial: nothing in its __init__ may depend on the rank, or on random numbers that "
@@ -44,7 +45,7 @@ class WrappedParts:
     ) -> None:
         self._distributed = distributed
         self._backend = backend
-        self._precision = precision
+        self.precision = precision
         self._settings = settings
         self.models = precision.models
         self.optimizers = precision.optimizers
@@ -72,14 +73,14 @@ class WrappedParts:
         self._require_open("wrap_model")
         advice = "Wrap each model by itself."
         require(isinstance(model, torch.nn.Module), "wrap_model()", "a torch.nn.Module", model, advice)
-        self._precision.require_no_levels("wrap_model")
+        self.precision.require_no_levels("wrap_model")
         if self._backend is not None:
             if self._distributed.size > 1:
                 weights = sum(parameter.numel() for parameter in model.parameters())
                 self._require_same(f"wraps model {len(self.models)}, a {type(model).__name__} with {weights} weights")
-            self._precision.whole_models.cast(model)
+            self.precision.whole_models.cast(model)
             model = self._backend.placement.wrap_model(model)
-        model = self._precision.surround(model)
+        model = self.precision.surround(model)
         self.models.append(model)
         return model
 
@@ -96,7 +97,7 @@ class WrappedParts:
         require(is_optimizer, "wrap_optimizer()", "an optimizer of torch", optimizer, advice)
         call = "wrap_optimizer(backward_passes_per_step=...)"
         require(isinstance(backward_passes_per_step, Number), call, "a number", backward_passes_per_step)
-        self._precision.require_no_levels("wrap_optimizer")
+        self.precision.require_no_levels("wrap_optimizer")
         if backward_passes_per_step < 1:
             raise errors.InvalidExperimentException(
                 f"wrap_optimizer(backward_passes_per_step=...) must be at least 1; got {backward_passes_per_step}."
@@ -188,3 +189,67 @@ class UpdateHooks:
         """Remove all hooks."""
         for functions in vars(self).values():
             functions.clear()
+
+
+def find_unwrapped_parameters(trial: object, wrapped: WrappedParts) -> Iterator[str]:
+    """Yield a message for each wrapped optimizer that updates parameters of no wrapped model."""
+    known = {parameter for model in wrapped.models for parameter in model.parameters()}
+    known |= {*wrapped.precision.scaling.masters}
+    names = dict(_name_parameters(trial))
+    for index, optimizer in enumerate(wrapped.optimizers):
+        unknown = [parameter for parameter in list_parameters(optimizer) if parameter not in known]
+        if not unknown:
+            continue
+        shown = [names.get(parameter, f"one of shape {tuple(parameter.shape)}") for parameter in unknown[:_MOST_NAMES]]
+        more = ", ..." if len(unknown) > _MOST_NAMES else ""
+        yield (
+            f"Optimizer {index}, a {type(optimizer).__name__}, updates {len(unknown)} parameters of no wrapped model: "
+            f"{', '.join(shown)}{more}. The parameters are trained, but not saved in checkpoints and not exchanged "
+            "between ranks. Pass their model through context.wrap_model() in the trial's __init__."
+        )
+
+
+def _name_parameters(trial: object) -> Iterator[tuple[torch.nn.Parameter, str]]:
+    for attribute, value in vars(trial).items():
+        if isinstance(value, torch.nn.Parameter):
+            yield value, attribute
+        for part in _list_parts(value):
+            if isinstance(part, torch.nn.Module):
+                yield from ((parameter, f"{attribute}.{name}") for name, parameter in part.named_parameters())
+
+
+def _list_parts(value: Any) -> Iterable[Any]:
+    """Return an attribute of a trial, or the items of a list, a tuple or a dict."""
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def find_unwrapped_schedulers(trial: object, wrapped: WrappedParts) -> Iterator[str]:
+    """Yield a message for each scheduler of the trial that sets the learning rate of a wrapped optimizer."""
+    known = [scheduler.scheduler for scheduler in wrapped.lr_schedulers]
+    kept = {
+        id(part): (attribute, part)
+        for attribute, value in vars(trial).items()
+        for part in _list_parts(value)
+        if isinstance(part, torch.optim.lr_scheduler.LRScheduler)
+    }
+    inner = [one for scheduler in (*known, *(part for _, part in kept.values())) for one in _find_inner(scheduler)]
+    for one in (*known, *inner):
+        kept.pop(id(one), None)
+    for index, optimizer in enumerate(wrapped.optimizers):
+        for attribute, part in (found for found in kept.values() if found[1].optimizer is optimizer):
+            yield (
+                f"self.{attribute}, a {type(part).__name__}, sets the learning rate of optimizer {index}, a "
+                f"{type(optimizer).__name__}, and is not wrapped: the run does not step the scheduler, and no "
+                "checkpoint contains it. Pass the scheduler through context.wrap_lr_scheduler() in __init__."
+            )
+
+
+def _find_inner(scheduler: Any) -> Iterator[torch.optim.lr_scheduler.LRScheduler]:
+    """Yield the schedulers inside a scheduler, as in a ``SequentialLR``."""
+    for value in getattr(scheduler, "__dict__", {}).values():
+        for part in _list_parts(value):
+            if isinstance(part, torch.optim.lr_scheduler.LRScheduler):
+                yield part
+                yield from _find_inner(part)
