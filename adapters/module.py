@@ -154,8 +154,11 @@ class TrialModule(InferenceModule):
             self._prepare_trainer(trainer)
             vars(self).update(_make_state_without_run())
 
-    #: The trainer of the module; setting one prepares it for the trial.
-    trainer = property(pl.LightningModule.trainer.fget, _set_trainer)  # type: ignore[attr-defined]
+    trainer = property(
+        pl.LightningModule.trainer.fget,  # type: ignore[attr-defined]
+        _set_trainer,
+        doc="The trainer of the module; setting one prepares it for the trial.",
+    )
 
     def _prepare_trainer(self, trainer: pl.Trainer) -> None:
         """Adapt a trainer that begins a call to the trial, or refuse the trainer."""
