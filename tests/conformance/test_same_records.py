@@ -14,7 +14,6 @@ import pytest
 from det_lightning import import_from_path
 from det_lightning.importing import load_class
 from det_lightning.testing import recorder
-from det_lightning.testing.checks import NotCompared
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import BIT_EQUAL
 from det_lightning.testing.records.record import RecordError, RunSettings, TrainingRecord, read_record
@@ -136,8 +135,3 @@ def test_what_can_not_be_recorded_is_explained(spec: str, message: str, director
     (directory / "lightning_too.py").write_text("from det_lightning.adapters import TrialModule\n")
     with pytest.raises(RecordError, match=message):
         record_determined(spec, SETTINGS, directory=directory)
-
-
-def test_long_training_is_given_up(directory: Path) -> None:
-    with pytest.raises(NotCompared, match=r"training on determined used \d.* s of processor time; train fewer batches"):
-        record_determined("model_def:Noisy", SETTINGS, directory=directory, budget_s=0.01)

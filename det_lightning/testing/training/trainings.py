@@ -13,7 +13,6 @@ from det_lightning.testing.checks import BadTrial, CheckFailed, NotCompared
 from det_lightning.testing.observation.shortened_data import ShortenedData
 from det_lightning.testing.observation.source_scan import TrialCode
 from det_lightning.testing.options import TrialOptions
-from det_lightning.testing.processor_time import Stuck
 from det_lightning.testing.records.difference import Difference
 from det_lightning.testing.records.record import RunSettings, TrainingRecord
 from det_lightning.testing.training.execution import Failure, Run, RunPlan, train
@@ -133,10 +132,7 @@ class TrialRuns:
         run = None if self._builds_once else train(self.source, plan)
         if run is not None and (run.was_built or self._is_build_explained(run.failure)):
             return run
-        try:
-            ((alone,),) = train_in_processes(self.source, [([plan], None)])
-        except Stuck as e:
-            raise NotCompared(f"in a process of its own the trial does not end: {e}") from None
+        ((alone,),) = train_in_processes(self.source, [([plan], None)])
         self._builds_once = alone.was_built
         return alone if run is None or alone.was_built else run
 
@@ -235,7 +231,7 @@ class TrialRuns:
             return e
 
     def train_elsewhere(self, hash_seed: str) -> TrainingRecord:
-        """Return the record of another process under a hash seed; raises Stuck."""
+        """Return the record of another process under a hash seed."""
         ((result,),) = train_in_processes(self.source, [([self._plan_elsewhere()], None)], hash_seed)
         return result.record
 
