@@ -7,9 +7,8 @@ import dataclasses
 import importlib.util
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from det_lightning.errors import ConfigError
 from det_lightning.files.file_kinds import require_output
@@ -17,9 +16,6 @@ from det_lightning.hyperparameters import choose_hparams
 from det_lightning.missing_parts import how_to_install
 from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.records.record import RecordError, read_record
-
-if TYPE_CHECKING:
-    from det_lightning.config import GivenConfig
 
 #: With fewer, there is no room for the end of an epoch, a validation and a batch between them.
 MIN_BATCHES = 6
@@ -45,7 +41,6 @@ class TrialOptions:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # validation metrics of that checkpoint
     report: Path | None = None  # the file to write the HTML report to
     quick: bool = False  # without the checks that start other processes
-    without_effect: Sequence[str] = ()  # fields of the configuration that have no effect
 
     def get_section(self, section: str) -> dict[str, Any]:
         return (self.config or {}).get(section) or {}
@@ -64,8 +59,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
 
     options = {name.removeprefix("trial_"): value for name, value in vars(values).items() if name.startswith("trial_")}
     paths = {name: directory / options[name] for name in ("reference", "record", "report") if options[name]}
-    given = attempt(read_config, directory / values.trial_config) if values.trial_config else None
-    config = given.plain if given is not None else None
+    config = attempt(read_config, directory / values.trial_config) if values.trial_config else None
     spec = values.trial or _find_entrypoint(config)
     if spec is None:
         if unused := ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if options[name]):
@@ -88,11 +82,6 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         mistakes.append(f"--trial-batches must be at least {MIN_BATCHES}; got {values.trial_batches}.")
     if mistakes:
         raise BadTrial("\n".join(mistakes))
-    without_effect: list[str] = []
-    if given is not None:
-        from det_lightning.config import without_effect_in_calls
-
-        without_effect = [*without_effect_in_calls(given.typed), *map(str, given.typed.unknown_keys)]
     if "reference" in paths and config is None and hparams is None:
         with contextlib.suppress(RecordError):  # a check reports the error
             settings = read_record(paths["reference"]).settings
@@ -101,7 +90,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     seed = int(((config or {}).get("reproducibility") or {}).get("experiment_seed") or 0)
     given_as_is = {name: options[name] for name in ("batches", "tolerance", "checkpoint", "quick")}
     chosen = {"hparams": hparams, "config": config, "arguments": arguments or {}, "metrics": metrics, "seed": seed}
-    return TrialOptions(spec, directory, **chosen, **given_as_is, **paths, without_effect=without_effect)
+    return TrialOptions(spec, directory, **chosen, **given_as_is, **paths)
 
 
 def _find_entrypoint(config: dict[str, Any] | None) -> str | None:
@@ -128,11 +117,11 @@ def _parse_object(option: str, text: str | None, example: str) -> dict[str, Any]
     return value
 
 
-def read_config(path: Path) -> GivenConfig:
+def read_config(path: Path) -> dict[str, Any]:
     """Read an experiment configuration for calls; raises BadTrial for an unusable configuration."""
     from det_lightning.config import read_given
 
     try:
-        return read_given(path)
+        return read_given(path).plain
     except ConfigError as e:
         raise BadTrial(f"--trial-config {e}") from None

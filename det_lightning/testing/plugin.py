@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from det_lightning.testing.checks import CHECKS, PYTORCH, BadTrial, Check, CheckFailed, CheckResult, NotCompared
+from det_lightning.testing.checks import CHECKS, BadTrial, Check, CheckFailed, CheckResult, NotCompared
 from det_lightning.testing.options import TrialOptions, trial_options
 
 if TYPE_CHECKING:
@@ -54,11 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers and, given a trial, the plugin for the checks."""
-    config.addinivalue_line("markers", "trial_check: a check of the trial that --trial names")
-    for keyword in dict.fromkeys(check.keyword for check in CHECKS):
-        subject = keyword.removeprefix("trial_")
-        config.addinivalue_line("markers", f"{keyword}: a check of the trial that --trial names, about {subject}")
+    """Register the plugin for the checks, given a trial."""
     try:
         options = trial_options(config.option, Path(config.invocation_params.dir))
     except BadTrial as e:
@@ -117,8 +113,6 @@ class CheckItem(pytest.Item):
         self._check = check
         self._runs = runs
         self.user_properties.append(("check", check.name))
-        self.add_marker("trial_check")
-        self.add_marker(check.keyword)
 
     def runtest(self) -> None:
         with _sigterm_ends_pytest():
@@ -147,17 +141,13 @@ class TrialCollector(pytest.Collector):
 
     def collect(self) -> Iterable[pytest.Item]:
         try:
-            with self._runs.source.import_class() as trial_class:
-                kind = getattr(trial_class, "trial_type", PYTORCH)
-                read = getattr(trial_class, "config_fields", ())
+            with self._runs.source.import_class():
+                pass
         except BadTrial as e:
             raise self.CollectError(str(e)) from None
-        if fields := [field for field in self._runs.options.without_effect if field not in read]:
-            reason = f"these fields of --trial-config have no effect on the checks: {'; '.join(fields)}"
-            self.warn(pytest.PytestConfigWarning(reason))
         options = self._runs.options
         for check in CHECKS:
-            is_possible = kind in check.kinds and (check.option is None or getattr(options, check.option) is not None)
+            is_possible = check.option is None or getattr(options, check.option) is not None
             if is_possible and (check.is_quick or not options.quick):
                 yield CheckItem.from_parent(self, name=check.name, check=check, runs=self._runs)
 
@@ -215,7 +205,7 @@ class TrialSession:
                 reason += f" {rest.partition(chr(10))[0].strip(' -')}"
             terminalreporter.line(f"{mark} {result.name}  {reason}".rstrip(), **{colour: True})
         if self._options.quick:
-            left_out = sum(not check.is_quick for check in CHECKS if PYTORCH in check.kinds)
+            left_out = sum(not check.is_quick for check in CHECKS)
             terminalreporter.line(f"--trial-quick left out the {left_out} checks that start other processes.")
         if self._unwritten is not None:
             terminalreporter.line(self._unwritten, red=True)

@@ -1,4 +1,4 @@
-"""``det-lightning run`` and ``pytest --trial`` serve trials of Estimators as they serve others."""
+"""``det-lightning run`` serves trials of Estimators as it serves others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed; run tox -
 from tests.experiments.running import events_of, run
 
 pytestmark = pytest.mark.slow
-pytest_plugins = ["pytester"]
 
 CONFIG: dict[str, Any] = {
     "name": "numbers",
@@ -41,16 +40,3 @@ def test_a_search_compares_trials(tmp_path: Path) -> None:
     assert len(validations) == 2
     assert {event["steps_completed"] for event in validations} == {16}
     assert all("average_loss" in event["metrics"] for event in validations)
-
-
-def test_conversion_checks(pytester: pytest.Pytester) -> None:
-    write_project(pytester.path / "project")
-    config = {**CONFIG, "hyperparameters": {"lr": 0.001, "global_batch_size": 8}}
-    (pytester.path / "project" / "config.yaml").write_text(json.dumps(config))
-    done = pytester.runpytest_subprocess(
-        *("--trial", "project/experiment_trial.py:NumbersTrial", "--trial-config", "project/config.yaml", "-q")
-    )
-    done.assert_outcomes(passed=10)
-    for check in ("trains", "is deterministic under a seed", "checkpoint round-trips", "trains in two processes"):
-        done.stdout.fnmatch_lines([f"*[[]x] {check}*"])
-    done.stdout.no_fnmatch_line("*moves every trainable parameter*")

@@ -16,10 +16,9 @@ from det_lightning.testing.checks import BadTrial
 from det_lightning.testing.observation.source_scan import TrialCode
 from det_lightning.testing.options import read_config
 from det_lightning.testing.records.record import RunSettings
-from det_lightning.testing.training.execution import RunPlan, train
+from det_lightning.testing.training.execution import RunPlan
 from det_lightning.testing.training.trainings import Boundaries
 from det_lightning.testing.training.trial_source import ImportedTrial
-from tests.testing.changed_trials import case
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,7 @@ def test_invalid_hyperparameters_are_named() -> None:
 
 def test_configuration_has_defaults(tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text("searcher: {metric: loss}\noptimizations: {aggregation_frequency: 4}\ndata:\n")
-    config = read_config(tmp_path / "const.yaml").plain
+    config = read_config(tmp_path / "const.yaml")
     assert config["searcher"].items() >= {"name": "single", "smaller_is_better": True, "metric": "loss"}.items()
     assert config["optimizations"]["aggregation_frequency"] == 4
     assert config["data"] == {}
@@ -61,7 +60,7 @@ def test_configuration_has_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "value"), [("5e-5", 5e-5), ("-1E3", -1e3), ("'5e-5'", "5e-5"), ("0x1e4", 484)])
 def test_exponent_needs_no_point(text: str, value: Any, tmp_path: Path) -> None:
     (tmp_path / "const.yaml").write_text(f"hyperparameters: {{lr: {text}}}")
-    assert choose_hparams(read_config(tmp_path / "const.yaml").plain) == {"lr": value}
+    assert choose_hparams(read_config(tmp_path / "const.yaml")) == {"lr": value}
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "only text"])
@@ -216,11 +215,3 @@ def test_single_import_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         pass
     with trial.import_class() as second:
         assert first is second
-
-
-def test_ctrl_c_ends_a_lightning_run(tmp_path: Path) -> None:
-    (tmp_path / "model_def.py").write_text(case("Ctrl-C")(first="raise KeyboardInterrupt").source)
-    settings = RunSettings(hparams={"lr": 0.02, "global_batch_size": 4}, batches=2)
-    plan = RunPlan("pl.Trainer", settings, tmp_path / "run" / "checkpoints", under_lightning=True)
-    with pytest.raises(KeyboardInterrupt):
-        train(ImportedTrial("model_def:MyTrial", tmp_path), plan)

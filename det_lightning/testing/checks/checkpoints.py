@@ -183,30 +183,6 @@ def _describe_loss(holder: Holder, paths: list[str], lines: Mapping[str, str]) -
     return f"{kind}{holder.path} ({holder.type_name}): {list_names(_relative_names(holder, paths))}{line}"
 
 
-def data_resume(runs: TrialRuns) -> None:
-    """A resumed run continues with the batch after the last one trained, also across the end of an epoch."""
-    straight = runs.require(runs.straight)
-    boundaries = (runs.boundaries.mid_epoch, runs.boundaries.epoch_end)
-    stops = [stop for stop in boundaries if stop in straight.checkpoints and stop < straight.record.batches]
-    if not stops:
-        raise NotCompared(f"the trial stopped after {straight.record.batches} batches, before its first checkpoint")
-    for stop in stops:
-        resumed = runs.resume(straight, stop)
-        rest = straight.record.since("on_checkpoint_upload_end", stop)
-        expected, found = (
-            {str(event["batch"]): event["data"] for event in record.select("batch_start")}
-            for record in (rest, resumed.record)
-        )
-        fails = "" if resumed.failure is None else f" It fails {resumed.failure.description}"
-        for difference in value_differences("data", "", expected, found):
-            raise CheckFailed(
-                f"A run that is resumed after {stop} batches trains on other data than a run that was never stopped, "
-                f"first in batch {re.split(r'[.[]', difference.name)[0]}.{fails}",
-                *usual_causes("resume", "data"),
-                details=runs.code.find(defines("load_state_dict")),
-            )
-
-
 def mid_epoch(runs: TrialRuns) -> None:
     """A run resumed between two batches of an epoch ends as if never interrupted."""
     _require_equal_resume(runs, runs.straight, runs.boundaries.mid_epoch, "an epoch of this trial has one batch")
@@ -248,6 +224,7 @@ def _require_equal_resume(runs: TrialRuns, run: Run, batches: int | None, reason
             f"A run that is resumed after {batches} batches continues differently. {difference}",
             *(_find_suspects(runs) or usual_causes("resume", difference.kind)),
             *(_find_late_changes(runs) if difference.kind == "callback state" else []),
+            details=runs.code.find(defines("load_state_dict")) if difference.kind == "data" else (),
         )
 
 

@@ -13,7 +13,7 @@ from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.source_scan import defines, makes_sum, reads_rank, scales_by_size, sizes_batch
 from det_lightning.testing.records.record import TrainingRecord, distance, read_number
 from det_lightning.testing.training.execution import Run, compare_runs
-from det_lightning.testing.training.in_processes import SIZE, ProcessRuns, train_two
+from det_lightning.testing.training.in_processes import SIZE, ProcessRuns
 from det_lightning.testing.training.trainings import TrialRuns
 
 # Another order of summation, or averaging the means of uneven parts, stays far below this; a sum for a mean does not.
@@ -252,16 +252,6 @@ def validate_like_one(runs: TrialRuns) -> None:
                 "a value of the trial that depends on the rank, or a model that differs between the processes",
                 details=runs.code.find(reads_rank, defines("cross_slot_reduce")),
             )
-
-
-def two_train(runs: TrialRuns) -> None:
-    """Two processes with shared batches train to the end; for trials whose weights cannot be seen."""
-    settings = runs.require(runs.straight).plan.settings
-    ranks = train_two(runs.source, settings, runs.plan)
-    batches = ranks[0].record.settings.batches
-    if any(rank.record.batches != batches or not rank.record.select("callback") for rank in ranks):
-        trained = " and ".join(str(rank.record.batches) for rank in ranks)
-        raise CheckFailed(f"Two processes must train {batches} batches; they trained {trained}.")
 
 
 def _find_different(ranks: list[Run], when: str, trained: bool) -> Iterator[tuple[str, str, str]]:

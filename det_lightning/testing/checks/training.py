@@ -1,4 +1,4 @@
-"""Checks of training: it ends, is the same each time and under each API, aggregates, and goes through the context."""
+"""Checks of training: it ends, is the same each time, aggregates, and goes through the context."""
 
 from __future__ import annotations
 
@@ -195,23 +195,6 @@ def trains_under_aggregation(runs: TrialRuns) -> list[str]:
     if clips and runs.settings.aggregation_frequency > 1:
         raise CheckFailed(f"{under} the trial clips gradients before they are averaged:", details=clips)
     return clips
-
-
-def trains_equally(runs: TrialRuns) -> None:
-    """``Trainer(trial, context).fit()`` and ``pl.Trainer().fit(TrialModule(...))`` give the same numbers."""
-    straight = runs.require(runs.straight)
-    lightning = runs.lightning
-    if lightning.failure is not None:
-        raise CheckFailed(
-            f"Under pl.Trainer the trial fails {lightning.failure.description}",
-            "code that needs a part of the context which only a script with init() passes",
-        )
-    if (difference := compare_runs(straight, lightning)) is not None:
-        raise CheckFailed(
-            f"The two APIs do not train equally. {difference}",
-            "random draws when the module is imported, before the seed is set",
-            "state in globals or on the class, left behind by the first run",
-        )
 
 
 def matches_reference(runs: TrialRuns) -> None:

@@ -1,4 +1,4 @@
-"""Runs of a trial in this process, with either API, under observation."""
+"""Runs of a trial in this process, under observation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import os
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -65,7 +64,6 @@ class RunPlan:
     strategy: str | None = None  # how several processes train
     threads: int | None = None  # number of torch's threads; None leaves it unchanged
     recorded: dict[str, Any] | None = None  # arguments for the Observer, beyond the trial; None records no calls
-    under_lightning: bool = False  # train with Lightning's API
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # training runs inside it
 
     @property
@@ -133,10 +131,8 @@ def compare_records(one: TrainingRecord, other: TrainingRecord, sides: tuple[str
 
 
 def train(source: TrialSource, plan: RunPlan) -> Run:
-    """Train with one of both APIs; an error of the trial becomes the failure of the run."""
+    """Train with Determined's API; an error of the trial becomes the failure of the run."""
     observer = Observer() if plan.recorded is None else Observer(source, **plan.recorded)
-    if plan.under_lightning:
-        return _observe_run(source, plan, observer, lambda trial_class: _fit_module(trial_class, plan, observer))
     logs = plan.storage / "tensorboard"
     init = {"trial_seed": plan.settings.seed, "tensorboard_path": logs, "distributed": plan.distributed}
     init["strategy"] = plan.strategy
@@ -153,47 +149,25 @@ def train(source: TrialSource, plan: RunPlan) -> Run:
     return _observe_run(source, plan, observer, lambda trial_class: recorder.train(trial_class, *arguments))
 
 
-def _fit_module(trial_class: type, plan: RunPlan, observer: Observer) -> None:
-    module = _make_module(
-        trial_class,
-        plan,
-        aggregation_frequency=plan.settings.aggregation_frequency,
-        max_length=Batch(plan.settings.batches),
-        validation_period=_make_schedule(plan.validate_after or frozenset()) or Batch(sys.maxsize),
-        reporting_period=Batch(plan.settings.reporting_period),
-        step_zero_validation=False,
-    )
-    with reraise_keyboard_interrupt():
-        _make_trainer(max_epochs=-1, callbacks=[_make_checkpoints(plan)], **plan.limits).fit(module)
-    observer.end(observer.trial)
-
-
 def validate(source: TrialSource, plan: RunPlan) -> Run:
     """Validate with the weights of the checkpoint to resume from; see :func:`train`."""
 
     def validate_trial(trial_class: type) -> None:
+        settings = recorder.copy_settings(vars(plan.settings))
+        recorder.seed_all(settings["seed"])
+        module = TrialModule(
+            trial_class,
+            hparams=settings["hparams"],
+            exp_conf=settings["config"],
+            trial_kwargs=settings["arguments"],
+            trial_seed=settings["seed"],
+        )
+        # On the device that Determined's API chooses.
+        flags = {**_QUIET, "accelerator": choose_device().type, "devices": 1, "enable_model_summary": False}
         with reraise_keyboard_interrupt():
-            _make_trainer().validate(_make_module(trial_class, plan), ckpt_path=plan.resume_from, verbose=False)
+            pl.Trainer(**flags).validate(module, ckpt_path=plan.resume_from, verbose=False)
 
     return _observe_run(source, plan, Observer(), validate_trial)
-
-
-def _make_module(trial_class: type, plan: RunPlan, **options: Any) -> TrialModule:
-    settings = recorder.copy_settings(vars(plan.settings))
-    recorder.seed_all(settings["seed"])
-    return TrialModule(
-        trial_class,
-        hparams=settings["hparams"],
-        exp_conf=settings["config"],
-        trial_kwargs=settings["arguments"],
-        trial_seed=settings["seed"],
-        **options,
-    )
-
-
-def _make_trainer(**flags: Any) -> pl.Trainer:
-    """Return a trainer for the device that Determined's API chooses."""
-    return pl.Trainer(accelerator=choose_device().type, devices=1, enable_model_summary=False, **_QUIET, **flags)
 
 
 def _make_checkpoints(plan: RunPlan) -> DeterminedCheckpoint:

@@ -154,14 +154,6 @@ def train_two_and_one(
     return ProcessRuns([first, second], one, another, halved, "global_batch_size" in settings.hparams, remarks)
 
 
-def train_two(source: TrialSource, settings: RunSettings, make_plan: PlanMaker) -> list[Run]:
-    """Train in two processes, without a process for comparison."""
-    plan = make_plan("two", dataclasses.replace(settings, batches=_BATCHES), validate_after=frozenset())
-    results = train_in_processes(source, [([plan], rank) for rank in range(SIZE)])
-    _require_success(results, ())
-    return [of_rank[-1] for of_rank in results]
-
-
 def make_options(data: ShortenedData) -> dict[str, Any]:
     """Return the options of a plan that validates at once, and does nothing that depends on how a batch is shared."""
     start = {"validate_after": frozenset(), "validates_first": True, "around": remove_chance}

@@ -179,10 +179,6 @@ class TrialRuns:
         return self._train(self.boundaries.apply(self.plan("the second run", recorded={"reads_state": True})))
 
     @functools.cached_property
-    def lightning(self) -> Run:
-        return self._train(self.boundaries.apply(self.plan("pl.Trainer", under_lightning=True)))
-
-    @functools.cached_property
     def later(self) -> Run:
         """A run whose trial sees the indices of later batches and epochs."""
         settings = dataclasses.replace(self.settings, batches=len(LATER))

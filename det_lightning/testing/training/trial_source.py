@@ -124,14 +124,9 @@ class ImportedTrial:
         found: Any = module
         for name in self._class_name.split("."):
             found = getattr(found, name, None)
-        base = _find_base(found)
-        if base is PyTorchTrial:
+        if _is_trial(found):
             return found  # type: ignore[no-any-return]
-        if base is not None:
-            from det_lightning.estimator._adapter import adapt_class
-
-            return adapt_class(found)
-        trials = [name for name, value in vars(module).items() if _find_base(value) is not None]
+        trials = [name for name, value in vars(module).items() if _is_trial(value)]
         close = difflib.get_close_matches(self._class_name, trials, 1)
         hint = f" Did you mean {close[0]}?" if close else ""
         advice = f"The trials in it are: {', '.join(trials) or 'none'}.{hint}"
@@ -143,13 +138,8 @@ class ImportedTrial:
 TrialSource = GivenTrial | ImportedTrial
 
 
-def _find_base(value: Any) -> type | None:
-    """Return the base class of a trial, PyTorchTrial or EstimatorTrial; None if it is not the class of a trial."""
-    # TensorFlow is slow to import, and only a module that has an EstimatorTrial has imported this.
-    estimator = sys.modules.get("det_lightning.estimator")
-    bases = (getattr(estimator, "EstimatorTrial", PyTorchTrial), PyTorchTrial)
-    is_trial = isinstance(value, type) and value not in bases
-    return next((base for base in bases if is_trial and issubclass(value, base)), None)
+def _is_trial(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, PyTorchTrial) and value is not PyTorchTrial
 
 
 def is_own_file(file: str, directory: Path) -> bool:
