@@ -20,7 +20,7 @@ from det_lightning import pytorch
 from det_lightning.testing import recorder
 from det_lightning.testing.records.comparison import first_difference
 from det_lightning.testing.records.difference import BIT_EQUAL, Difference, Tolerance, choose_tolerance
-from det_lightning.testing.records.record import TrainingRecord, parse_record, ulps_between
+from det_lightning.testing.records.record import TrainingRecord, parse_record
 from det_lightning.testing.training.reference import record_ours
 from tests.testing.recorded_trials import SETTINGS, Fails, Regression, recorded
 
@@ -165,7 +165,7 @@ def test_changed_number_is_found(batch: int, steps: int) -> None:
     (bits,) = struct.unpack("<i", struct.pack("<f", changed["value"]))
     (changed["value"],) = struct.unpack("<f", struct.pack("<i", bits + steps))
     difference = differ(recorded(), ours)
-    assert (difference.kind, difference.name, difference.batch, difference.ulps) == ("metric", "loss", batch, steps)
+    assert (difference.kind, difference.name, difference.batch) == ("metric", "loss", batch)
     assert difference.absolute == abs(difference.reference - difference.ours)
 
 
@@ -176,26 +176,6 @@ def test_tolerance_hides_differences(batch: int, share: float) -> None:
     one, other = (number_of(record.select("batch_end")[batch])["value"] for record in (recorded(), ours))
     allowed = abs(one - other) <= 0.1 * max(one, other)
     assert (first_difference(recorded(), ours, Tolerance(relative=0.1)) is None) == allowed
-
-
-@given(st.floats(allow_nan=False, width=32), st.floats(allow_nan=False, width=32))
-def test_ulps_count_numbers_between(one: float, other: float) -> None:
-    if math.isinf(one) or math.isinf(other):
-        assert ulps_between(one, other, "float32") is None
-        return
-    steps = ulps_between(one, other, "float32")
-    assert steps == ulps_between(other, one, "float32")
-    assert (steps == 0) == (one == other)
-    above = torch.nextafter(torch.tensor(one, dtype=torch.float32), torch.tensor(math.inf)).item()
-    assert math.isinf(above) or ulps_between(one, above, "float32") == 1
-
-
-@pytest.mark.parametrize(
-    ("dtype", "other", "steps"),
-    [("float16", 1 + 2**-10, 1), ("bfloat16", 1 + 2**-7, 1), ("float64", 1 + 2**-52, 1), ("int64", 2, None)],
-)
-def test_ulps_are_those_of_the_dtype(dtype: str, other: float, steps: int | None) -> None:
-    assert ulps_between(1.0, other, dtype) == steps
 
 
 def test_nan_equals_only_itself(ours: TrainingRecord) -> None:
@@ -227,16 +207,16 @@ def test_missing_hooks_are_not_compared(ours: TrainingRecord) -> None:
     assert first_difference(older, recorded()) is None
 
 
-def test_noisy_bias_is_not_compared(ours: TrainingRecord) -> None:
-    """The gradient of ``model.0.bias`` is nothing but rounding; Adam makes full steps of it."""
+def test_only_metrics_and_the_like_count_between_environments(ours: TrainingRecord) -> None:
     for event in ours.select("batch_end"):
         event["weights"]["model.0.bias"].update(norm=1.0, digest="0" * 16)
+        event["random"]["torch"] = "0" * 16
     assert first_difference(recorded(), ours) is not None
     assert first_difference(recorded_elsewhere(), ours) is None
-    ours.select("validation")[0]["metrics"]["validation_loss"]["value"] *= 1.1
+    number_of(ours.select("batch_end")[4])["value"] *= 1.5
     difference = differ(recorded_elsewhere(), ours)
-    assert difference.noisy_parameters == ("model.0.bias",)
-    assert "the gradient of model.0.bias is noise" in difference.likely_cause
+    assert (difference.kind, difference.batch) == ("metric", 4)
+    assert "drops other elements" in difference.likely_cause
 
 
 def test_learning_rates_allow_a_millionth(ours: TrainingRecord) -> None:
@@ -245,28 +225,9 @@ def test_learning_rates_allow_a_millionth(ours: TrainingRecord) -> None:
     assert (difference.kind, difference.batch, difference.tolerance.relative) == ("learning rate", 2, 1e-6)
 
 
-@pytest.mark.parametrize(("moved", "allowed"), [(3, True), (4, False)])
-def test_half_of_the_weights_must_agree(moved: int, allowed: bool, ours: TrainingRecord) -> None:
-    weights = ours.select("batch_end")[1]["weights"]["model.0.weight"]
-    weights["digest"] = "0" * 16
-    weights["sample"][:moved] = [-number for number in weights["sample"][:moved]]
-    assert (first_difference(recorded_elsewhere(), ours) is None) == allowed
-
-
-def test_random_draws_are_the_cause(ours: TrainingRecord) -> None:
-    for event in ours.events:
-        if event["batch"] >= 2 and "random" in event:
-            event["random"]["torch"] = "0" * 16
-    assert first_difference(recorded_elsewhere(), ours) is None
-    number_of(ours.select("batch_end")[4])["value"] *= 1.5
-    difference = differ(recorded_elsewhere(), ours)
-    assert (difference.batch, difference.rng_diverged_at) == (4, 2)
-    assert "random states differ from batch 2 on" in difference.likely_cause
-
-
 def test_difference_is_a_sentence() -> None:
-    difference = Difference("metric", "loss", 3, 0.25, 0.5, absolute=0.25, relative=0.5, ulps=8388608)
+    difference = Difference("metric", "loss", 3, 0.25, 0.5, absolute=0.25, relative=0.5)
     assert str(difference) == (
         "The first difference is the metric loss at batch 3: 0.25 in the reference, 0.5 here (0.25 apart, "
-        "0.5 relative, 8,388,608 ULP). Allowed: equal to the bit (same torch, device, processor and number of threads)."
+        "0.5 relative). Allowed: equal to the bit (same torch, device, processor and number of threads)."
     )

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from det_lightning.masking import mask_config
@@ -15,7 +15,6 @@ from det_lightning.testing.records.difference import (
     Difference,
     Tolerance,
     choose_tolerance,
-    find_noisy_gradients,
 )
 from det_lightning.testing.records.record import (
     RunSettings,
@@ -25,7 +24,6 @@ from det_lightning.testing.records.record import (
     read_dtype,
     read_number,
     summarize_value,
-    ulps_between,
 )
 
 # The kinds of differences by the field of the event, in the order in which the values arise.
@@ -44,6 +42,8 @@ _KINDS = {
     "callbacks": "callback state",
     "random": "random state",
 }
+# The kinds that other kernels of torch leave nearly as they are.
+_OF_ANY_ENVIRONMENT = ("epoch", "data", "learning rate", "metric", "callback")
 _Part = tuple[str, float, float]  # of a value: its name, and the number in it on each side
 _TITLES = {"epoch": "index", "data": "batch", "learning_rates": "group"}
 
@@ -65,21 +65,16 @@ def first_difference(
     return dataclasses.replace(
         first,
         also=tuple(f"{kind} {next(iter(names))}{more[kind]}" for kind, names in others.items()),
-        noisy_parameters=tuple(sorted(comparison.noisy_parameters)),
-        rng_diverged_at=comparison.rng_diverged_at,
     )
 
 
 def value_differences(
-    kind: str, name: str, theirs: Any, mine: Any, tolerance: Tolerance = BIT_EQUAL, weight_scale: float | None = None
+    kind: str, name: str, theirs: Any, mine: Any, tolerance: Tolerance = BIT_EQUAL
 ) -> Iterator[Difference]:
-    """Yield the differences beyond the tolerance between two described values; names are paths into nested values.
-
-    For weights, the tolerance is relative to ``weight_scale``, which is None for other values.
-    """
+    """Yield the differences beyond the tolerance between two described values; names are paths into nested values."""
     if nested := _pair_items(name, theirs, mine):
         for inner, (theirs_within, mine_within) in nested.items():
-            yield from value_differences(kind, inner, theirs_within, mine_within, tolerance, weight_scale)
+            yield from value_differences(kind, inner, theirs_within, mine_within, tolerance)
         return
     one = read_number(theirs)
     other = read_number(mine)
@@ -89,7 +84,7 @@ def value_differences(
         same = not tolerance.exact or read_dtype(theirs) == read_dtype(mine)
     elif get_kind(theirs) == "array" == get_kind(mine) and theirs["shape"] == mine["shape"]:
         equal = theirs["digest"] == mine["digest"] and theirs["dtype"] == mine["dtype"]
-        far = None if equal else _find_farthest(theirs, mine, tolerance, weight_scale)
+        far = None if equal else _find_farthest(theirs, mine, tolerance)
         same = equal or not tolerance.exact
     else:
         same = theirs == mine
@@ -97,9 +92,8 @@ def value_differences(
         part, one, other = far
         apart = distance(one, other)
         largest = max(abs(one), abs(other))
-        ulps = ulps_between(one, other, read_dtype(theirs))
         relative = apart / largest if largest else None
-        yield Difference(kind, name, None, one, other, part, apart, relative, ulps, tolerance)
+        yield Difference(kind, name, None, one, other, part, apart, relative, tolerance)
     elif not same:
         yield Difference(kind, name, None, summarize_value(theirs), summarize_value(mine), tolerance=tolerance)
 
@@ -113,30 +107,24 @@ def _pair_items(name: str, theirs: Any, mine: Any) -> dict[str, tuple[Any, Any]]
     return {}
 
 
-def _find_farthest(theirs: Any, mine: Any, tolerance: Tolerance, weight_scale: float | None) -> _Part | None:
+def _find_farthest(theirs: Any, mine: Any, tolerance: Tolerance) -> _Part | None:
     """Return the element, else the statistic, with the largest distance between two arrays, and both values."""
     size = math.prod(theirs["shape"])
-    scale = max(weight_scale or 0.0, _largest_element((theirs, mine)))
+    scale = max((abs(array.get(end, 0.0)) for array in (theirs, mine) for end in ("minimum", "maximum")), default=0.0)
     sampled = list(zip(theirs.get("sample", ()), mine.get("sample", ()), strict=False))
     found = [
         (f"element {int(index * (size - 1) / max(1, len(sampled) - 1))} of {size}", one, other)
         for index, (one, other) in enumerate(sampled)
         if not tolerance.allows(one, other, scale)
     ]
-    if not found or (weight_scale is not None and 2 * len(found) < len(sampled)):
-        statistics = {"norm": scale * math.sqrt(size)}
-        if weight_scale is None:
-            statistics |= dict.fromkeys(("mean", "minimum", "maximum"), scale)
+    if not found:
+        statistics = {"norm": scale * math.sqrt(size), "mean": scale, "minimum": scale, "maximum": scale}
         found = [
             (name, theirs[name], mine[name])
             for name, scale in statistics.items()
             if name in theirs and name in mine and not tolerance.allows(theirs[name], mine[name], scale)
         ]
     return max(found, key=lambda part: distance(part[1], part[2]), default=None)
-
-
-def _largest_element(arrays: Iterable[Any]) -> float:
-    return max((abs(array.get(end, 0.0)) for array in arrays for end in ("minimum", "maximum")), default=0.0)
 
 
 class _Comparison:
@@ -147,9 +135,6 @@ class _Comparison:
         events = [event for record in self._records for event in record.events]
         fields = {"start": "parameters", "batch_end": "gradients"}
         self._parameters = {n for e in events if (field := fields.get(e["event"])) is not None for n in e[field]}
-        self.noisy_parameters: set[str] = set()  # parameters whose gradient has been nothing but rounding noise so far
-        self.rng_diverged_at: int | None = None  # the first batch with differing random states, if not compared
-        self._largest_weight = 0.0
 
     def differences(self) -> Iterator[Difference]:
         """Yield all differences in chronological order, until the sequences of events diverge."""
@@ -187,27 +172,13 @@ class _Comparison:
         return []
 
     def _compare_events(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
-        exact = self._tolerance.exact
-        if not exact:
-            self._note_noise(theirs, mine)
         for field, kind in _KINDS.items():
-            if field not in theirs or field not in mine or (not exact and kind in ("random state", "gradient")):
+            is_compared = self._tolerance.exact or kind in _OF_ANY_ENVIRONMENT
+            if not is_compared or field not in theirs or field not in mine:
                 continue
-            scale = self._largest_weight if kind == "parameter" and not exact else None
             pair = (theirs[field], mine[field])
-            for difference in value_differences(kind, _TITLES.get(field, ""), *pair, self._tolerance.of(kind), scale):
-                found = self._specify(difference, theirs)
-                # Statistics of layers follow the parameters before them.
-                noisy = {"parameter": found.name in self.noisy_parameters, "buffer": bool(self.noisy_parameters)}
-                if not noisy.get(found.kind):
-                    yield dataclasses.replace(found, batch=theirs["batch"])
-
-    def _note_noise(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-        self.noisy_parameters |= find_noisy_gradients(theirs.get("gradients", {}), mine.get("gradients", {}))
-        if self.rng_diverged_at is None and theirs.get("random") != mine.get("random"):
-            self.rng_diverged_at = theirs["batch"]
-        weights = theirs.get("weights", {})
-        self._largest_weight = _largest_element(weights[name] for name in self._parameters & weights.keys())
+            for difference in value_differences(kind, _TITLES.get(field, ""), *pair, self._tolerance.of(kind)):
+                yield dataclasses.replace(self._specify(difference, theirs), batch=theirs["batch"])
 
     def _specify(self, difference: Difference, event: Mapping[str, Any]) -> Difference:
         """Return the difference with the kind and name that follow from the event."""

@@ -89,12 +89,9 @@ _CAUSES: dict[str, dict[str, str | tuple[str, ...]]] = {
 class Tolerance:
     """How far two numbers may be apart: ``|a - b| <= relative * max(|a|, |b|) + absolute``.
 
-    If both are 0, everything must be equal to the bit. Otherwise, between environments with different kernels:
-
-    - Arrays are compared by norm, mean, extremes and eight elements, relative to the largest element.
-    - Weights, in which errors add up, are allowed ten times as much, relative to the largest of all parameters: the
-      norm, and half of the sampled elements, since the mere sign of a gradient near zero decides Adam's step.
-    - Random states, gradients, and parameters whose gradient is rounding noise are not compared.
+    If both are 0, everything must be equal to the bit. Otherwise, between environments with different kernels, only
+    data, learning rates, metrics and the hooks are compared, and arrays by norm, mean, extremes and eight elements,
+    relative to the largest element: rounding can turn a gradient near zero into a full step of Adam.
     """
 
     relative: float = 0.0
@@ -108,8 +105,6 @@ class Tolerance:
     def of(self, kind: str) -> Tolerance:
         if kind == "learning rate":
             return dataclasses.replace(self, relative=min(self.relative, 1e-6), absolute=0.0)
-        if kind in ("parameter", "buffer", "callback state"):
-            return dataclasses.replace(self, relative=10 * self.relative, absolute=10 * self.absolute)
         return self
 
     def allows(self, one: float, other: float, scale: float = 0.0) -> bool:
@@ -133,13 +128,6 @@ def choose_tolerance(reference: TrainingRecord, ours: TrainingRecord) -> Toleran
         return BIT_EQUAL
     reasons = (f"{name} {reference.environment.get(name)} and {ours.environment.get(name)}" for name in other)
     return Tolerance(relative=1e-3, absolute=1e-5, reason="; ".join(reasons))
-
-
-def find_noisy_gradients(theirs: Mapping[str, float], mine: Mapping[str, float]) -> set[str]:
-    """Return the parameters whose gradient is only rounding noise around zero, such as a bias before a batch norm."""
-    noise = [_NOISE * max(gradients.values(), default=0.0) for gradients in (theirs, mine)]
-    sizes = {name: (theirs[name], mine[name]) for name in theirs.keys() & mine.keys()}
-    return {name for name, pair in sizes.items() if any(pair) and (pair[0] < noise[0] or pair[1] < noise[1])}
 
 
 def find_cancelling_gradients(steps: Sequence[Mapping[str, float]]) -> set[str]:
@@ -181,11 +169,8 @@ class Difference:
     part: str = ""  # the part of the value, such as "element 3 of 15" or "validation batch 0"
     absolute: float | None = None  # |reference - ours|, for numbers
     relative: float | None = None  # that over max(|reference|, |ours|)
-    ulps: int | None = None  # steps between representable numbers of the dtype, for floating-point numbers
     tolerance: Tolerance = BIT_EQUAL
     also: tuple[str, ...] = ()  # other differences at the same batch, such as "parameter fc.weight and 3 more"
-    noisy_parameters: tuple[str, ...] = ()  # parameters that were not compared because their gradient is rounding noise
-    rng_diverged_at: int | None = None  # the first batch with differing random states, if these were not compared
     sides: tuple[str, str] = ("in the reference", "here")
 
     @property
@@ -195,19 +180,7 @@ class Difference:
         drew = any(label.startswith("random state") for label in (f"{self.kind} {self.name}", *self.also))
         if drew and self.kind not in ("settings", "error", "number of batches"):
             return " ".join(usual_causes("reference", "random state"))
-        if self.rng_diverged_at is not None:
-            return (
-                f"The random states differ from batch {self.rng_diverged_at} on: the versions of torch draw "
-                "differently (as in dropout), or one side draws more numbers. Set dropout to 0, or use the same "
-                "version."
-            )
-        if self.noisy_parameters:
-            return (
-                f"It may be rounding alone: the gradient of {', '.join(self.noisy_parameters)} is noise (a bias "
-                "before a batch norm?), which optimizers like Adam turn into full steps. Allow more, or compare with "
-                "the same version of torch."
-            )
-        if not self.tolerance.exact and self.kind in ("metric", "validation metric", "parameter"):
+        if not self.tolerance.exact and self.kind in ("metric", "validation metric"):
             return f"{usual} Or this version of torch drops other elements: compare with dropout at 0 too."
         return usual
 
@@ -215,8 +188,7 @@ class Difference:
         name = f"{self.kind} {self.name}" + (f" ({self.part})" if self.part else "")
         position = "" if self.batch is None else f" at batch {self.batch}"
         relative = "" if self.relative is None else f", {self.relative:.3g} relative"
-        ulps = "" if self.ulps is None else f", {self.ulps:,} ULP"
-        distance = "" if self.absolute is None else f" ({self.absolute:.3g} apart{relative}{ulps})"
+        distance = "" if self.absolute is None else f" ({self.absolute:.3g} apart{relative})"
         also = f" Also different there: {', '.join(self.also)}." if self.also else ""
         return (
             f"The first difference is the {name}{position}: {shorten_repr(self.reference)} {self.sides[0]}, "

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shlex
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -119,16 +118,6 @@ def parse_record(content: Any, source: str) -> TrainingRecord:
 # Values in the descriptions of the recorder
 
 
-# Struct formats of a number and of the signed integer with the same bits; bfloat16 is the upper half of a float32.
-_FORMATS = {
-    "float16": ("e", "h"),
-    "bfloat16": ("f", "i"),
-    "float32": ("f", "i"),
-    "float64": ("d", "q"),
-    "float": ("d", "q"),
-}
-
-
 def get_kind(value: Any) -> str | None:
     """Return the kind of a described value: "array", "number", "object" or "dict"; None for a plain value."""
     return value.get("~", "dict") if isinstance(value, dict) else None
@@ -170,18 +159,3 @@ def distance(one: float, other: float) -> float:
         return 0.0
     apart = abs(one - other)
     return math.inf if math.isnan(apart) else apart
-
-
-def ulps_between(one: float, other: float, dtype: str) -> int | None:
-    """Return the number of steps between representable numbers; None unless both are finite floats."""
-    if dtype not in _FORMATS or not (math.isfinite(one) and math.isfinite(other)):
-        return None
-    number, integer = _FORMATS[dtype]
-    try:
-        words = struct.unpack(f"<2{integer}", struct.pack(f"<2{number}", one, other))
-    except OverflowError:
-        return None
-    lowest = -1 << (8 * struct.calcsize(f"<{integer}") - 1)
-    # The positions among all numbers of the dtype in ascending order, 0 at zero.
-    places: list[int] = [word if word >= 0 else lowest - word for word in words]
-    return abs(places[0] - places[1]) >> (16 if dtype == "bfloat16" else 0)
