@@ -43,7 +43,7 @@ PUBLIC = {
         CheckpointContent CheckpointInfo CheckpointPolicy CheckpointReading CheckpointRecord CheckpointStorage
         ResumeState Retention TrialState load_checkpoint open_checkpoint read_checkpoint
     """,
-    "det_lightning.testing": "InMemoryStorage TrainedTrial assert_resumes assert_same_training run_trial",
+    "det_lightning.testing": "TrainedTrial assert_resumes assert_same_training run_trial",
     "det_lightning.adapters.strategies": "HorovodStrategy PerModelDDPStrategy PerModelFSDPStrategy",
     "det_lightning.errors": """
         CheckpointError CheckpointNotFound ConfigError ConfigMistake DamagedExperiment DetLightningError ExperimentError

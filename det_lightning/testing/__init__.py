@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from det_lightning.testing.assertions import (
-        InMemoryStorage,
         TrainedTrial,
         assert_resumes,
         assert_same_training,
         run_trial,
     )
 
-__all__ = ["InMemoryStorage", "TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]
+__all__ = ["TrainedTrial", "assert_resumes", "assert_same_training", "run_trial"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,16 +1,14 @@
-"""Functions and a storage for your own tests of trials."""
+"""Functions for your own tests of trials."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import uuid
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.checks.checkpoints import after_validation, epoch_end, mid_aggregation, mid_epoch
 from det_lightning.testing.options import MIN_BATCHES, TrialOptions
@@ -172,29 +170,3 @@ def assert_resumes(
         for check in (mid_epoch, epoch_end, after_validation, mid_aggregation):
             with contextlib.suppress(NotCompared):  # the trial has no such boundary
                 check(runs)
-
-
-class InMemoryStorage(CheckpointStorage):
-    """Stores checkpoints in memory; pass it as ``checkpoint_storage=``, or to ``DeterminedCheckpoint``.
-
-    Each instance starts empty and shares nothing with others. :meth:`clear`, or the end of a ``with`` block, frees its
-    memory.
-
-    >>> from det_lightning.testing import InMemoryStorage
-    >>> with InMemoryStorage() as storage:
-    ...     storage.list_ids()
-    []
-    """
-
-    def __init__(self) -> None:
-        super().__init__(f"memory://det_lightning-{uuid.uuid4()}")
-
-    def clear(self) -> None:
-        """Remove all checkpoints."""
-        self.root.remove()
-
-    def __enter__(self) -> InMemoryStorage:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()

@@ -20,7 +20,7 @@ from det_lightning.testing.records.record import RecordError, read_record
 #: With fewer, there is no room for the end of an epoch, a validation and a batch between them.
 MIN_BATCHES = 6
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_NEED_A_TRIAL = ("config", "hparams", "kwargs", "reference", "record", "checkpoint", "metrics", "report")
+_NEED_A_TRIAL = ("config", "hparams", "kwargs", "reference", "checkpoint", "metrics", "report")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,6 @@ class TrialOptions:
     seed: int = 0
     tolerance: float | None = None  # relative, for numbers of the reference; None for one that fits both environments
     reference: Path | None = None  # a record of the real determined
-    record: Path | None = None  # the file to write such a record to
     checkpoint: str | None = None  # an old checkpoint
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # validation metrics of that checkpoint
     report: Path | None = None  # the file to write the HTML report to
@@ -58,7 +57,7 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
         return None
 
     options = {name.removeprefix("trial_"): value for name, value in vars(values).items() if name.startswith("trial_")}
-    paths = {name: directory / options[name] for name in ("reference", "record", "report") if options[name]}
+    paths = {name: directory / options[name] for name in ("reference", "report") if options[name]}
     config = attempt(read_config, directory / values.trial_config) if values.trial_config else None
     spec = values.trial or _find_entrypoint(config)
     if spec is None:
@@ -71,10 +70,10 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     if config is not None:
         hparams = {**(attempt(choose_hparams, config) or {}), **(hparams or {})}
     arguments = attempt(_parse_object, "--trial-kwargs", values.trial_kwargs, '{"depth": 18}')
-    for output in paths.keys() & {"record", "report"}:
-        attempt(require_output, paths[output], (".html",) if output == "report" else ())
-    if "report" in paths and not all(map(importlib.util.find_spec, ("jinja2", "plotly"))):
-        mistakes.append(f"--trial-report needs jinja2 and plotly: {how_to_install('testing')}.")
+    if "report" in paths:
+        attempt(require_output, paths["report"], (".html",))
+        if not all(map(importlib.util.find_spec, ("jinja2", "plotly"))):
+            mistakes.append(f"--trial-report needs jinja2 and plotly: {how_to_install('testing')}.")
     metrics = attempt(_parse_object, "--trial-metrics", values.trial_metrics, '{"validation_loss": 0.25}') or {}
     if wrong := {name: value for name, value in metrics.items() if not isinstance(value, int | float)}:
         mistakes.append(f"--trial-metrics must be numbers; got {wrong}.")

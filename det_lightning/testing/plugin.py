@@ -13,7 +13,7 @@ import functools
 import shlex
 import signal
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,7 +37,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--trial-batches": {"metavar": "N", "type": int, "default": 12, "help": "batches of each run (default: 12)"},
     "--trial-quick": {"action": "store_true", "help": "only the checks that train in this process"},
     "--trial-reference": {"metavar": "FILE", "help": "compare with this record of the real determined"},
-    "--trial-record": {"metavar": "FILE", "help": "keep the record of the real determined that is made here"},
     "--trial-tolerance": {"metavar": "SHARE", "type": float, "help": "relative tolerance for numbers of the reference"},
     "--trial-checkpoint": {"metavar": "PATH", "help": "load this old checkpoint, and validate with it"},
     "--trial-metrics": {"metavar": "JSON", "help": "its validation metrics, if the checkpoint does not have them"},
@@ -61,17 +60,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(e)) from None
     if options is not None:
         config.pluginmanager.register(TrialSession(options), "det_lightning_trial")
-
-
-@pytest.fixture
-def trial_run() -> Callable[..., Any]:
-    """Train a trial on a few batches: ``trial_run(MyTrial, hparams={"lr": 0.1}, batches=5)``.
-
-    This is :func:`det_lightning.testing.run_trial`; the result has ``metrics``, ``weights``, ``events`` and more.
-    """
-    from det_lightning.testing.assertions import run_trial
-
-    return run_trial
 
 
 class _Terminated(BaseException):

@@ -498,9 +498,9 @@ def read_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "arguments": json.loads(arguments.arguments),
         "batches": arguments.batches,
         "seed": arguments.seed,
-        "validation_period": arguments.validation_period or max(1, (arguments.batches + 1) // 2),
-        "reporting_period": arguments.reporting_period or max(1, (arguments.batches + 3) // 4),
-        "aggregation_frequency": arguments.aggregation_frequency or aggregation,
+        "validation_period": max(1, (arguments.batches + 1) // 2),
+        "reporting_period": max(1, (arguments.batches + 3) // 4),
+        "aggregation_frequency": aggregation,
     }
 
 
@@ -548,9 +548,6 @@ def main() -> int:
     parser.add_argument("--arguments", default="{}", help="of the trial's constructor beyond the context, as JSON")
     parser.add_argument("--batches", type=int, default=20, help="how many to train (20)")
     parser.add_argument("--seed", type=int, default=0, help="of all random generators (0)")
-    parser.add_argument("--validation-period", type=int, help="in batches (half of all)")
-    parser.add_argument("--reporting-period", type=int, help="in batches (a quarter of all)")
-    parser.add_argument("--aggregation-frequency", type=int, help="batches to an update (as configured, otherwise 1)")
     parser.add_argument("--settings", metavar="FILE", help="all of the above as one JSON file instead")
     parser.add_argument("--directory", default=".", help="where to import the module from (the working directory)")
     parser.add_argument("--output", required=True, help="the JSON file to write")

@@ -93,7 +93,9 @@ DEFECTS = {
             validation="late = self.context.current_train_batch() > 8",
             evaluated='{"late" if late else "validation_loss": self.loss(batch)}',
         ),
-        case("metric that is no JSON", r"'extra': object .*\(LINE\)", "float")(validated='metrics["extra"] = object()'),
+        case("metric that is no JSON", r"metric 'extra' is a object.*\(LINE\)", "float")(
+            validated='metrics["extra"] = object()'
+        ),
         case("validation that fails", "ZeroDivisionError", "model_def.py", "validation after 7 batches")(
             evaluated="1 / 0"
         ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,3 +78,7 @@ class Fails(Regression):
 def recorded() -> TrainingRecord:
     """Return a record of the trial; tests change only copies of it."""
     return record_ours(Regression, SETTINGS)
+
+
+def write_record(record: TrainingRecord, path: Path) -> None:
+    path.write_text(json.dumps(record.content()))

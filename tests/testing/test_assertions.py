@@ -1,9 +1,8 @@
-"""The functions and the storage for your own tests of trials."""
+"""The functions for your own tests of trials."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 import torch
 
 from det_lightning import pytorch
-from det_lightning.checkpoint import load_checkpoint
-from det_lightning.testing import InMemoryStorage, assert_resumes, assert_same_training, run_trial
+from det_lightning.testing import assert_resumes, assert_same_training, run_trial
 from tests.trials import SmallTrial
 
 pytest_plugins = ["pytester"]
@@ -53,13 +51,7 @@ class MyTrial(pytorch.PyTorchTrial):
 class MyRefactoredTrial(MyTrial):
     pass
 
-
-opened = pytorch.init(hparams=HPARAMS, enable_tensorboard_logging=False)
-context = opened.__enter__()
-trainer = pytorch.Trainer(MyTrial(context), context, enable_progress_bar=False)
 """
-
-TrialRun = Callable[..., Any]
 
 
 class Forgetful(SmallTrial):
@@ -83,8 +75,8 @@ class Sized(SmallTrial):
         return {"width": self.width}
 
 
-def test_run_shows_its_results(trial_run: TrialRun) -> None:
-    run = trial_run(SmallTrial, batches=5, validate_after=3)
+def test_run_shows_its_results() -> None:
+    run = run_trial(SmallTrial, batches=5, validate_after=3)
     assert [metrics["batch"] for metrics in run.metrics] == [0, 1, 2, 3, 4]
     assert run.metrics[0]["loss"].shape == ()
     assert [batches for batches, _ in run.validations] == [3, 5]
@@ -96,11 +88,11 @@ def test_run_shows_its_results(trial_run: TrialRun) -> None:
     assert run.state["callback"] == {"counter": {"epochs": 0}}
 
 
-def test_trial_gets_hparams_and_arguments(trial_run: TrialRun) -> None:
-    run = trial_run(Sized, hparams={"scale": 3}, arguments={"width": 5}, batches=1)
+def test_trial_gets_hparams_and_arguments() -> None:
+    run = run_trial(Sized, hparams={"scale": 3}, arguments={"width": 5}, batches=1)
     assert run.validations == [(1, {"width": 15.0})]
     with pytest.raises(ValueError, match="no hyperparameter 'scale'"):
-        trial_run(Sized, hparams={}, arguments={"width": 5}, batches=1)
+        run_trial(Sized, hparams={}, arguments={"width": 5}, batches=1)
 
 
 class Lazy(SmallTrial):
@@ -114,8 +106,8 @@ class Lazy(SmallTrial):
         return super().loss(batch) + 0 * self.lazy(torch.ones(1, 3)).sum()
 
 
-def test_lazy_layers_train(trial_run: TrialRun) -> None:
-    assert trial_run(Lazy, batches=2).weights["lazy.weight"].shape == (1, 3)
+def test_lazy_layers_train() -> None:
+    assert run_trial(Lazy, batches=2).weights["lazy.weight"].shape == (1, 3)
 
 
 def test_seed_decides_the_training() -> None:
@@ -140,18 +132,8 @@ def test_too_few_batches_are_refused() -> None:
         assert_resumes(SmallTrial, batches=5)
 
 
-def test_memory_storage_holds_checkpoints() -> None:
-    with InMemoryStorage() as checkpoints, pytorch.init(enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(SmallTrial(context), context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(3), checkpoint_storage=checkpoints)
-        (checkpoint,) = checkpoints.list_ids()
-        assert load_checkpoint(f"{checkpoints.root}/{checkpoint}").trial_state.batches_trained == 3
-        assert InMemoryStorage().list_ids() == []
-    assert checkpoints.list_ids() == []
-
-
 @pytest.mark.slow
 def test_examples_of_the_page_run(pytester: pytest.Pytester) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
     pytester.makepyfile(PREAMBLE + example)
-    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=4)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=3)

@@ -13,7 +13,6 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.pytorch import Batch, Trainer, init
 from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.checks import old_checkpoints as checks
-from det_lightning.testing.checks.old_checkpoints import read_metrics
 from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.training.trainings import TrialRuns
 from det_lightning.testing.training.trial_source import ImportedTrial
@@ -86,17 +85,3 @@ def test_given_metrics_are_compared(folder: Path, old: Path, tmp_path: Path) -> 
 def test_missing_checkpoint_is_named(folder: Path) -> None:
     with pytest.raises(CheckFailed, match=r"--trial-checkpoint .*gone cannot be read"):
         checks.loads(runs(folder, folder / "gone"))
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        {"metric": {"name": "error", "value": 0.25}},
-        {"validation_metrics": {"error": 0.25}},
-        {"metrics": {"validation_metrics": {"error": 0.25}, "num_inputs": 0}},
-        {"validation": {"metrics": {"avgMetrics": {"error": 0.25}, "batchMetrics": []}}},
-        {"training": {"validationMetrics": {"avgMetrics": {"error": 0.25}}}},
-    ],
-)
-def test_metrics_of_all_releases_are_found(metadata: dict[str, Any]) -> None:
-    assert read_metrics(metadata) == {"error": 0.25}

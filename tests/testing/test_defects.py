@@ -14,6 +14,7 @@ from det_lightning.testing.training.reference import record_ours
 from det_lightning.testing.training.trainings import TrialRuns
 from tests.testing.changed_trials import CORRECT, Case
 from tests.testing.defects import DEFECTS, HARMLESS, NOT_COMPARED
+from tests.testing.recorded_trials import write_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_spawn")]
 
@@ -47,7 +48,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A record of the correct trial."""
     folder = tmp_path_factory.mktemp("reference")
     runs = make_runs(CORRECT, folder)
-    record_ours(runs.source, runs.reference_settings).write(folder / "ref.json")
+    write_record(record_ours(runs.source, runs.reference_settings), folder / "ref.json")
     return folder / "ref.json"
 
 

@@ -18,6 +18,7 @@ from det_lightning.testing.options import TrialOptions
 from det_lightning.testing.training.reference import record_ours
 from det_lightning.testing.training.trainings import TrialRuns
 from tests.testing.changed_trials import CORRECT, case
+from tests.testing.recorded_trials import write_record
 from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.slow
@@ -161,7 +162,7 @@ def test_configuration_mistakes_have_lines(pytester: pytest.Pytester) -> None:
 def test_reference_supplies_hparams(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(model_def=CORRECT)
     runs = TrialRuns(TrialOptions("model_def:MyTrial", pytester.path, HPARAMS))
-    record_ours(runs.source, runs.reference_settings).write(pytester.path / "ref.json")
+    write_record(record_ours(runs.source, runs.reference_settings), pytester.path / "ref.json")
     result = run(pytester, "--trial", "model_def:MyTrial", "--trial-reference", "ref.json", "-k", "real or seed")
     result.assert_outcomes(passed=2)
 
@@ -180,7 +181,7 @@ def test_missing_searcher_metric_is_named(pytester: pytest.Pytester) -> None:
         (["--trial", "m:T", "--trial-hparams", "{lr: 1}"], "*--trial-hparams must be a JSON object*got '{lr: 1}'*"),
         (["--trial", "m:T", "--trial-batches", "3"], "*--trial-batches must be at least 6; got 3."),
         (["--trial", "m:T", "--trial-report", "t.py"], "*The file of the page must end with .html; got */t.py."),
-        (["--trial", "m:T", "--trial-record", "no/r.json"], "*There is no directory */no for r.json."),
+        (["--trial", "m:T", "--trial-report", "no/r.html"], "*There is no directory */no for r.html."),
         (["--trial", "m:T", "--trial-report", "p.html"], "*--trial-report needs jinja2 and plotly: pip install *"),
         (["--trial", "m:T", "--trial-config", "no.yaml"], "*no.yaml: cannot be read: No such file*"),
     ],

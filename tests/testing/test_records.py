@@ -13,7 +13,7 @@ import torch
 
 from det_lightning.testing.records.record import RecordError, TrainingRecord, read_record
 from det_lightning.testing.training.reference import record_ours
-from tests.testing.recorded_trials import SETTINGS, Regression, recorded
+from tests.testing.recorded_trials import SETTINGS, Regression, recorded, write_record
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def record() -> TrainingRecord:
 
 
 def test_record_round_trips(record: TrainingRecord, tmp_path: Path) -> None:
-    record.write(tmp_path / "ref.json")
+    write_record(record, tmp_path / "ref.json")
     assert read_record(tmp_path / "ref.json", "elsewhere:Regression") == record
     with pytest.raises(RecordError, match=r"must be a record of model_def:Other; got a record of .*:Regression"):
         read_record(tmp_path / "ref.json", "model_def:Other")
@@ -55,7 +55,7 @@ def test_other_files_are_refused(content: str | None, message: str, tmp_path: Pa
     ],
 )
 def test_damaged_records_are_refused(damage: Any, message: str, record: TrainingRecord, tmp_path: Path) -> None:
-    record.write(tmp_path / "ref.json")
+    write_record(record, tmp_path / "ref.json")
     content = json.loads((tmp_path / "ref.json").read_text())
     damage(content)
     (tmp_path / "ref.json").write_text(json.dumps(content))

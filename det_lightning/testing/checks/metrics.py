@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
-import enum
 import itertools
 import math
-import numbers
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
+from det_lightning.core._reports import select_scalars
+from det_lightning.files.plain_values import as_plain
 from det_lightning.testing.checks import CheckFailed, NotCompared, list_names
 from det_lightning.testing.observation.source_scan import defines, is_attribute, is_text
 from det_lightning.testing.training.execution import Run
@@ -33,7 +29,6 @@ _HOOKS = {
     "start": ("on_validation_start", "on_validation_epoch_start"),
     "evaluated": ("on_validation_epoch_end", "on_validation_end"),
 }
-_JSON = (str, bool, bytes, datetime.datetime, enum.Enum, uuid.UUID, type(None))
 
 
 def validates(runs: TrialRuns) -> None:
@@ -49,11 +44,7 @@ def validates(runs: TrialRuns) -> None:
     if not validations:
         raise NotCompared(f"the trial stopped after {run.record.batches} batches, without a validation")
     for when, metrics in validations:
-        if wrong := [
-            f"{name!r}{path}: {type(value).__name__} {value!r:.60}{_find_text(runs, name)}"
-            for name, metric in metrics.items()
-            for path, value in _find_not_json(metric)
-        ]:
+        if wrong := list(_find_not_json(runs, metrics)):
             cause = "an object instead of its number: return float(...), or value.item() of a tensor"
             raise CheckFailed(f"Validation metrics of {when} cannot be written as JSON:", cause, details=wrong)
     searcher_metric = runs.options.get_section("searcher").get("metric")
@@ -118,12 +109,11 @@ def grow_not(runs: TrialRuns) -> None:
     if batches[0] == batches[1]:
         raise NotCompared("the validation has a single sample, or its loader has no length")
     draws = one.observer.draws
-    first, other = (run.observer.validations[0][1] for run in validated)
-    pairs = {name: [_as_number(metrics[name]) for metrics in (first, other)] for name in first if name in other}
-    numbers_only = {name: values for name, values in pairs.items() if not math.isnan(values[0])}
-    if not numbers_only:
+    first, other = (select_scalars(run.observer.validations[0][1]) for run in validated)
+    pairs = {name: [first[name], other[name]] for name in first if name in other and not math.isnan(first[name])}
+    if not pairs:
         raise NotCompared("no metric of the validation is a number")
-    for name, values in numbers_only.items():
+    for name, values in pairs.items():
         if all(_counts(run, value) for run, value in zip(validated, values, strict=True)):
             continue
         both = f"{values[0]:.6g} with batches of {sizes[0]}, and {values[1]:.6g} on the same samples with batches of"
@@ -143,18 +133,18 @@ def grow_not(runs: TrialRuns) -> None:
             )
     if draws:
         raise NotCompared("the validation draws or seeds random numbers, and its metrics are not sums over the batch")
-    if zeros := [name for name, values in numbers_only.items() if not any(values)]:
-        others = "; no other metric is a sum over the batch" if len(zeros) < len(numbers_only) else ""
+    if zeros := [name for name, values in pairs.items() if not any(values)]:
+        others = "; no other metric is a sum over the batch" if len(zeros) < len(pairs) else ""
         raise NotCompared(f"{list_names(zeros)} of the untrained model is 0 with batches of either size{others}")
 
 
 def _pair_metrics(one: Run, halved: Run) -> Iterator[tuple[str, float, list[float]]]:
     """Yield each metric of the first training batch with its values for the two halves of the batch."""
-    batches = [*one.observer.metrics[:1], *halved.observer.metrics[:2]]
+    batches = list(map(select_scalars, [*one.observer.metrics[:1], *halved.observer.metrics[:2]]))
     lengths = [*one.observer.lengths[:1], *halved.observer.lengths[:2]]
     if len(batches) == 3 and lengths[0] == sum(lengths[1:]):
         for name in batches[0]:
-            whole, *halves = (_as_number(metrics.get(name)) for metrics in batches)
+            whole, *halves = (metrics.get(name, math.nan) for metrics in batches)
             if whole and not math.isnan(whole + sum(halves)):
                 yield name, whole, halves
 
@@ -193,15 +183,6 @@ def _find_line(runs: TrialRuns, path: str, functions: tuple[str, ...]) -> str:
     return next((f"{line}: " for line in itertools.chain(known, defined)), "")
 
 
-def _as_number(value: Any) -> float:
-    return float(value) if np.ndim(value) == 0 and isinstance(value, int | float | np.ndarray | np.generic) else np.nan
-
-
-def _find_text(runs: TrialRuns, name: str) -> str:
-    """Return, in brackets, the first line that names a metric."""
-    return next((f" ({line.partition(': ')[0]})" for line in runs.code.find(is_text(name))), "")
-
-
 def _require_stable_names(runs: TrialRuns, reports: Sequence[tuple[str, dict[str, Any]]], source: str) -> None:
     named = [(when, set(metrics)) for when, metrics in reports if metrics]
     for when, names in named:
@@ -217,18 +198,11 @@ def _require_stable_names(runs: TrialRuns, reports: Sequence[tuple[str, dict[str
             )
 
 
-def _find_not_json(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "fiubUS":
-            yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if isinstance(key, str | int | float | bool | type(None)):
-                yield from _find_not_json(item, f"{path}[{key!r}]")
-            else:
-                yield f"{path}, key", key
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _find_not_json(item, f"{path}[{index}]")
-    elif not isinstance(value, _JSON) and not isinstance(value, numbers.Real) and not hasattr(value, "__json__"):
-        yield path, value
+def _find_not_json(runs: TrialRuns, metrics: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with each metric that JSON cannot hold, with the first line that names the metric."""
+    for name, metric in metrics.items():
+        try:
+            as_plain(metric, f"metric {name!r}")
+        except TypeError as e:
+            line = next((f" ({line.partition(': ')[0]})" for line in runs.code.find(is_text(name))), "")
+            yield f"{str(e).removesuffix('.')}{line}"

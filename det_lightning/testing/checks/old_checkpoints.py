@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointContent, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.format.layout import METADATA_FILE
+from det_lightning.core._reports import select_scalars
 from det_lightning.testing.checks import CheckFailed, NotCompared
 from det_lightning.testing.training.execution import train, validate
 from det_lightning.testing.training.trainings import TrialRuns
 
 # Other releases of torch and other devices sum in another order.
 _TOLERANCE = 1e-3
-# Where releases of Determined wrote validation metrics, and the keys that they may be nested under there.
-_PATHS = ("validation_metrics", "training.validation_metrics", "training.validationMetrics", "validation.metrics",
-          "metrics")  # fmt: skip
-_WRAPPERS = ("validation_metrics", "validationMetrics", "avgMetrics", "metrics")
 
 
 def loads(runs: TrialRuns) -> None:
@@ -50,8 +44,9 @@ def reproduces_metrics(runs: TrialRuns) -> None:
     if validated.failure is not None:
         raise CheckFailed(f"{path} cannot be validated: the trial fails {validated.failure.description}")
     validations = validated.observer.validations
-    measured = _keep_numbers(validations[-1][1]) if validations else {}
-    recorded = runs.options.metrics or read_metrics(metadata)
+    measured = select_scalars(validations[-1][1]) if validations else {}
+    metric = metadata.get("metric")  # of det_lightning
+    recorded = runs.options.metrics or (select_scalars({metric["name"]: metric["value"]}) if metric else {})
     if not recorded:
         raise NotCompared(
             f"{path} does not have its validation metrics (metadata.json has none); pass them with --trial-metrics. "
@@ -85,24 +80,3 @@ def _read_checkpoint(runs: TrialRuns) -> tuple[str, CheckpointContent, dict[str,
             return path, content, json.loads(metadata.read_text()) if metadata.is_file() else {}
     except errors.CheckpointError as e:
         raise CheckFailed(f"--trial-checkpoint {path} cannot be read: {e}") from None
-
-
-def read_metrics(metadata: Mapping[str, Any]) -> dict[str, float]:
-    """Return the validation metrics in ``metadata.json``: all from Determined, a single metric from det_lightning."""
-    metric = metadata.get("metric")
-    if isinstance(metric, Mapping) and "name" in metric:
-        return _keep_numbers({metric["name"]: metric.get("value")})
-    for path in _PATHS:
-        found: Any = metadata
-        for name in path.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        if isinstance(found, Mapping):
-            while inner := [found[name] for name in _WRAPPERS if isinstance(found.get(name), Mapping)]:
-                found = inner[0]
-            return _keep_numbers(found)
-    return {}
-
-
-def _keep_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    kinds = (int, float, np.ndarray, np.generic)
-    return {n: float(value) for n, value in metrics.items() if isinstance(value, kinds) and np.ndim(value) == 0}

@@ -13,7 +13,6 @@ from typing import Any
 
 from det_lightning.errors import DetLightningError
 from det_lightning.files.file_kinds import require_file
-from det_lightning.files.local_files import write_output
 from det_lightning.testing.recorder import FORMAT, VERSION
 
 
@@ -66,10 +65,6 @@ class TrainingRecord:
 
     def content(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, **vars(self), "settings": vars(self.settings)}
-
-    def write(self, path: Path) -> None:
-        """Write the record for :func:`read_record`; raises OSError."""
-        write_output(path, json.dumps(self.content(), separators=(",", ":")))
 
 
 def read_record(path: str | os.PathLike[str], trial: str | None = None) -> TrainingRecord:

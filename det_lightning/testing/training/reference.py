@@ -29,8 +29,6 @@ Conversion = tuple[TrainingRecord, TrainingRecord, Difference | None]
 def compare_with_reference(options: TrialOptions, source: TrialSource, settings: RunSettings) -> Conversion:
     """Train on both sides, or read the record of the reference, and compare both."""
     reference = _find_reference(options, source, settings)
-    if options.record is not None:
-        reference.write(options.record)
     if (error := reference.error) is not None:
         raise NotCompared(f"on the real determined the trial itself fails: {error['type']}: {error['message']}")
     threads = int(reference.environment.get("threads") or 0) or None
@@ -63,11 +61,6 @@ def _find_reference(options: TrialOptions, source: TrialSource, settings: RunSet
         _require_same_hparams(options, reference)
         return reference
     if not any(importlib.metadata.distributions(name="determined")):
-        if options.record is not None:
-            raise BadTrial(
-                "--trial-record needs the real determined, which is not installed here (pip install "
-                "determined==0.38.1); or run det_lightning/testing/recorder.py where determined is installed."
-            )
         raise NotCompared(
             "the real determined is not installed here: pip install determined==0.38.1, or pass --trial-reference a "
             "record made by det_lightning/testing/recorder.py where determined is installed"

@@ -24,7 +24,7 @@ from det_lightning.testing.training.in_processes import (
     train_in_processes,
     train_two_and_one,
 )
-from det_lightning.testing.training.reference import Conversion, compare_with_reference, record_ours
+from det_lightning.testing.training.reference import Conversion, compare_with_reference
 from det_lightning.testing.training.requirements import choose_arguments, explain_failure, read_code
 from det_lightning.testing.training.trial_source import ImportedTrial, TrialSource, list_files
 
@@ -272,8 +272,8 @@ class TrialRuns:
         """Return the records of the ``"reference"``, if any, and of ``"ours"``, and the first difference."""
         try:
             reference, ours, difference = self.conversion
-        except (BadTrial, NotCompared):
-            return {"ours": record_ours(self.source, self.reference_settings)}, None
+        except (BadTrial, CheckFailed, NotCompared):
+            return {"ours": self.straight.record}, None
         return {"reference": reference, "ours": ours}, difference
 
     def require(self, run: Run) -> Run:
