@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from det_lightning.testing.records.record import RecordError, read_record
 
 #: With fewer, there is no room for the end of an epoch, a validation and a batch between them.
 MIN_BATCHES = 6
-_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _NEED_A_TRIAL = ("config", "hparams", "kwargs", "reference", "checkpoint", "metrics", "report")
 
 
@@ -58,12 +56,11 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
 
     options = {name.removeprefix("trial_"): value for name, value in vars(values).items() if name.startswith("trial_")}
     paths = {name: directory / options[name] for name in ("reference", "report") if options[name]}
-    config = attempt(read_config, directory / values.trial_config) if values.trial_config else None
-    spec = values.trial or _find_entrypoint(config)
-    if spec is None:
+    if (spec := values.trial) is None:
         if unused := ", ".join(f"--trial-{name}" for name in _NEED_A_TRIAL if options[name]):
-            raise BadTrial("\n".join(mistakes or [f"{unused} needs a trial; add --trial module:Class."]))
+            raise BadTrial(f"{unused} needs a trial; add --trial module:Class.")
         return None
+    config = attempt(read_config, directory / values.trial_config) if values.trial_config else None
     if not all(spec.rpartition(":")[::2]):
         mistakes.append(f"--trial must be module:Class, such as model_def:MyTrial; got {spec!r}.")
     hparams = attempt(_parse_object, "--trial-hparams", values.trial_hparams, '{"lr": 0.1}')
@@ -90,17 +87,6 @@ def trial_options(values: Any, directory: Path) -> TrialOptions | None:
     given_as_is = {name: options[name] for name in ("batches", "tolerance", "checkpoint", "quick")}
     chosen = {"hparams": hparams, "config": config, "arguments": arguments or {}, "metrics": metrics, "seed": seed}
     return TrialOptions(spec, directory, **chosen, **given_as_is, **paths)
-
-
-def _find_entrypoint(config: dict[str, Any] | None) -> str | None:
-    """Return the class that the entrypoint names, alone or as an argument of a command."""
-    entrypoint = (config or {}).get("entrypoint")
-    words = entrypoint.split() if isinstance(entrypoint, str) else entrypoint
-    if not isinstance(words, list):
-        return None
-    alone = len(words) == 1
-    classes = [word for word in words if isinstance(word, str) and (_CLASS.fullmatch(word) or (alone and ":" in word))]
-    return classes[0] if len(classes) == 1 else None
 
 
 def _parse_object(option: str, text: str | None, example: str) -> dict[str, Any] | None:

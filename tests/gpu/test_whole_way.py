@@ -56,7 +56,8 @@ def test_an_experiment_with_one_slot(project: Path) -> None:
 def test_the_checks_of_a_trial_pass(project: Path) -> None:
     deterministic = "import torch\ntorch.use_deterministic_algorithms(True, warn_only=True)\n"
     (project / "conftest.py").write_text(deterministic)
-    out = run(project, "pytest", "-q", "--trial-config", "const.yaml", "--trial-quick", "-p", "no:cacheprovider")
+    trial = ("--trial", "model_def:MnistTrial", "--trial-config", "const.yaml", "--trial-quick")
+    out = run(project, "pytest", "-q", *trial, "-p", "no:cacheprovider")
     assert "failed" not in out
 
 

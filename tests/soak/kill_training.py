@@ -250,10 +250,8 @@ def look_at_the_end(storage: CheckpointStorage, variant: Variant) -> list[str]:
     root, complete, findings = storage.root.local_path, storage.list_ids(), look_at(storage)[0]
     below = [path for path in (root / BOOKKEEPING_DIR).rglob("*") if path.is_file()]
     rubbish = [str(path.relative_to(root)) for path in root.iterdir() if path.name not in (*complete, BOOKKEEPING_DIR)]
-    if variant.retention:
-        below = [path for path in below if path.parts[-3] != "index" or path.suffix != ".json"]
-        if len(complete) > 3:
-            findings.append(f"{len(complete)} checkpoints were kept in place of two")
+    if variant.retention and len(complete) > 3:
+        findings.append(f"{len(complete)} checkpoints were kept in place of two")
     rubbish += [str(path.relative_to(root)) for path in below]
     if not variant.retention and (root / BOOKKEEPING_DIR).exists():
         rubbish.append(BOOKKEEPING_DIR)

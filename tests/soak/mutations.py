@@ -29,7 +29,6 @@ DTYPES = (torch.float64, torch.float16, torch.int8, torch.complex64, torch.uint1
 Files = dict[str, bytes]
 
 SENTINEL = "the-code-ran"
-INDEX_FILE = "../.det_lightning/index/experiment/trial.json"
 PICKLES = ("trial_state.pkl", "workload_sequencer.pkl")
 
 EDGES = [0, 1, 2, 3, 4, 5, 7, 8, 63, 127, 128, 255, 1 << 15, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 33, 10**10, 10**12]
@@ -114,8 +113,6 @@ def make_corpus(folder: Path) -> dict[str, Files]:
     (folder / "code").mkdir(parents=True)
     content = CheckpointContent(make_state(), trial_state, load_data, make_resume())
     ours = _read(folder / "storage" / CheckpointStorage(folder / "storage").write(content, code=folder / "code"))
-    record = {"id": "checkpoint", "trial": "trial", "steps_completed": 7, "order": 1.5, "metric": 0.5}
-    ours[INDEX_FILE] = json.dumps({"metric": "m", "smaller_is_better": True, "checkpoints": [record]}).encode()
     metadata = json.loads(ours["metadata.json"])
     del metadata["files"], metadata["metadata_crc32c"]
     plain = {**ours, "metadata.json": json.dumps(metadata).encode()}

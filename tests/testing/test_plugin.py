@@ -139,21 +139,9 @@ def test_checks_run_under_xdist(pytester: pytest.Pytester, warm_python: WarmPyth
     result.stdout.fnmatch_lines(["[[]x[]] uses no hard-coded device"])
 
 
-@pytest.mark.parametrize(
-    "entrypoint",
-    ["model_def:MyTrial", "python3 -m determined.exec.harness model_def:MyTrial", "[x, --trial, 'model_def:MyTrial']"],
-)
-def test_configuration_names_the_trial(pytester: pytest.Pytester, entrypoint: str) -> None:
-    pytester.makefile(".yaml", const=CONFIG.replace("entrypoint: model_def:MyTrial", f"entrypoint: {entrypoint}"))
-    result = run(pytester, "--trial-config", "const.yaml", "--collect-only", "-q")
-    result.stdout.fnmatch_lines(["model_def:MyTrial::trains"])
-    if entrypoint.startswith("python3"):
-        run(pytester, "--trial-config", "const.yaml", "-k", "validates").assert_outcomes(passed=1)
-
-
 def test_configuration_mistakes_have_lines(pytester: pytest.Pytester) -> None:
     pytester.makefile(".yaml", const=f"{CONFIG}max_restarts: many\nmin_validation_period: 3\n")
-    result = run(pytester, "--trial-config", "const.yaml", "-k", QUICK)
+    result = run(pytester, *TRIAL[:2], "--trial-config", "const.yaml", "-k", QUICK)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*const.yaml has 2 mistakes:", "*line 7: max_restarts: must be an integer; got 'many'",
                                  "*line 8: min_validation_period: must be one of*"])  # fmt: skip
@@ -169,7 +157,7 @@ def test_reference_supplies_hparams(pytester: pytest.Pytester) -> None:
 
 def test_missing_searcher_metric_is_named(pytester: pytest.Pytester) -> None:
     pytester.makefile(".yaml", const=CONFIG.replace("validation_loss", "accuracy"))
-    result = run(pytester, "--trial-config", "const.yaml", "-k", "validates")
+    result = run(pytester, *TRIAL[:2], "--trial-config", "const.yaml", "-k", "validates")
     line = "searcher.metric of the configuration is 'accuracy', but the validation returns validation_loss."
     result.stdout.fnmatch_lines([line])
 
