@@ -48,21 +48,6 @@ def test_invalid_hyperparameters_are_named() -> None:
         choose_hparams({"hyperparameters": entries})
 
 
-def test_configuration_has_defaults(tmp_path: Path) -> None:
-    (tmp_path / "const.yaml").write_text("searcher: {metric: loss}\noptimizations: {aggregation_frequency: 4}\ndata:\n")
-    config = read_config(tmp_path / "const.yaml")
-    assert config["searcher"].items() >= {"name": "single", "smaller_is_better": True, "metric": "loss"}.items()
-    assert config["optimizations"]["aggregation_frequency"] == 4
-    assert config["data"] == {}
-    assert config["resources"]["slots_per_trial"] == 1
-
-
-@pytest.mark.parametrize(("text", "value"), [("5e-5", 5e-5), ("-1E3", -1e3), ("'5e-5'", "5e-5"), ("0x1e4", 484)])
-def test_exponent_needs_no_point(text: str, value: Any, tmp_path: Path) -> None:
-    (tmp_path / "const.yaml").write_text(f"hyperparameters: {{lr: {text}}}")
-    assert choose_hparams(read_config(tmp_path / "const.yaml")) == {"lr": value}
-
-
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "only text"])
 def test_wrong_configuration_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "const.yaml").write_text(content)
