@@ -76,7 +76,7 @@ def name_missing(module):
 
 
 @pytest.mark.parametrize("promise", PROMISES)
-def test_alias(alias: dict[str, Any], promise: str) -> None:
+def test_alias_keeps_its_promise(alias: dict[str, Any], promise: str) -> None:
     assert alias[PROMISES[promise]], PROMISES[promise]
 
 
@@ -144,7 +144,7 @@ def test_internal_name_is_the_public_one(internal_names: dict[str, Any], name: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("promise", MODEL_HUB)
-def test_model_hub(internal_names: dict[str, Any], promise: str) -> None:
+def test_model_hub_keeps_its_promise(internal_names: dict[str, Any], promise: str) -> None:
     assert internal_names[MODEL_HUB[promise]], MODEL_HUB[promise]
 
 

@@ -44,7 +44,7 @@ def best(printed: str) -> str:
     return next(line for line in printed.splitlines() if line.startswith("Best validation"))
 
 
-def test_digits(run_example: Run, tmp_path: Path) -> None:
+def test_digits_learns_and_both_trainers_agree(run_example: Run, tmp_path: Path) -> None:
     """It reads 97 percent, and each run has a directory of its own; both Trainers give the same numbers."""
     printed = run_example("digits/train.py", "--output", "out")
     assert percentage_after("Best validation", printed) >= 0.97

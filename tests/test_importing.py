@@ -83,7 +83,7 @@ def test_error_puts_everything_back(tmp_path: Path) -> None:
     assert MODULE not in sys.modules
 
 
-def test_relative_path() -> None:
+def test_relative_directories_are_imported_from() -> None:
     write_module(Path("below"), "relative")
     with import_from_path("below"):
         assert importlib.import_module(MODULE).VALUE == "relative"

@@ -99,7 +99,7 @@ def test_what_is_said_is_about_the_part_itself(path: str, said: str) -> None:
     assert said in str(missing_part(path))
 
 
-def test_missing_attributes() -> None:
+def test_missing_attributes_raise_the_usual_error_or_advice() -> None:
     det = importlib.import_module("det_lightning")
     assert not hasattr(det, "keras")
     with pytest.raises(UnsupportedPart, match=r"^determined\.keras: it is for TensorFlow and Keras\. What to do: "):

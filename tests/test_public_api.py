@@ -60,7 +60,7 @@ MOST_NAMES = 151  # 120, and what Determined has in both forms of its Core API a
 
 
 @pytest.mark.parametrize("module_name", PUBLIC)
-def test_public_names(module_name: str) -> None:
+def test_public_names_are_those_of_the_list(module_name: str) -> None:
     module = importlib.import_module(module_name)
     assert sorted(module.__all__) == sorted(PUBLIC[module_name].split())
     assert [name for name in module.__all__ if not hasattr(module, name)] == []

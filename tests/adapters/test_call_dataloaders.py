@@ -94,7 +94,7 @@ def test_map_style_loaders_resume_exactly(saved_by: str, stopped_after: int, tmp
     assert torch.equal(weights_of(resumed.trial), expected)
 
 
-def test_training_data_alone() -> None:
+def test_training_data_can_be_passed_alone() -> None:
     module = fit(SmallTrial, train_dataloaders=TRAIN)
     assert torch.equal(weights_of(module.trial), weights_of(fit(SmallTrial).trial))
     assert "validation_loss" in module.trainer.callback_metrics
@@ -114,7 +114,7 @@ def data_module(**methods: Any) -> Any:
         {"datamodule": data_module(val_dataloader=lambda self: DataLoader(NOTHING, 8))},
     ],
 )
-def test_no_validation_data(data: dict[str, Any]) -> None:
+def test_fit_without_validation_data_only_trains(data: dict[str, Any]) -> None:
     module = fit(WithoutData, **data)
     assert module.trial_run.state.batches_trained == 3 * EPOCH_LEN
     assert "validation_loss" not in module.trainer.callback_metrics
@@ -156,7 +156,7 @@ def test_iterables_repeat_and_resume_inexactly(tmp_path: Path, caplog: Any) -> N
     assert resumed.trial_run.state.batches_trained == 3 * EPOCH_LEN
 
 
-def test_data_without_a_length(caplog: Any) -> None:
+def test_data_without_a_length_need_a_limit(caplog: Any) -> None:
     stream = DataLoader(Stream(), batch_size=BATCH_SIZE)
     data = {"train_dataloaders": stream, "val_dataloaders": []}
     limited = fit(WithoutData, {"limit_train_batches": 10}, **data)
@@ -184,7 +184,7 @@ def test_several_loaders_are_refused(data: dict[str, Any], refusal: str) -> None
         fit(SmallTrial, **data)
 
 
-def test_overfit_batches_of_a_list() -> None:
+def test_overfit_batches_of_a_list_are_refused() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=r"overfit_batches=2 needs a .*data are a builtins.list"):
         fit(WithoutData, {"overfit_batches": 2}, train_dataloaders=[[*TRAIN]])
 
@@ -246,12 +246,12 @@ def test_hooks_of_transfers_are_refused(hook: str) -> None:
         fit(WithoutData, datamodule=data_module(**{hook: lambda self, batch, *rest: batch}))
 
 
-def test_loaders_of_determined() -> None:
+def test_loaders_of_determined_can_be_passed() -> None:
     own = pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE, shuffle=True)
     assert torch.equal(weights_of(fit(SmallTrial, train_dataloaders=own).trial), weights_of(fit(SmallTrial).trial))
 
 
-def test_lost_states_of_callbacks(tmp_path: Path, caplog: Any) -> None:
+def test_lost_states_of_callbacks_are_warned_of(tmp_path: Path, caplog: Any) -> None:
     def fit_from(path: Any) -> pl.Trainer:
         stopping = pl.callbacks.EarlyStopping("validation_loss")
         last = trainer(callbacks=[stopping, checkpoints], max_epochs=1 if path is None else 2)
@@ -267,7 +267,7 @@ def test_lost_states_of_callbacks(tmp_path: Path, caplog: Any) -> None:
     assert "no states of Lightning's callbacks: EarlyStopping start over" in caplog.text
 
 
-def test_a_lost_state_of_a_data_module(tmp_path: Path, caplog: Any) -> None:
+def test_lost_state_of_a_data_module_is_warned_of(tmp_path: Path, caplog: Any) -> None:
     checkpoints = DeterminedCheckpoint(tmp_path, policy="none")
     fit(WithoutData, {"callbacks": [checkpoints]}, datamodule=OwnData())
     assert "state_dict" not in caplog.text

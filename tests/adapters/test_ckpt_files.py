@@ -64,7 +64,7 @@ def test_ckpt_files_have_no_numpy_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("saved_at", [4, 10])
-def test_resume_with_own_generators(saved_at: int, tmp_path: Path) -> None:
+def test_own_generators_resume_exactly(saved_at: int, tmp_path: Path) -> None:
     fit(TrialModule(NumpyTrial), max_steps=2 * saved_at).save_checkpoint(tmp_path / "saved.ckpt")
     assert resumes_exactly(tmp_path / "saved.ckpt", trial=NumpyTrial)
 
@@ -76,7 +76,7 @@ def older_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_resume_from_a_file_with_numpy_objects(older_file: Path) -> None:
+def test_file_with_numpy_objects_resumes(older_file: Path) -> None:
     assert "numpy.ndarray" in torch.serialization.get_unsafe_globals_in_checkpoint(older_file)
     resumed, straight = trained(SmallTrial, older_file, max_epochs=2), trained(max_epochs=2)
     assert resumed.trial_run.state.batches_trained == 2 * EPOCH_LEN
@@ -135,7 +135,7 @@ def test_a_damaged_description_of_an_array_is_named(damage: dict[str, Any]) -> N
         with_own_types({**with_plain_values(np.zeros(2)), **damage})
 
 
-def test_a_file_after_a_validation(tmp_path: Path) -> None:
+def test_file_saved_after_a_validation_resumes(tmp_path: Path) -> None:
     module = trained(max_epochs=2)
     module.trainer.validate(module, verbose=False)
     module.trainer.save_checkpoint(tmp_path / "saved.ckpt")

@@ -59,7 +59,7 @@ def test_missing_parameters_are_warned_of(caplog: Any) -> None:
     assert "has no parameters" not in caplog.text
 
 
-def test_freezing_in_on_fit_start() -> None:
+def test_parameters_can_be_frozen_in_on_fit_start() -> None:
     class Module(TrialModule):
         def on_fit_start(self) -> None:
             for name, parameter in self.named_parameters():
@@ -166,7 +166,7 @@ def test_a_cut_epoch_is_warned_of(caplog: Any) -> None:
     assert "on_train_batch_start() returned -1, which ends an epoch of Lightning" in caplog.text
 
 
-def test_no_automatic_optimization() -> None:
+def test_automatic_optimization_is_refused() -> None:
     module = TrialModule(SmallTrial)
     module.automatic_optimization = True
     with pytest.raises(errors.InvalidExperimentException, match="automatic_optimization was set to True"):
@@ -244,7 +244,7 @@ def test_a_second_trainer_is_warned_of(
 
 
 @pytest.mark.parametrize("name", ["lightning.py", "lightning/__init__.py"])
-def test_users_files_are_not_lightning(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_named_lightning_are_not_imported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
     monkeypatch.delenv(VARIABLE, raising=False)

@@ -34,7 +34,9 @@ class Watched(TrialModule):
         ({"validation_period": Batch(3)}, {}),
     ],
 )
-def test_a_resume_at_any_batch(arguments: dict[str, Any], flags: dict[str, Any], tmp_path: Path) -> None:
+def test_resume_at_any_batch_validates_where_a_straight_run_does(
+    arguments: dict[str, Any], flags: dict[str, Any], tmp_path: Path
+) -> None:
     each_batch = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)  # a batch makes two steps
     straight = trained(Watched(SmallTrial, **arguments), max_epochs=2, callbacks=[each_batch], **flags)
     files = list(tmp_path.glob("*.ckpt"))

@@ -98,7 +98,7 @@ def test_hooks_get_the_batch_after_a_resume(tmp_path: Path) -> None:
     assert resumed == straight[3:]
 
 
-def test_hooks_without_a_length() -> None:
+def test_hooks_are_called_for_data_without_a_length() -> None:
     class Batches(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
             return iter(make_data())

@@ -278,7 +278,7 @@ def test_predict_batch_may_take_the_index() -> None:
     assert trainer().predict(TrialModule(Trial), loader(INPUTS)) == [0, 1, 2]
 
 
-def test_calls_between_two_fits() -> None:
+def test_predict_and_test_between_two_fits_change_nothing() -> None:
     module = trained(Predicting)
     trainer().predict(module, loader(INPUTS))
     trainer().test(module, loader(INPUTS, TARGETS), verbose=False)

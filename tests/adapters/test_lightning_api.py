@@ -190,14 +190,14 @@ def test_model_checkpoint_saves_as_ever(flags: dict[str, Any], saved_after: list
 
 
 @pytest.mark.parametrize("flags", [{"max_steps": 20}, {"max_epochs": 2, "callbacks": [Stop(10)]}])
-def test_resume_within_an_epoch(flags: dict[str, Any], tmp_path: Path) -> None:
+def test_resume_within_an_epoch_is_exact(flags: dict[str, Any], tmp_path: Path) -> None:
     checkpoints = pl.callbacks.ModelCheckpoint(tmp_path, save_last=True)
     trained(callbacks=[*flags.pop("callbacks", []), checkpoints], **flags)
     assert resumes_exactly(checkpoints.last_model_path, epochs=3)
 
 
 @pytest.mark.parametrize(("period", "after"), [(4, [4, 8, 12, 16, 18]), ([5, 7, 12, 15], [5, 7, 12, 15, 18])])
-def test_model_checkpoint_after_validations(period: Any, after: list[int], tmp_path: Path) -> None:
+def test_model_checkpoint_saves_after_validations(period: Any, after: list[int], tmp_path: Path) -> None:
     module = TrialModule(RecordingTrial, validation_period=pytorch.Batch(period), max_length=pytorch.Batch(18))
     trained(module, callbacks=[pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1)])
     assert module.trial.validated == after
@@ -231,7 +231,7 @@ def test_model_checkpoint_finds_training_metrics(tmp_path: Path) -> None:
     assert [value.item() for value in by_step.best_k_models.values()] == pytest.approx(means)
 
 
-def test_metrics_at_an_epochs_end() -> None:
+def test_early_stopping_sees_metrics_at_an_epochs_end() -> None:
     stopping = pl.callbacks.EarlyStopping("loss", min_delta=1000.0, patience=1, check_on_train_epoch_end=True)
     module = trained(max_epochs=9, limit_val_batches=0, log_every_n_steps=100, callbacks=[stopping])
     assert module.trainer.current_epoch == 2
@@ -244,7 +244,7 @@ class FailingTrial(SmallTrial):
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
-def test_saving_after_a_failed_fit(tmp_path: Path) -> None:
+def test_checkpoint_saved_after_a_failed_fit_resumes(tmp_path: Path) -> None:
     seed_everything()
     lightning = trainer(max_epochs=2)
     with pytest.raises(ValueError, match="the batch is broken"):
@@ -253,7 +253,7 @@ def test_saving_after_a_failed_fit(tmp_path: Path) -> None:
     assert resumes_exactly(tmp_path / "saved.ckpt")
 
 
-def test_saving_after_a_failed_validate(tmp_path: Path) -> None:
+def test_checkpoint_saved_after_a_failed_validate_resumes(tmp_path: Path) -> None:
     module = trained()
     with pytest.raises(errors.CheckpointNotFound, match=r"missing\.ckpt"):
         module.trainer.validate(module, ckpt_path=tmp_path / "missing.ckpt")
@@ -279,7 +279,7 @@ def test_validate_takes_a_checkpoint(tmp_path: Path) -> None:
     assert metrics == {"validation_loss": expected.item()}
 
 
-def test_a_second_fit() -> None:
+def test_second_fit_begins_anew() -> None:
     module = trained(RecordingTrial)
     assert fit(module, max_steps=14).global_step == 14
     assert module.trial.validated == [7, 14]
@@ -300,7 +300,7 @@ def test_determineds_api_leaves_models_on_the_device() -> None:
     assert not moves
 
 
-def test_a_trial_for_one_process() -> None:
+def test_trial_built_for_one_process_is_refused_by_two() -> None:
     builder = trained().trial_builder
     with pytest.raises(errors.InvalidExperimentException, match=r"built for 1 process\(es\), and this trainer has 2"):
         builder.build(trainer(strategy=PerModelDDPStrategy(), devices=2))
@@ -333,7 +333,7 @@ def test_a_bar_shows_all_epochs(max_length: pytorch.TrainUnit) -> None:
 
 @pytest.mark.parametrize("flags", [{"max_epochs": None}, {"max_epochs": 1}, {"max_steps": 2}])
 @pytest.mark.parametrize("length", [None, pytorch.Batch(1)])
-def test_a_run_without_a_length(length: Any, flags: dict[str, Any], caplog: Any) -> None:
+def test_run_without_a_length_is_warned_of(length: Any, flags: dict[str, Any], caplog: Any) -> None:
     class Trial(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             self.context.set_stop_requested(True)

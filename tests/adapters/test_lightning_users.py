@@ -336,5 +336,5 @@ OF_UPDATES = ["on_before_backward", "on_after_backward", "on_before_optimizer_st
 
 
 @pytest.mark.parametrize("hook", [*OF_BATCHES, *OF_UPDATES])
-def test_a_hook_alone(hook: str) -> None:
+def test_hook_works_alone(hook: str) -> None:
     require_result("works", dict, **in_hook(hook, lambda self, *arguments: hook))

@@ -139,7 +139,7 @@ def test_a_module_configures_callbacks(several: bool) -> None:
 
 
 @pytest.mark.parametrize("calls_super", [False, True])
-def test_no_callbacks_and_an_exception(calls_super: bool) -> None:
+def test_flags_are_restored_after_an_exception(calls_super: bool) -> None:
     class Failing(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             raise ZeroDivisionError

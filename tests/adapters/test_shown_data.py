@@ -222,7 +222,7 @@ def test_flags_do_not_shorten_a_pass(flags: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("hooks", [[], HOOKS])
-def test_looks_of_a_resumed_run(hooks: list[str], tmp_path: Path) -> None:
+def test_looking_at_the_data_does_not_change_a_resumed_run(hooks: list[str], tmp_path: Path) -> None:
     (whole, *_), _ = fit(own_sampler(Lazy), [])
     _, looking = fit(own_sampler(Lazy), hooks, max_epochs=-1, max_steps=2 * 10)
     looking.trainer.save_checkpoint(tmp_path / "saved.ckpt")
@@ -279,7 +279,7 @@ def test_passes_differ_and_outlive_the_run() -> None:
     assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == expected
 
 
-def test_data_before_a_run() -> None:
+def test_data_can_be_asked_for_before_a_run() -> None:
     module = TrialModule(SmallTrial)
     seed_everything()
     before = torch.get_rng_state()
@@ -291,7 +291,7 @@ def test_data_before_a_run() -> None:
     assert module.trial is None
 
 
-def test_data_while_validating() -> None:
+def test_data_can_be_asked_for_while_validating() -> None:
     class Asking(pl.Callback):
         def __init__(self) -> None:
             self.lengths: list[int] = []

@@ -102,7 +102,7 @@ def test_torch_writer_writes_to_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:TorchWriter is deprecated")
-def test_torch_writer_of_a_core_script() -> None:
+def test_torch_writer_of_a_core_script_shares_its_file() -> None:
     with core.init(checkpoint_storage="storage") as context:
         TorchWriter().add_scalar("by the script", 1.5, 1)
         context.train.report_training_metrics(1, {"loss": 1.0})
@@ -111,7 +111,7 @@ def test_torch_writer_of_a_core_script() -> None:
 
 
 @pytest.mark.slow
-def test_torch_writer_without_a_run() -> None:
+def test_torch_writer_without_a_run_writes_to_runs() -> None:
     code = (
         "from pathlib import Path\n"
         "from det_lightning.tensorboard.metric_writers.pytorch import TorchWriter\n"

@@ -128,7 +128,7 @@ def test_early_signal_is_no_success(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_early_signal_to_two_ranks(tmp_path: Path) -> None:
+def test_early_signal_ends_two_ranks_as_preempted(tmp_path: Path) -> None:
     ended = wait(start(tmp_path, "--signal-at-start", launcher=[*LAUNCHER, "--"]))
     assert ended.status == errors.PREEMPTED_EXIT_CODE, ended.output
     assert steps_of(tmp_path / "checkpoints") == []

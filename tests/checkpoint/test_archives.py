@@ -36,7 +36,7 @@ def refused(path: Path, content: bytes) -> str:
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_two_lists_of_entries(small: bool, tmp_path: Path) -> None:
+def test_archive_with_two_lists_is_refused(small: bool, tmp_path: Path) -> None:
     for listed, hidden in ((HARMLESS, OTHER), (OTHER, HARMLESS)):
         content = mutations.archive_with_two_lists(entries_with(listed), entries_with(hidden), small)
         assert "two lists of its entries" in refused(tmp_path / "state.pth", content)
@@ -46,7 +46,7 @@ def test_two_lists_of_entries(small: bool, tmp_path: Path) -> None:
     assert "two lists of its entries" in refused(tmp_path / "other.pth", bytes(contradicting))
 
 
-def test_entries_that_share_bytes(tmp_path: Path) -> None:
+def test_entries_that_share_bytes_are_refused(tmp_path: Path) -> None:
     content = mutations.in_one_place(mutations.zip_of([(f"archive/data/{i}", b"x" * 64) for i in range(3)]))
     assert "differs from the archive's list" in refused(tmp_path / "state.pth", content)
 
@@ -63,12 +63,12 @@ STRANGE = {
 
 @pytest.mark.parametrize("name", STRANGE)
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_entries_that_torch_never_writes(name: str, tmp_path: Path) -> None:
+def test_entries_that_torch_never_writes_are_refused(name: str, tmp_path: Path) -> None:
     entries, message = STRANGE[name]
     assert message in refused(tmp_path / "state.pth", mutations.zip_of(entries))
 
 
-def test_name_with_a_zero_byte(tmp_path: Path) -> None:
+def test_name_with_a_zero_byte_is_refused(tmp_path: Path) -> None:
     content = mutations.zip_of([*entries_with(HARMLESS), ("archive/data.pklX", OTHER)])
     assert "twice" in refused(tmp_path / "state.pth", content.replace(b"data.pklX", b"data.pkl\0"))
 

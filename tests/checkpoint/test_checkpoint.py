@@ -81,7 +81,7 @@ def test_failure_removes_the_incomplete(checkpoint: Path, failure: BaseException
     read_checkpoint(checkpoint)
 
 
-def test_value_that_cannot_be_pickled(tmp_path: Path) -> None:
+def test_value_that_cannot_be_pickled_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.CheckpointError, match="cannot be written"):
         write_checkpoint(tmp_path, state={"callbacks": {"mine": lambda: None}})
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ def code_of(checkpoint: Path) -> list[str]:
     return sorted(f"{p.relative_to(code).as_posix()}{'/' * p.is_dir()}" for p in code.rglob("*"))
 
 
-def test_found_by_id_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_is_found_by_id_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write(tmp_path)
     storage = CheckpointStorage(tmp_path)
     for name in (directory.name, directory, str(directory), f"file://{directory}"):
@@ -31,7 +31,7 @@ def test_found_by_id_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert CheckpointStorage("elsewhere").find(directory.name) == str(directory), "a relative path without a slash"
 
 
-def test_local_storages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_storages_have_their_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert CheckpointStorage().root.local_path == tmp_path / "determined", "this is Determined's"
     assert CheckpointStorage(f"file://{tmp_path}").root.local_path == tmp_path
@@ -49,7 +49,7 @@ def test_working_directory_is_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", ["output/checkpoints", "output/../output/checkpoints", "a link", "file URL"])
-def test_inner_storage_under_any_name(storage: str) -> None:
+def test_storage_in_the_code_is_not_copied(storage: str) -> None:
     touch("model_def.py", "output/checkpoints/notes.txt")
     Path("a link").symlink_to("output/checkpoints")
     location = f"file://{Path.cwd()}/output/checkpoints" if storage == "file URL" else storage
@@ -59,7 +59,9 @@ def test_inner_storage_under_any_name(storage: str) -> None:
 
 
 @pytest.mark.parametrize("storage", [".", "../here"])
-def test_checkpoints_in_working_directory(storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_in_working_directory_are_not_copied(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     touch("model_def.py", "package/module.py", "package/metadata.json/x", ".det_lightning/index/x/y.json")

@@ -114,7 +114,7 @@ def test_unreadable_files_are_left_out(name: str, copied: Any, caplog: pytest.Lo
 
 
 @pytest.mark.slow
-def test_files_that_come_and_go(copied: Any) -> None:
+def test_vanishing_files_do_not_stop_the_copy(copied: Any) -> None:
     touch("kept.py")
     over = threading.Event()
 

@@ -201,7 +201,7 @@ def test_listing_ignores_damaged_metadata(checkpoint: Path, caplog: pytest.LogCa
     assert f"The metadata of {checkpoint} is damaged" in caplog.text
 
 
-def test_metadata_without_checksum(checkpoint: Path) -> None:
+def test_metadata_without_checksum_are_accepted(checkpoint: Path) -> None:
     metadata = read_json(checkpoint / "metadata.json")
     del metadata["metadata_crc32c"]
     (checkpoint / "metadata.json").write_text(json.dumps(metadata))

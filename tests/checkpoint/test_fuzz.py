@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_fuzzed_checkpoints(tmp_path: Path) -> None:
+def test_fuzzed_checkpoints_only_raise_our_errors(tmp_path: Path) -> None:
     command = [start_warm_python().executable, str(ROOT / "tests/soak/fuzz_checkpoints.py")]
     arguments = ["--inputs", "500", "--seed", "1", "--workers", "2", "--json", "outcome.json"]
     subprocess.run([*command, *arguments], cwd=tmp_path, env=environment(), check=False)
@@ -141,7 +141,7 @@ def test_storage_named_in_bytes_is_refused(old: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_torch", [False, True])
-def test_read_after_a_wrong_sparse_tensor(by_torch: bool, tmp_path: Path) -> None:
+def test_wrong_sparse_tensor_does_not_spoil_the_next_read(by_torch: bool, tmp_path: Path) -> None:
     pickled = b"\x80\x02}(" + text("w") + MADE_UP["sparse indices"] + b"}Nu."  # a dict as a key
     (tmp_path / "bad").write_bytes(mutations.made_up_archive(pickled))
     torch.save({"w": torch.ones(2)}, tmp_path / "good")
@@ -225,7 +225,7 @@ def test_made_up_trial_state_is_refused(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/" * 3000 + "a", "a\0b", "\ud800", "x" * 300])
-def test_manifest_with_an_impossible_name(name: str, tmp_path: Path) -> None:
+def test_manifest_with_an_impossible_name_is_damage(name: str, tmp_path: Path) -> None:
     (tmp_path / "metadata.json").write_text(json.dumps({"files": {name: {"bytes": 1, "crc32c": "0"}}}))
     (damage,) = find_damage(tmp_path)
     assert damage.endswith(("is missing", "cannot be read: File name too long"))

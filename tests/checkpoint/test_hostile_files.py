@@ -42,7 +42,7 @@ def read_alone(python: WarmPython, *paths: Path) -> list[str]:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
-def test_view_of_moving_memory(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_view_of_moving_memory_is_refused(tmp_path: Path, warm_python: WarmPython) -> None:
     count = 2**18
     whole = storage_ref(numel=count, old=True)
     view = whole.replace(b"NtQ", tuple_of(number(7), number(0), number(count)) + b"tQ")
@@ -88,7 +88,7 @@ def test_unlimited_nesting_is_refused(tmp_path: Path, warm_python: WarmPython) -
 
 
 @pytest.mark.slow
-def test_chained_default_factories(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_chained_default_factories_are_refused(tmp_path: Path, warm_python: WarmPython) -> None:
     """The outer ones come first, so that the file nests nothing when it makes them."""
     prepare, make = name_of("collections", "defaultdict") + b"q\1", b"h\1)R"
     put, get = b"r%b", b"j%b"

@@ -100,7 +100,7 @@ def interrupt_each_line(folder: Path) -> None:
         save_and_end(CheckpointStorage(folder / str(instruction)), instruction)
 
 
-def test_interrupt_at_any_line(tmp_path: Path) -> None:
+def test_interrupt_at_any_line_leaves_no_thread(tmp_path: Path) -> None:
     """The process also ends, so no thread is left over."""
     assert exit_status(interrupt_each_line, tmp_path) == 0
 

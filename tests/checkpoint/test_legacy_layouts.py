@@ -104,14 +104,14 @@ def test_old_layout_resumes(layout: Layout, newest: tuple[Any, Any, list[Any]], 
 
 
 @pytest.mark.parametrize("single_keys", [True, False])
-def test_load_before_0_12_13(tmp_path: Path, single_keys: bool) -> None:
+def test_model_before_0_12_13_loads(tmp_path: Path, single_keys: bool) -> None:
     layout = Layout("0.12", "state_dict.pth", single_keys, None, described_by="metadata.json")
     model = load_trial_from_checkpoint_path(layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE))
     assert isinstance(model, torch.nn.Linear)
     assert_weights(model.state_dict())
 
 
-def test_resume_before_0_12_13(tmp_path: Path) -> None:
+def test_training_before_0_12_13_resumes(tmp_path: Path) -> None:
     layout = Layout("0.12", "state_dict.pth", True, None, described_by="metadata.json")
     directory = layouts.write(tmp_path / "old", layout, BATCHES, layouts.FUNCTIONAL_CODE)
     trial_class = layouts.import_trial(directory)

@@ -35,7 +35,7 @@ def test_link_that_leads_out_is_named(name: str, checkpoint: Path, tmp_path: Pat
     assert bool(known) == (name != "metadata.json")
 
 
-def test_directory_behind_a_link(checkpoint: Path, tmp_path: Path) -> None:
+def test_directory_behind_a_link_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (checkpoint / "state_dict.pth").rename(tmp_path / "elsewhere/state_dict.pth")
     (checkpoint / "determined").symlink_to(tmp_path / "elsewhere")

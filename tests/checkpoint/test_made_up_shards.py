@@ -71,7 +71,7 @@ def test_merge_survives_a_cleanup(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
-def test_pipe_in_place_of_a_part(tmp_path: Path) -> None:
+def test_pipe_in_place_of_a_part_is_refused(tmp_path: Path) -> None:
     """Opening one waits for a writer."""
     checkpoint = sharded(tmp_path, (0, 5), [1, 0, 5, "__0_0.distcp", 0, 0])
     os.mkfifo(checkpoint / "shards" / "__0_0.distcp")

@@ -29,7 +29,7 @@ def by_steps(storage: Path) -> dict[int, Path]:
     return {json.loads(path.read_text())["steps_completed"]: path.parent for path in found}
 
 
-def test_clock_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_is_newest_after_a_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tmp_path, 4)
     before, now = {*tmp_path.rglob("*")}, time.time
     monkeypatch.setattr(time, "time", lambda: now() - 1e6)
@@ -40,13 +40,13 @@ def test_clock_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_independent_runs(tmp_path: Path) -> None:
+def test_last_is_of_the_latest_of_independent_runs(tmp_path: Path) -> None:
     train(tmp_path, 8)
     train(tmp_path, 4)
     assert train(tmp_path, 6, "last") == 4
 
 
-def test_run_from_an_earlier_checkpoint(tmp_path: Path) -> None:
+def test_run_from_an_earlier_checkpoint_becomes_the_newest(tmp_path: Path) -> None:
     train(tmp_path, 8)
     assert train(tmp_path, 6, str(by_steps(tmp_path)[4])) == 4
     assert train(tmp_path, 8, "last") == 6
@@ -59,7 +59,7 @@ def test_impossible_time_is_ignored(tmp_path: Path, when: Any) -> None:
     assert [*storage.newest_first()] == [str(tmp_path / name) for name in reversed(ids)]
 
 
-def test_equal_file_times(tmp_path: Path) -> None:
+def test_equal_file_times_are_ordered_by_metadata(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     ids = {after: write(storage, 10 - after, {"time": 1000.0 + after}) for after in (2, 0, 1)}
     for name in ids.values():
@@ -97,7 +97,7 @@ def test_newest_is_what_was_written_last(tmp_path: Path, written: list[tuple[int
     assert [*storage.newest_first()] == [expected[steps, file_time] for steps, _, file_time in written]
 
 
-def test_last_of_a_trial_whose_clock_is_ahead(tmp_path: Path) -> None:
+def test_trial_whose_clock_is_ahead_keeps_its_order(tmp_path: Path) -> None:
     """Both the time in the metadata and the file's are not true; another trial, which was written before, is older."""
     storage = CheckpointStorage(tmp_path)
     own = {"experiment": "e", "trial": "t"}

@@ -82,7 +82,7 @@ RANDOM: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_pickles_of_any_protocol(protocol: int, tmp_path: Path) -> None:
+def test_pickles_of_any_protocol_are_read(protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "rng_state.pkl"
     path.write_bytes(pickle.dumps(RANDOM, protocol))
     assert_equal(read_pickle(path, with_arrays=True), RANDOM)

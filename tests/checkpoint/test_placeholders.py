@@ -240,7 +240,7 @@ def test_trial_gets_its_weights(saved: tuple[SmallTrial, str, Path]) -> None:
         assert one.context.get_hparams() == HPARAMS
 
 
-def test_objects_among_hyperparameters(saved: tuple[SmallTrial, str, Path], tmp_path: Path) -> None:
+def test_objects_among_hyperparameters_are_refused(saved: tuple[SmallTrial, str, Path], tmp_path: Path) -> None:
     checkpoint = torch.load(saved[2], weights_only=False)
     checkpoint["det_lightning"]["load_data"] = checkpoint["det_lightning"]["resume"]["settings"] = None
     checkpoint["hyper_parameters"] = {**HPARAMS, "meter": types.SimpleNamespace(value=Meter())}

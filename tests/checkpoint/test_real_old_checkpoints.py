@@ -58,7 +58,7 @@ def run(*arguments: object, ends_with: int = 0) -> Result:
 
 
 @PYTORCH
-def test_pytorch_trial(name: str, tmp_path: Path) -> None:
+def test_checkpoint_of_a_pytorch_trial_loads_and_resumes(name: str, tmp_path: Path) -> None:
     assert inspect_checkpoint(OLD / name)["problems"] == []
     assert verify_checkpoint(OLD / name).problems == []
     content = load_checkpoint(OLD / name)
@@ -110,7 +110,7 @@ def test_keras_trial_is_never_deleted(has_metadata: bool, tmp_path: Path) -> Non
     assert plan_pruning(CheckpointStorage(tmp_path), Retention(), incomplete=True).to_delete == []
 
 
-def test_no_export_without_tensors(tmp_path: Path) -> None:
+def test_checkpoint_without_tensors_is_not_exported(tmp_path: Path) -> None:
     """A checkpoint of an Estimator has its weights in TensorFlow's files, as Determined wrote it."""
     estimator = tmp_path / "estimator"
     estimator.mkdir()

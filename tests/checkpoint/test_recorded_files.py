@@ -27,7 +27,9 @@ def test_recorded_file_is_read(path: Path) -> None:
     assert isinstance(read_known_state(path, recorded=[digest_file(path)])["meter"], Meter)
 
 
-def test_file_that_cannot_be_copied(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_file_that_cannot_be_copied_is_not_read(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(errors.UnsafeCheckpointError, match=r"Meter.* could run code"):
         read_known_state(path, recorded=["0" * 64])  # another file need not be copied

@@ -228,7 +228,7 @@ def test_resumed_run_knows_its_trial(tmp_path: Path) -> None:
         assert run(tmp_path, stop, "last", retention=Retention(0, 2, 1)) == expected(so_far, Retention(0, 2, 1)) == kept
 
 
-def test_resume_from_a_link(tmp_path: Path) -> None:
+def test_resume_from_a_link_deletes_nothing(tmp_path: Path) -> None:
     run(tmp_path, 4, retention=Retention(0, 1, 1))
     (first,) = CheckpointStorage(tmp_path).list_ids()
     (tmp_path / "latest").symlink_to(first)

@@ -42,7 +42,7 @@ def locked(storage: CheckpointStorage, given: str | None = None, inherited: obje
     return lock_trial(storage.root, "digits", given, inherited)
 
 
-def test_name_of_a_resumed_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_resumed_run_keeps_the_name_of_its_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path, 2, retention=LATEST)
     name = trials_in(tmp_path)[2]
     train(tmp_path, 4, "last", retention=LATEST)

@@ -28,7 +28,7 @@ TAKE_A_STORAGE: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("take", TAKE_A_STORAGE)
 @pytest.mark.parametrize("value", [7, True, b"bytes", ["a", "b"]])
-def test_wrong_storage_argument(take: Callable[[Any], Any], value: Any) -> None:
+def test_wrong_storage_is_named(take: Callable[[Any], Any], value: Any) -> None:
     message = r"checkpoint_storage must be a directory, a URL such as s3://.*; got "
     with pytest.raises(TypeError, match=message + type(value).__name__):
         take(value)
@@ -41,14 +41,14 @@ TAKE_A_CHECKPOINT: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("take", TAKE_A_CHECKPOINT)
-def test_wrong_checkpoint_argument(take: Callable[[Any], Any]) -> None:
+def test_wrong_checkpoint_is_named(take: Callable[[Any], Any]) -> None:
     for value in (None, CheckpointStorage("storage"), 7):
         with pytest.raises(TypeError, match="A checkpoint must be named by its id, path or URL; got "):
             take(value)
 
 
 @pytest.mark.parametrize("take", [take for take in TAKE_A_CHECKPOINT if take is not read_checkpoint])
-def test_storage_in_place_of_a_checkpoint(take: Callable[[Any], Any]) -> None:
+def test_storage_in_place_of_a_checkpoint_is_named(take: Callable[[Any], Any]) -> None:
     checkpoint = write_checkpoint("experiments/digits-1/checkpoints").absolute()
     message = f"is a directory of checkpoints, not a checkpoint: .* such as {checkpoint}"
     with pytest.raises(errors.CheckpointNotFound, match=message):
@@ -69,7 +69,7 @@ def test_wrong_url_downloads_nothing() -> None:
     assert read_checkpoint(str(local)).trial_state.batches_trained == 7  # type: ignore[arg-type]
 
 
-def test_wrong_latest_checkpoint() -> None:
+def test_wrong_latest_checkpoint_is_named() -> None:
     for name in ("latest", "newest", "Last", "11111111-2222-3333-4444-555555555555"):
         with pytest.raises(errors.CheckpointNotFound, match=f"='{name}'.* latest_checkpoint='last' resumes"):
             fit_trial(checkpoint_storage="storage", latest_checkpoint=name)

@@ -212,7 +212,7 @@ def test_ls_ignores_times_in_the_future(tmp_path: Path) -> None:
     assert listed[1]["written_s"] < time.time() + 60
 
 
-def test_checkpoint_of_determined(tmp_path: Path) -> None:
+def test_checkpoints_of_determined_are_complete(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, by_determined=True)
     assert "as Determined does, without a position in the data" in run("show", checkpoint).stdout
     (entry,) = json_of("ls", tmp_path)["checkpoints"]

@@ -97,7 +97,7 @@ def test_place_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
         assert "nothing" in error
 
 
-def test_storage_among_other_directories(place: Location, copy: Callable[[str], Location]) -> None:
+def test_other_directories_are_no_checkpoints(place: Location, copy: Callable[[str], Location]) -> None:
     for number in range(20):
         (place / f"11111111-2222-3333-4444-{number:012}/tensorboard/events").write(b"")
     copy("zuletzt/44444444-2222-3333-4444-555555555555")
@@ -110,7 +110,9 @@ def test_storage_among_other_directories(place: Location, copy: Callable[[str], 
 # newest()
 
 
-def test_places_without_newest(place: Location, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_storage_is_warned_of_and_empty_one_is_not(
+    place: Location, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert CheckpointStorage(tmp_path / "ckeckpoints").newest() is None
     (place / "notes.txt").write(b"an existing directory")
     assert CheckpointStorage(place.url).newest() is None  # the first start of a run, which is no reason to warn

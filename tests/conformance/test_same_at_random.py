@@ -229,5 +229,5 @@ def put_together(parts: list[Part], data: Data, stop: tuple[str, int] | None, de
         optional={"reporting_period": PERIODS},
     ),
 )
-def test_trials_put_together_at_random(trial: type[Basic], aggregation: int, fit: dict[str, Any]) -> None:
+def test_random_trials_train_the_same(trial: type[Basic], aggregation: int, fit: dict[str, Any]) -> None:
     compare(trial, init={"aggregation_frequency": aggregation}, **fit)

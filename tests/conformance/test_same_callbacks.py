@@ -55,7 +55,7 @@ def test_functions_given_to_an_object_are_called() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_epoch_starts_in_their_old_form() -> None:
+def test_epoch_starts_may_take_no_argument() -> None:
     starts: list[str] = []
     compare(calling(on_training_epoch_start=lambda: starts.append("epoch")), max_length=epoch(2))
     assert len(starts) == 4  # two on each side

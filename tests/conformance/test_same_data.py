@@ -74,11 +74,11 @@ class Renamed(dict[str, Any]):
     ],
     ids=["dict", "numpy", "nested", "tensor", "not all can be moved", "tensor with its own to()", "dict of its own"],
 )
-def test_shapes_of_batches(shape: Any, unpack: Any) -> None:
+def test_batches_of_any_shape_train_the_same(shape: Any, unpack: Any) -> None:
     compare(loading(collated(shape), unpack), max_length=8)
 
 
-def test_batches_left_where_they_are() -> None:
+def test_batches_that_are_not_moved_train_the_same() -> None:
     def make_loader(api: Any, context: Any) -> Any:
         context.experimental.disable_auto_to_device()
         return collated(lambda x, y: (x.numpy(), y.numpy()))(api, context)
@@ -142,7 +142,7 @@ def own_generator(api: Any, context: Any) -> Any:
         (own_generator, True),  # its sampler draws once more at the end of the data
     ],
 )
-def test_loaders_of_the_users_own(make_loader: Any, validate_too: bool) -> None:
+def test_loaders_of_the_user_train_the_same(make_loader: Any, validate_too: bool) -> None:
     trace = compare(loading(make_loader, validate_too=validate_too), max_length=15, validation_period=4)
     assert len(trace.named("on_validation_end")) == 4
 
@@ -157,7 +157,7 @@ class Unsteady(list[Any]):
 
 
 @pytest.mark.parametrize("says", [1, 4, 9])
-def test_batch_samplers_of_a_wrong_length(says: int) -> None:
+def test_batch_samplers_of_a_wrong_length_train_the_same(says: int) -> None:
     """Epochs end by what the training one says; a validation goes on to the end of the data."""
     batches = Unsteady(range(i, min(i + 4, SAMPLES)) for i in range(0, SAMPLES, 4))
     batches.says = says
@@ -184,7 +184,7 @@ class Augmented(torch.utils.data.Dataset[Any]):
     ("workers", "frequency"),
     [({}, 1), ({}, 4), ({"num_workers": 2}, 4), ({"num_workers": 1, "persistent_workers": True}, 1)],
 )
-def test_datasets_that_draw_random_numbers(workers: dict[str, Any], frequency: int) -> None:
+def test_datasets_draw_the_same_random_numbers(workers: dict[str, Any], frequency: int) -> None:
     class Augmenting(Drawing):
         def build_training_data_loader(self) -> Any:
             return self.api.DataLoader(Augmented(22), 4, shuffle=True, **workers)
@@ -205,7 +205,7 @@ def test_datasets_that_draw_random_numbers(workers: dict[str, Any], frequency: i
     drop_last=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_sampler_element_by_element(
+def test_samplers_give_the_same_elements(
     length: int, batch: int, workers: int, rank: int, skip: int, drop_last: bool
 ) -> None:
     rank %= workers
@@ -233,7 +233,7 @@ def test_every_sampler_element_by_element(
 
 @pytest.mark.parametrize("repeat", [False, True])
 @pytest.mark.parametrize(("skip", "replicas", "rank"), [(0, 1, 0), (3, 1, 0), (0, 3, 2), (2, 2, 1)])
-def test_loaders_built_by_hand(repeat: bool, skip: int, replicas: int, rank: int) -> None:
+def test_loaders_built_by_hand_give_the_same_batches(repeat: bool, skip: int, replicas: int, rank: int) -> None:
     loaded: list[list[Any]] = []
     for kind in (theirs.DataLoader, DataLoader):
         torch.manual_seed(0)

@@ -16,7 +16,7 @@ from tests.conformance.trials import BATCH, EPOCH_LEN, Adversarial, Basic, Drawi
 
 @pytest.mark.parametrize("policy", ["all", "best", "none"])
 @pytest.mark.parametrize("reporting", [1, 4, 100])
-def test_reports_and_policies(policy: str, reporting: int) -> None:
+def test_reports_and_checkpoints_come_at_the_same_batches(policy: str, reporting: int) -> None:
     """Without a metric to compare, "best" falls back to "all" on both sides."""
     compare(Basic, max_length=13, validation_period=5, reporting_period=reporting, checkpoint_policy=policy)
 
@@ -42,18 +42,18 @@ def test_reports_and_policies(policy: str, reporting: int) -> None:
         {"max_length": 7, "validation_period": range(0, 100, 3), "checkpoint_period": {2: "x"}},
     ],
 )
-def test_lengths_periods_and_schedules(fit: dict[str, Any]) -> None:
+def test_lengths_and_periods_mean_the_same(fit: dict[str, Any]) -> None:
     compare(Basic, **{"checkpoint_policy": "none", **fit})
 
 
 @pytest.mark.parametrize("step_zero", [False, True])
 @pytest.mark.parametrize("test_mode", [False, True])
-def test_test_mode_and_step_zero(step_zero: bool, test_mode: bool) -> None:
+def test_test_mode_and_step_zero_train_the_same(step_zero: bool, test_mode: bool) -> None:
     compare(Basic, max_length=7, step_zero_validation=step_zero, test_mode=test_mode, checkpoint_policy="all")
 
 
 @pytest.mark.parametrize("loader", [{"num_workers": 2}, {"shuffle": False}, {"drop_last": True}], ids=str)
-def test_ways_of_loading(loader: dict[str, Any]) -> None:
+def test_loader_arguments_load_the_same_batches(loader: dict[str, Any]) -> None:
     class Loading(Basic):
         def build_training_data_loader(self) -> Any:
             return self.api.DataLoader(make_data(), **{"batch_size": BATCH, "shuffle": True, **loader})
@@ -62,7 +62,7 @@ def test_ways_of_loading(loader: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("trial", [Drawing, Adversarial])
-def test_draws_and_several_models(trial: Any) -> None:
+def test_several_models_draw_and_train_the_same(trial: Any) -> None:
     compare(trial, max_length=15, validation_period=4, checkpoint_period=6)
 
 
@@ -77,7 +77,7 @@ def test_draws_and_several_models(trial: Any) -> None:
     ],
     ids=str,
 )
-def test_stopping_on_request(hook: str, fit: dict[str, Any]) -> None:
+def test_stop_request_stops_at_the_same_batch(hook: str, fit: dict[str, Any]) -> None:
     class Stops(Basic):
         def build_callbacks(self) -> dict[str, Any]:
             def stop(*args: Any, **kwargs: Any) -> None:
@@ -88,7 +88,7 @@ def test_stopping_on_request(hook: str, fit: dict[str, Any]) -> None:
     compare(Stops, **{"max_length": 20, "checkpoint_policy": "none", **fit})
 
 
-def test_stopping_within_a_batch() -> None:
+def test_stop_request_in_a_batch_stops_after_it() -> None:
     class Stops(Basic):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if batch_idx == 4:

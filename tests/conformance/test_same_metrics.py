@@ -53,11 +53,11 @@ HUGE = 2**70 if int(np.__version__.partition(".")[0]) > 1 else 2**40
     ],
     ids=["tensor", "numbers", "odd", "own batches", "empty", "names that are no text", "names that Lightning uses"],
 )
-def test_kinds_of_training_metrics(metrics_of: Any) -> None:
+def test_training_metrics_are_reported_the_same(metrics_of: Any) -> None:
     compare(returning(metrics_of), max_length=9, reporting_period=4)
 
 
-def test_metrics_in_a_mapping_that_is_no_dict() -> None:
+def test_metrics_in_any_mapping_are_averaged_the_same() -> None:
     trial = returning(lambda loss, i: collections.UserDict(loss=loss, index=float(i)))
     real, ours = (run(side, trial, max_length=3) for side in SIDES)
     ((_, averages, _),) = ours.named("on_training_workload_end")
@@ -88,7 +88,7 @@ MATRIX = torch.randn(7, 100, generator=torch.Generator().manual_seed(0))
         (lambda loss, i: {"a": loss, "b": i}, {"b": "SUM", "a": "MAX"}),
     ],
 )
-def test_kinds_of_validation_metrics(metrics_of: Any, reducer: Any) -> None:
+def test_validation_metrics_are_reduced_the_same(metrics_of: Any, reducer: Any) -> None:
     class Evaluating(Basic):
         def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
             return metrics_of(self.loss(batch), batch_idx)
@@ -133,7 +133,7 @@ def test_the_index_goes_to_those_who_take_it(method: Any) -> None:
     compare(type("Takes", (Basic,), {"evaluate_batch": method}), max_length=2)
 
 
-def test_evaluation_given_to_the_trial() -> None:
+def test_evaluation_may_be_assigned_to_the_trial() -> None:
     def give(trial: Any) -> None:
         trial.evaluate_batch = lambda batch: {"loss": trial.loss(batch)}
 
@@ -144,7 +144,7 @@ def test_cleared_metrics_are_not_reduced() -> None:
     compare(calling(on_validation_epoch_end=lambda outputs: outputs.clear()), max_length=2)
 
 
-def test_the_full_dataset() -> None:
+def test_full_dataset_is_evaluated_the_same() -> None:
     class Full(Training):
         def evaluate_full_dataset(self, data_loader: Any) -> Any:
             losses = [self.loss(batch) for batch in data_loader]
@@ -155,7 +155,7 @@ def test_the_full_dataset() -> None:
 
 
 @pytest.mark.parametrize("old_spelling", [False, True])
-def test_custom_reducers(old_spelling: bool) -> None:
+def test_custom_reducers_reduce_the_same(old_spelling: bool) -> None:
     """``context.experimental.wrap_reducer`` is the spelling of 0.13; Determined 0.38 has only the other one."""
 
     class Reducing(Basic):
@@ -198,7 +198,7 @@ def test_custom_reducers(old_spelling: bool) -> None:
     compare(Reducing, max_length=9, validation_period=4)
 
 
-def test_one_function_for_two_metrics() -> None:
+def test_one_function_may_reduce_two_metrics() -> None:
     class Twice(Basic):
         def __init__(self, context: Any) -> None:
             super().__init__(context)
@@ -257,7 +257,7 @@ def test_kept_metrics_are_arrays() -> None:
     compare(Keeping, max_length=6, validation_period=3)
 
 
-def test_tensorboard_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_files_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     written: dict[str, Any] = {}
     trial = returning(lambda loss, i: {"loss": loss, "text": "no number", "val": float(i)})
     for side in SIDES:

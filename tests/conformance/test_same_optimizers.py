@@ -16,7 +16,7 @@ LENGTH = 2 * EPOCH_LEN + 3
 
 @pytest.mark.parametrize("average", [None, True, False])
 @pytest.mark.parametrize("frequency", [1, 2, 4, 5])
-def test_aggregation(frequency: int, average: bool | None) -> None:
+def test_aggregated_gradients_train_the_same(frequency: int, average: bool | None) -> None:
     def wrap_another(trial: Any) -> None:
         optimizer = torch.optim.SGD(trial.model.parameters(), 0.05)
         trial.context.optimizers.clear()
@@ -26,7 +26,7 @@ def test_aggregation(frequency: int, average: bool | None) -> None:
 
 
 @pytest.mark.parametrize("frequency", [1, 3])
-def test_two_optimizers_under_aggregation(frequency: int) -> None:
+def test_two_optimizers_aggregate_the_same(frequency: int) -> None:
     compare(Adversarial, init={"aggregation_frequency": frequency}, max_length=LENGTH)
 
 
@@ -40,7 +40,7 @@ def test_two_optimizers_under_aggregation(frequency: int) -> None:
     ],
     ids=["SGD", "AdamW", "RMSprop", "Adagrad"],
 )
-def test_kinds_of_optimizers(make_optimizer: Any) -> None:
+def test_optimizers_of_torch_train_the_same(make_optimizer: Any) -> None:
     trial = changed(make_optimizer=lambda self, parameters: make_optimizer(parameters))
     compare(trial, max_length=9, checkpoint_policy="none")
 
@@ -71,14 +71,14 @@ class PlainDescent:
 
 
 @pytest.mark.parametrize("frequency", [1, 2])
-def test_an_optimizer_that_is_none_of_torchs(frequency: int) -> None:
+def test_optimizers_of_others_train_the_same(frequency: int) -> None:
     trial = changed(make_optimizer=lambda self, parameters: PlainDescent(parameters))
     trace = compare(trial, init={"aggregation_frequency": frequency}, max_length=9)
     assert trace.final["optimizers"][1] == {"steps": 9 // frequency}
 
 
 @pytest.mark.parametrize("aggregation", [1, 2, 3])
-def test_two_optimizers_of_the_same_parameters(aggregation: int) -> None:
+def test_optimizers_may_share_parameters(aggregation: int) -> None:
     """With each step the gradients are divided, and zeroed."""
 
     class Shared(Basic):
@@ -95,7 +95,7 @@ def test_two_optimizers_of_the_same_parameters(aggregation: int) -> None:
     compare(Shared, init={"aggregation_frequency": aggregation}, max_length=9)
 
 
-def test_parameters_that_are_added_in_the_middle() -> None:
+def test_parameters_added_in_training_train_the_same() -> None:
     class Growing(Basic):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if batch_idx == 3:
@@ -118,7 +118,7 @@ def test_clipping_sees_averaged_gradients(frequency: int) -> None:
     compare(Clipping, init={"aggregation_frequency": frequency}, max_length=9)
 
 
-def test_gradients_that_the_trial_zeroes_itself() -> None:
+def test_trial_may_zero_gradients_itself() -> None:
     class Zeroes(Basic):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             if batch_idx % 3 == 0:
@@ -132,7 +132,7 @@ def test_gradients_that_the_trial_zeroes_itself() -> None:
 
 
 @pytest.mark.parametrize("aggregation", [1, 2, 4])
-def test_step_modes(aggregation: int) -> None:
+def test_schedulers_step_alike_in_each_mode(aggregation: int) -> None:
     """STEP_EVERY_OPTIMIZER_STEP looks at the index of the batch; that quirk changes numbers and is kept."""
 
     class Scheduled(Basic):
@@ -169,12 +169,12 @@ def test_step_modes(aggregation: int) -> None:
     ],
     ids=["OneCycle", "WarmRestarts", "Lambda", "Sequential"],
 )
-def test_kinds_of_schedulers(make_scheduler: Any) -> None:
+def test_schedulers_of_torch_train_the_same(make_scheduler: Any) -> None:
     trial = built(lambda trial: schedule(trial, make_scheduler(trial.optimizer), "STEP_EVERY_BATCH"))
     compare(trial, max_length=14, validation_period=6)
 
 
-def test_plateau_scheduler_stepped_by_a_callback() -> None:
+def test_plateau_scheduler_can_be_stepped_by_a_callback() -> None:
     class Plateau(Basic):
         def __init__(self, context: Any) -> None:
             super().__init__(context)

@@ -59,7 +59,7 @@ class TwoOptimizers(Basic):
 
 @pytest.mark.parametrize("frequency", [1, 3])
 @pytest.mark.parametrize("scaler", [None, *SCALERS])
-def test_amp(scaler: str | None, frequency: int) -> None:
+def test_amp_trains_the_same(scaler: str | None, frequency: int) -> None:
     class Amp(TwoOptimizers):
         make_scaler = staticmethod(SCALERS[scaler]) if scaler else None
 
@@ -70,7 +70,7 @@ def test_amp(scaler: str | None, frequency: int) -> None:
     assert bool(trace.checkpoints[-1]["state"]["scaler_state_dict"]) == (scaler == "cpu")
 
 
-def test_outputs_of_a_model_under_autocast() -> None:
+def test_outputs_under_autocast_become_float32() -> None:
     """In lists, tuples and dicts both sides make float32 of float16."""
 
     class Nested(torch.nn.Module):

@@ -71,7 +71,7 @@ def test_wrong_steps_and_epochs_are_named(
         report(context, group, steps, {"loss": 1.0, **metrics})
 
 
-def test_steps_of_any_library(context: core.Context) -> None:
+def test_steps_may_be_numbers_of_any_library(context: core.Context) -> None:
     for steps, epoch in [(0, 0), (np.int64(1), 0.5), (2.0, np.float32(1.5)), (torch.tensor(3), torch.tensor(2))]:
         context.train.report_training_metrics(steps, {"epoch": epoch})
 
@@ -100,7 +100,7 @@ def test_a_metric_has_one_value_for_a_step(context: core.Context, group: str) ->
     report(context, group, 5, {"new": 1})  # nothing of a refused report was kept
 
 
-def test_batch_metrics_once_for_a_step(context: core.Context) -> None:
+def test_batch_metrics_are_reported_once_for_a_step(context: core.Context) -> None:
     context.train.report_training_metrics(1, {"loss": 1.0}, [{"loss": 1.0}])
     with pytest.raises(ValueError, match="'batch_metrics' had a value after 1 steps"):
         context.train.report_training_metrics(1, {"error": 1.0}, [{"loss": 1.0}])

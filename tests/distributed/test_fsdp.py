@@ -30,7 +30,7 @@ def test_finer_units_train_the_same(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("resumed", ["trial_fsdp-trial_fsdp", "trial_fsdp-trial_ddp", "trial_ddp-trial_fsdp"])
-def test_resume_within_an_aggregation(folder: Path, resumed: str) -> None:
+def test_resume_within_an_aggregation_ends_the_same(folder: Path, resumed: str) -> None:
     """Gradients of the batches before are saved as their average over ranks; the last bits may differ."""
     again, straight = (last_weights(folder, f"aggregated-{name}") for name in (resumed, "trial_fsdp"))
     torch.testing.assert_close(again, straight, **TOLERANCE)

@@ -127,7 +127,7 @@ def test_dealing_keeps_the_samples_of_each_global_batch(shares: list[int], ranks
         (GlobalBatch(1, None, None, None), GlobalBatch(2, 16, 256, 32), False),
     ],
 )
-def test_when_a_global_batch_is_the_same(before: GlobalBatch, now: GlobalBatch, equal: bool) -> None:
+def test_global_batches_are_compared_by_their_samples(before: GlobalBatch, now: GlobalBatch, equal: bool) -> None:
     assert before.equals(now) is equal is now.equals(before)
 
 

@@ -67,7 +67,7 @@ def test_resumed_run_ends_the_same(folder: Path, resumed: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["trial_fsdp", "trial_ddp"])
-def test_resume_within_an_aggregation(folder: Path, strategy: str) -> None:
+def test_resume_within_an_aggregation_ends_the_same(folder: Path, strategy: str) -> None:
     resumed, straight = (last_weights(folder, f"aggregated-{name}") for name in (f"shards-{strategy}", "trial_fsdp"))
     torch.testing.assert_close(resumed, straight, **TOLERANCE)
 
@@ -245,7 +245,7 @@ def test_error_of_a_rank_leaves_no_checkpoint(folder: Path) -> None:
     assert not list((folder / "failing-storage").glob("*/shards"))
 
 
-def test_no_second_copy_of_a_part(folder: Path) -> None:
+def test_saving_a_part_makes_no_second_copy(folder: Path) -> None:
     """Gathered on the chief, the whole state takes that much more; see tests/distributed/test_fsdp.py."""
     for rank in range(2):
         found = torch.load(folder / f"memory-{rank}.pt")

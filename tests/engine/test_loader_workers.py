@@ -73,21 +73,21 @@ class WithWorkers(SmallTrial):
 
 @pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of a pass"])
 @pytest.mark.parametrize("make_loader", [ours, torchs, users])
-def test_they_end_with_fit(make_loader: Any, persistent: bool) -> None:
+def test_workers_end_with_fit(make_loader: Any, persistent: bool) -> None:
     loaders = {"make_loader": staticmethod(make_loader), "persistent": persistent}
     assert fit_trial(type("Varied", (WithWorkers,), loaders)).seen == 2
     assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "of a pass"])
-def test_they_end_despite_a_kept_traceback(persistent: bool) -> None:
+def test_workers_end_despite_a_kept_traceback(persistent: bool) -> None:
     with pytest.raises(ValueError, match="while validating") as kept:
         fit_trial(type("Fails", (WithWorkers,), {"fails": True, "persistent": persistent}))
     assert multiprocessing.active_children() == []
     del kept
 
 
-def test_they_end_with_each_call_of_lightning() -> None:
+def test_workers_end_with_each_call_of_lightning() -> None:
     module, made = TrialModule(WithWorkers), trainer()
     for run in (made.fit, made.validate):
         run(module)

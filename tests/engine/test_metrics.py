@@ -57,7 +57,7 @@ def test_a_tensor_keeps_its_value(dtype: torch.dtype, shape: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_means_of_an_open_window(dtype: torch.dtype) -> None:
+def test_means_can_be_taken_before_the_window_closes(dtype: torch.dtype) -> None:
     window = MetricWindow()
     for batch, expected in [(2, 2.0), (4, 3.0), (9, 5.0)]:
         value = torch.full((), batch, dtype=dtype)

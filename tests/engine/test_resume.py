@@ -176,7 +176,7 @@ def cases(trial_class: type[SmallTrial], stops: list[int], lengths: Sequence[int
         *cases(ChangingByEpoch, [7], [8, 10, 13]),
     ],
 )
-def test_resume(
+def test_resumed_run_ends_as_a_straight_one(
     trial_class: type[SmallTrial], part: dict[str, Any], every: int, straight: Callable[..., Any], tmp_path: Path
 ) -> None:
     train(tmp_path, trial_class, aggregation_frequency=every, **part)
@@ -187,7 +187,7 @@ def test_resume(
     assert resumed.sums == expected.sums[-len(resumed.sums) :]
 
 
-def test_several_resumes(straight: Callable[..., Any], tmp_path: Path) -> None:
+def test_run_resumed_several_times_ends_as_a_straight_one(straight: Callable[..., Any], tmp_path: Path) -> None:
     checkpoint = None
     for leg, stop_after in enumerate((4, 9, 10, 18, LENGTH)):
         storage = tmp_path / f"leg{leg}"
@@ -196,7 +196,7 @@ def test_several_resumes(straight: Callable[..., Any], tmp_path: Path) -> None:
     assert_same_state(resumed, straight())
 
 
-def test_resume_with_another_batch_size(tmp_path: Path) -> None:
+def test_resume_with_another_batch_size_keeps_the_position(tmp_path: Path) -> None:
     """The position is the same number of samples: twelve are two batches of seven."""
 
     class OfBatchSize(SmallTrial):
@@ -216,7 +216,7 @@ def test_resume_with_another_batch_size(tmp_path: Path) -> None:
     assert sizes == [4] * 3 + [7] * 7
 
 
-def test_resume_with_other_validation_samplers(tmp_path: Path) -> None:
+def test_resume_with_other_validation_samplers_works(tmp_path: Path) -> None:
     train(tmp_path, ValidatingAtRandom, stop_after=7)
     train(tmp_path, latest_checkpoint=only_checkpoint(tmp_path))
 

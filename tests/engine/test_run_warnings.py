@@ -42,7 +42,7 @@ class NotWrapped(SmallTrial):
         self.kept = torch.optim.lr_scheduler.StepLR(self.other, 1)
 
 
-def test_a_trained_part_without_wrapper(caplog: pytest.LogCaptureFixture) -> None:
+def test_unwrapped_parts_that_train_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     fit(NotWrapped)
     parameters, kept = warnings_in(caplog)
     assert parameters == (
@@ -80,21 +80,21 @@ def test_inner_parts_count_as_wrapped(trial_class: type[SmallTrial], caplog: pyt
     assert warnings_in(caplog, "wrap") == []
 
 
-def test_periods_below_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_periods_below_one_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     periods = {"checkpoint_period": 0, "validation_period": -1, "reporting_period": 0}
     fit(SmallTrial, **{name: pytorch.Batch(value) for name, value in periods.items()})
     starts = [message.partition(" is below 1, and so due every time")[0] for message in warnings_in(caplog)]
     assert sorted(starts) == sorted(f"{name}=Batch({value})" for name, value in periods.items())
 
 
-def test_a_resumed_finished_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_resuming_a_finished_run_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     fit()
     fit(latest_checkpoint="last")
     (message,) = warnings_in(caplog)
     assert "max_length=Batch(6) is reached after 6 batches and 0 epochs." in message
 
 
-def test_a_resume_names_other_hparams(caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_hparams_of_a_resume_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     fit(hparams={"lr": 0.1, "depth": 3, "optimizer": {"name": "adam", "beta": 0.9}, "api_token": "secret-1"})
     (checkpoint,) = CheckpointStorage("storage").list_ids()
     changed = {"lr": 0.2, "width": 5, "optimizer": {"name": "adam", "beta": 0.8}, "api_token": "secret-2"}
@@ -104,7 +104,7 @@ def test_a_resume_names_other_hparams(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_best_without_a_metric(caplog: pytest.LogCaptureFixture) -> None:
+def test_best_without_a_metric_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     fit(checkpoint_policy="best", validation_period=pytorch.Batch(2))
     (message,) = warnings_in(caplog)
     assert "every validation is followed by a checkpoint" in message

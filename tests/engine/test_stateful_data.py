@@ -246,7 +246,7 @@ class FailingTrial(SmallTrial):
 
 
 @pytest.mark.parametrize("make", [OwnLoader, LOADERS["torchdata"], LOADERS["torchdata, workers"]])
-def test_a_batch_under_way_has_no_state(make: Callable[[], Any], tmp_path: Path, caplog: Any) -> None:
+def test_checkpoint_within_a_batch_lacks_the_position(make: Callable[[], Any], tmp_path: Path, caplog: Any) -> None:
     on_exception = pl.callbacks.OnExceptionCheckpoint(str(tmp_path), "failed")
     with pytest.raises(OSError, match="not trained"):
         fit(make, trial=FailingTrial, max_epochs=2, callbacks=[on_exception])
@@ -284,7 +284,7 @@ def test_another_number_of_processes_resumes_at_the_end_of_an_epoch_only(stop: i
 
 
 @pytest.mark.parametrize("make", [OwnLoader, LOADERS["torchdata"]])
-def test_looks_of_callbacks_move_nothing(make: Callable[[], Any]) -> None:
+def test_callbacks_may_look_at_the_data(make: Callable[[], Any]) -> None:
     class Looking(pl.Callback):
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
             next(iter(trainer.train_dataloader), None)  # nothing after the last batch of one's own loader

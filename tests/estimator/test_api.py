@@ -22,7 +22,7 @@ from tests.estimator.small_trials import BATCH_SIZE, SmallTrial, Trained, custom
 pytestmark = pytest.mark.slow
 
 
-def test_names_and_version_1_behaviour() -> None:
+def test_public_names_come_with_tensorflow_1_behaviour() -> None:
     assert sorted(estimator.__all__) == [
         *("EstimatorContext", "EstimatorExperimentalContext", "EstimatorModule", "EstimatorNativeContext"),
         *("EstimatorTrial", "EstimatorTrialContext", "MetricReducer", "RunHook", "ServingInputReceiverFn", "Trainer"),
@@ -34,7 +34,7 @@ def test_names_and_version_1_behaviour() -> None:
     assert not tf.compat.v1.resource_variables_enabled()
 
 
-def test_settings_rank_and_size() -> None:
+def test_context_has_settings_rank_and_size() -> None:
     settings = {"hparams": {"global_batch_size": 8, "lr": 0.5}, "exp_conf": {"data": {"path": "here"}}}
     with estimator.init(**settings, trial_seed=3) as context:
         assert context.get_hparam("lr") == 0.5
@@ -45,7 +45,9 @@ def test_settings_rank_and_size() -> None:
 
 
 @pytest.mark.parametrize("by_module", [False, True])
-def test_no_warning_for_estimators_fields(by_module: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_fields_of_estimators_are_not_called_idle(
+    by_module: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     layer = {"type": "shared_fs", "container_storage_path": str(tmp_path)}
     config = {"records_per_epoch": 64, "data_layer": layer, "max_restarts": 2}
     if by_module:
@@ -104,7 +106,7 @@ class WithMetrics(SmallTrial):
         return tf.estimator.Estimator(model_fn, config=trials.run_config())
 
 
-def test_metrics_over_all_batches(tmp_path: Path) -> None:
+def test_metrics_are_means_over_all_batches(tmp_path: Path) -> None:
     metrics = Trained(WithMetrics, tmp_path, 2).reports.validations[-1]
     inputs = np.random.RandomState(1).rand(30, 4).astype("float32")[:, 0]
     for name in ("by_function", "by_reducer", "of_dict"):
@@ -139,7 +141,7 @@ class RecordingHook(estimator.RunHook):
         self.events.append("close")
 
 
-def test_run_hooks(tmp_path: Path) -> None:
+def test_run_hooks_get_their_events(tmp_path: Path) -> None:
     hook = RecordingHook()
     first = Trained(small_trial(hooks=(hook,)), tmp_path, 2)
     assert hook.events == ["after_run", "after_run", "checkpoint", "close"]
@@ -252,7 +254,7 @@ OTHER_OBJECTS: dict[str, Any] = {
         (CachedAndWrapped, r"cache_train_dataset\(\) and to context\.wrap_dataset\(\)"),
     ],
 )
-def test_unusable_trials(trial: type[SmallTrial], message: str, tmp_path: Path) -> None:
+def test_unusable_trials_are_refused(trial: type[SmallTrial], message: str, tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidExperimentException, match=message) as raised:
         Trained(trial, tmp_path, 2, init=cached(tmp_path, shuffle=False))
     assert isinstance(raised.value, RuntimeError) or "tuple" in str(raised.value)

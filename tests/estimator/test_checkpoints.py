@@ -61,7 +61,7 @@ def predict(checkpoint: Path) -> Any:
         return session.run(outputs["probabilities"])
 
 
-def test_files_as_in_determined(trained: Path) -> None:
+def test_checkpoint_has_determineds_files(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     assert names >= {
         *("checkpoint", "graph.pbtxt", "model.ckpt-3.index", "model.ckpt-3.data-00000-of-00001", "model.ckpt-3.meta"),
@@ -87,7 +87,7 @@ def test_saved_models_load(tmp_path: Path) -> None:
     assert predict(checkpoint / "parsing").shape == (1, 2)
 
 
-def test_one_or_no_saved_model(trained: Path, tmp_path: Path) -> None:
+def test_saved_model_needs_serving_functions(trained: Path, tmp_path: Path) -> None:
     one = Trained(type("Served", (Served,), {"names": ("parsing",)}), tmp_path / "one", 3).checkpoint
     assert np.all(predict(one) > 0)
     with pytest.raises(errors.CheckpointNotFound, match=r"no SavedModel.*build_serving_input_receiver_fns"):
@@ -119,7 +119,7 @@ def test_determineds_weights_resume(tmp_path: Path) -> None:
     assert resumed.reports.validations[-1]["global_step"] == 5
 
 
-def test_unsafe_random_states(trained: Path, tmp_path: Path) -> None:
+def test_unsafe_random_states_are_refused(trained: Path, tmp_path: Path) -> None:
     old = as_written_by_determined(trained, tmp_path / "checkpoints" / "old")
     (old / "rng_state.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(errors.UnsafeCheckpointError, match=r"rng_state\.pkl refers to os\.system"):
@@ -133,7 +133,7 @@ def test_a_missing_random_state_is_warned_of(tmp_path: Path, caplog: pytest.LogC
     assert random.getstate() == before
 
 
-def test_made_up_random_states(tmp_path: Path) -> None:
+def test_made_up_random_states_change_nothing(tmp_path: Path) -> None:
     numpy: Any = np.random.RandomState(0).get_state()
     position_outside = {"np_rng_state": (*numpy[:2], 10**8, 0, 0.0), "random_rng_state": (3, (), None)}
     (tmp_path / "rng_state.pkl").write_bytes(pickle.dumps(position_outside))
@@ -144,7 +144,7 @@ def test_made_up_random_states(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
-def test_random_states_of_any_release(protocol: int, tmp_path: Path) -> None:
+def test_random_states_of_any_release_are_restored(protocol: int, tmp_path: Path) -> None:
     python, numpy = random.Random(5), np.random.RandomState(5)
     state = {"np_rng_state": numpy.get_state(), "random_rng_state": python.getstate(), "tf_rng_global_seed": 3}
     (tmp_path / "rng_state.pkl").write_bytes(pickle.dumps(state, protocol))
@@ -152,14 +152,14 @@ def test_random_states_of_any_release(protocol: int, tmp_path: Path) -> None:
     assert (random.random(), np.random.rand()) == (python.random(), numpy.rand())
 
 
-def test_a_checkpoint_without_a_model(trained: Path, tmp_path: Path) -> None:
+def test_missing_model_of_a_checkpoint_is_named(trained: Path, tmp_path: Path) -> None:
     old = as_written_by_determined(trained, tmp_path / "checkpoints" / "old")
     (old / "model.ckpt-3.index").unlink()
     with pytest.raises(errors.IncompleteCheckpointError, match=r"names model\.ckpt-3, which has no index file"):
         Trained(SmallTrial, tmp_path, 5, latest_checkpoint="old")
 
 
-def test_resume_from_a_remote_storage(tmp_path: Path) -> None:
+def test_remote_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     whole = Trained(SmallTrial, tmp_path / "whole", 7)
     url = f"memory://{tmp_path.name}/estimators"
     first = Trained(SmallTrial, tmp_path, 3, checkpoint_storage=url)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "batches"), [(trials.training_data, EPOCH), (trials.repeated_training_data, 2 * EPOCH + 3)]
 )
-def test_losses_as_in_train_and_evaluate(make: Any, data: Any, batches: int, tmp_path: Path) -> None:
+def test_losses_equal_train_and_evaluate(make: Any, data: Any, batches: int, tmp_path: Path) -> None:
     losses, metrics = trials.train_with_tensorflow_alone(make, data, batches)
     ours = Trained(small_trial(make=make, training_data=data), tmp_path, batches)
     assert ours.reports.losses == losses
@@ -47,7 +47,7 @@ def test_resumed_runs_equal_whole_ones(make: Callable[..., Any], split: int, tmp
 
 
 @pytest.mark.parametrize("make", [trials.two_optimizers, trials.warm_started, trials.of_keras])
-def test_weights_as_in_train_and_evaluate(make: Callable[..., Any], tmp_path: Path) -> None:
+def test_resumed_losses_equal_train_and_evaluate(make: Callable[..., Any], tmp_path: Path) -> None:
     losses, metrics = trials.train_with_tensorflow_alone(make, trials.repeated_training_data, EPOCH + 3)
     trial = small_trial(make=make, training_data=trials.repeated_training_data)
     first = Trained(trial, tmp_path, 3)
@@ -109,7 +109,7 @@ def test_aggregation_equals_a_larger_batch(tmp_path: Path) -> None:
     assert aggregated["global_step"] == 8
 
 
-def test_resume_in_an_aggregation(tmp_path: Path) -> None:
+def test_resume_within_an_aggregation_is_exact(tmp_path: Path) -> None:
     init = {"aggregation_frequency": 3}
     whole = Trained(SmallTrial, tmp_path / "whole", 10, init=init)
     first = Trained(SmallTrial, tmp_path / "parts", 4, init=init)
@@ -117,7 +117,7 @@ def test_resume_in_an_aggregation(tmp_path: Path) -> None:
     assert first.reports.losses + second.reports.losses == whole.reports.losses
 
 
-def test_aggregation_with_batch_norms(tmp_path: Path) -> None:
+def test_batch_norms_train_under_aggregation(tmp_path: Path) -> None:
     trial = small_trial(make=trials.batch_normalized)
     whole = Trained(trial, tmp_path / "whole", 6, init={"aggregation_frequency": 2})
     assert whole.reports.validations[-1]["global_step"] == 6
@@ -142,7 +142,7 @@ def test_hooks_stop_at_a_boundary(tmp_path: Path) -> None:
     assert len(Trained(trial, tmp_path, 20, reporting_period=Batch(3)).reports.losses) == 6
 
 
-def test_test_mode(tmp_path: Path) -> None:
+def test_test_mode_trains_one_batch(tmp_path: Path) -> None:
     class CountEvaluations(tf.estimator.SessionRunHook):
         runs = 0
 
@@ -180,7 +180,7 @@ def test_modules_resume_from_both_formats(tmp_path: Path) -> None:
         assert first.losses + second.losses == whole.losses
 
 
-def test_validation_without_training(tmp_path: Path) -> None:
+def test_validate_equals_the_validation_in_training(tmp_path: Path) -> None:
     trained = Trained(SmallTrial, tmp_path, 5)
     module = estimator.EstimatorModule(SmallTrial, {})
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
@@ -190,7 +190,7 @@ def test_validation_without_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batches", [0, 1])
-def test_empty_validation_data(batches: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_validation_data_are_warned_of(batches: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Trial(SmallTrial):
         def build_validation_spec(self) -> Any:
             return tf.estimator.EvalSpec(

@@ -162,11 +162,11 @@ def periods(batches: int = BATCHES) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_same_training(case: Case) -> None:
+def test_training_is_the_same(case: Case) -> None:
     compare_three(trial(case), init={"aggregation_frequency": case.aggregation}, **periods())
 
 
-def test_several_models() -> None:
+def test_several_models_train_the_same() -> None:
     compare_three(Adversarial, **periods())
 
 

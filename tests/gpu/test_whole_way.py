@@ -45,7 +45,7 @@ def run(project: Path, *command: str) -> str:
 
 
 @on_gpu
-def test_an_experiment_with_one_slot(project: Path) -> None:
+def test_an_experiment_with_one_slot_completes(project: Path) -> None:
     short = "searcher.max_length={epochs: 1}"
     run(project, "det_lightning.cli", "run", "const.yaml", "--config", short, "--slots", "1")
     shown = run(project, "det_lightning.cli", "experiment", "show", "experiments/mnist-1", "--json")
@@ -116,7 +116,9 @@ torch.save(trial.model.state_dict(), "weights.pth")
 
 
 @on_both
-def test_one_process_of_a_process_group(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_of_a_process_group_trains_as_one_alone(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = train(tmp_path / "alone", 7)
     backend = "nccl" if device == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, init_method=f"file://{tmp_path}/group", rank=0, world_size=1)

@@ -249,7 +249,7 @@ def test_level_keeps_the_signature_of_forward() -> None:
     assert inspect.signature(copy.deepcopy(model).forward) == before
 
 
-def test_copies_of_configured_models() -> None:
+def test_copied_model_computes_with_its_own_weights() -> None:
     """A copy for an average of weights computes with its own ones."""
     model = Configured("O2").model
     twin = copy.deepcopy(model).eval()
@@ -321,7 +321,7 @@ def test_gradients_of_other_optimizers_are_unscaled() -> None:
     assert torch.equal(models[1].bias.grad, torch.ones(2))
 
 
-def test_one_warning_of_bfloat16(caplog: pytest.LogCaptureFixture) -> None:
+def test_bfloat16_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     Configured("O2").train(BATCHES[:3])
     (warning,) = [record.getMessage() for record in caplog.records if "bfloat16" in record.getMessage()]
     assert "opt_level='O2'" in warning

@@ -61,7 +61,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
         {"opt_level": "O0", "loss_scale": "dynamic"},
     ],
 )
-def test_apexs_arguments(arguments: dict[str, Any]) -> None:
+def test_arguments_of_apex_are_accepted(arguments: dict[str, Any]) -> None:
     configure(**arguments)(Context())
 
 
@@ -118,7 +118,7 @@ SCALER = torch.amp.GradScaler("cpu")
         ),
     ],
 )
-def test_calls_in_the_wrong_order(
+def test_calls_in_the_wrong_order_are_refused(
     first: Callable[[Context], Any], second: Callable[[Context], Any], message: str
 ) -> None:
     context = Context()

@@ -63,7 +63,7 @@ def test_overflow_on_a_rank_counts_for_all(folder: Path, scenario: str) -> None:
 
 
 @pytest.mark.parametrize("scenario", RESUMED)
-def test_resume_within_an_aggregation(folder: Path, scenario: str) -> None:
+def test_resume_within_an_aggregation_is_exact(folder: Path, scenario: str) -> None:
     resumed, straight = (left_by(folder, f"{scenario}{more}") for more in ("-resumed", ""))
     for ours, theirs in zip(resumed, straight, strict=True):
         assert torch.equal(ours["updates"][-1], theirs["updates"][-1])
@@ -91,7 +91,7 @@ def test_lightnings_precision_with_shards_is_that_of_ddp(folder: Path) -> None:
 
 
 @needs_shards
-def test_sharded_batch_norms_in_float32(folder: Path) -> None:
+def test_sharded_batch_norms_stay_in_float32(folder: Path) -> None:
     sharded, replicated = (left_by(folder, f"normed-{name}") for name in ("sharded", "replicated"))
     for ours, theirs in zip(sharded, replicated, strict=True):
         assert ours["types"] == theirs["types"] == {"torch.float32", "torch.bfloat16"}
@@ -100,7 +100,7 @@ def test_sharded_batch_norms_in_float32(folder: Path) -> None:
 
 
 @needs_shards
-def test_checkpoints_of_sharded_masters(folder: Path) -> None:
+def test_checkpoints_of_shards_hold_float32_masters(folder: Path) -> None:
     (directory,) = (folder / "sharded").glob("*/")
     (weights,) = load_checkpoint(directory).state["models_state_dict"]
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32, torch.int64}

@@ -339,7 +339,7 @@ def test_latest_trainer_decides_the_precision(tmp_path: Path) -> None:
     assert validated(module, "bf16-mixed") == half
 
 
-def test_no_scaler_without_scaling() -> None:
+def test_precision_without_scaling_removes_the_scaler() -> None:
     scaling = WholeModelPrecision("a first trainer", torch.float16, scales=True)
     context = pytorch.PyTorchTrialContext()
     trial = SmallTrial(context)

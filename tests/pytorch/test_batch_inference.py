@@ -53,7 +53,7 @@ def test_a_failed_block_uploads_nothing() -> None:
     assert fsspec.filesystem("memory").find("/batches") == []
 
 
-def test_resume() -> None:
+def test_resume_processes_only_the_rest() -> None:
     seen: list[list[int]] = []
 
     class Seeing(Noting):
@@ -94,7 +94,7 @@ def test_reduced_metrics_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert "Validation metrics after 3 batches: {'sum': 10.0, 'mean': tensor(2.)}" in caplog.messages
 
 
-def test_model_and_reports(caplog: pytest.LogCaptureFixture) -> None:
+def test_context_prepares_the_model_and_reports(caplog: pytest.LogCaptureFixture) -> None:
     class Using(Noting):
         def __init__(self, context: TorchBatchProcessorContext) -> None:
             super().__init__(context)

@@ -178,7 +178,7 @@ def test_a_second_fit_resumes_bit_equal(tmp_path: Path) -> None:
     assert {steps: found["trial"] for steps, found in saved_in(tmp_path).items()} == {9: metadata["trial"]}
 
 
-def test_a_second_fit_from_scratch(tmp_path: Path) -> None:
+def test_second_fit_from_scratch_is_another_trial(tmp_path: Path) -> None:
     checkpoints = DeterminedCheckpoint(tmp_path, metric="validation_loss")
     fit(3, checkpoints=checkpoints)
     assert checkpoints.best_value is not None
@@ -186,7 +186,7 @@ def test_a_second_fit_from_scratch(tmp_path: Path) -> None:
     assert len({metadata["trial"] for metadata in saved_in(tmp_path).values()}) == 2
 
 
-def test_a_fit_after_a_failure(tmp_path: Path) -> None:
+def test_fit_after_a_failure_resumes_the_last_checkpoint(tmp_path: Path) -> None:
     class Fails(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
             if batch_idx == 5:

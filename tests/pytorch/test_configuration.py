@@ -212,13 +212,13 @@ def test_the_lines_of_a_file_are_named(tmp_path: Path) -> None:
     ],
     ids=lambda small: "-".join(small) or "nothing",
 )
-def test_what_is_missing_is_missing(small: dict[str, Any]) -> None:
+def test_incomplete_configuration_trains(small: dict[str, Any]) -> None:
     trial = fitted(small, max_length=pytorch.Batch(2))
     assert outcome(trial) == (2, [2], [2])
     assert trial.context.get_experiment_config() is small
 
 
-def test_one_warning_for_idle_fields(caplog: pytest.LogCaptureFixture) -> None:
+def test_idle_fields_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     searcher = {**CONFIG["searcher"], "name": "random", "max_trials": 4}
     config = {**CONFIG, "searcher": searcher, "resources": {"shm_size": 1, "slots_pre_trial": 2}, "mine": {"a": 1}}
     for train in (fitted, by_lightning):

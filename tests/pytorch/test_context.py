@@ -51,7 +51,7 @@ def test_both_spellings_wrap_a_reducer() -> None:
     assert context.reduce_metrics(for_training=False) == {"count": 1, "total": 2}
 
 
-def test_one_of_each_is_found() -> None:
+def test_only_one_wrapped_model_and_optimizer_can_be_asked_for() -> None:
     context = make_context()
     with pytest.raises(errors.InvalidExperimentException, match=r"get_model\(\) is for .* one wrapped model; .* has 0"):
         context.get_model()
@@ -78,7 +78,7 @@ def step_lr(optimizer: torch.optim.Optimizer) -> Any:
         (step_lr, "STEP_EVERY_BATCH", "must be an LRScheduler.StepMode"),
     ],
 )
-def test_an_unsteppable_scheduler(make: Callable[..., Any], mode: Any, message: str) -> None:
+def test_unsteppable_scheduler_is_refused(make: Callable[..., Any], mode: Any, message: str) -> None:
     context = make_context()
     optimizer = wrapped_sgd(context, make_weight())
     with pytest.raises(TypeError if mode == "STEP_EVERY_BATCH" else errors.InvalidExperimentException, match=message):
@@ -94,7 +94,7 @@ def test_an_unsteppable_scheduler(make: Callable[..., Any], mode: Any, message: 
         ([lambda c: wrapped_sgd(c, make_weight(), backward_passes_per_step=0)], "at least 1; got 0"),
     ],
 )
-def test_wrong_order(steps: list[Callable[[Any], Any]], message: str) -> None:
+def test_calls_in_the_wrong_order_are_refused(steps: list[Callable[[Any], Any]], message: str) -> None:
     context = make_context()
     for step in steps[:-1]:
         step(context)
@@ -136,12 +136,12 @@ def test_aggregation_sums_and_divides(frequency: int, average: bool, of_optimize
         ),
     ],
 )
-def test_unusable_losses(loss: torch.Tensor, message: str) -> None:
+def test_unusable_losses_are_refused(loss: torch.Tensor, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         make_context().backward(loss)
 
 
-def test_gradients_without_zeroing() -> None:
+def test_gradients_are_kept_if_asked() -> None:
     context, weight = make_context(), make_weight()
     context.position.batch_idx = 0
     optimizer = wrapped_sgd(context, weight)
@@ -150,7 +150,7 @@ def test_gradients_without_zeroing() -> None:
     assert weight.grad == 3
 
 
-def test_unusable_steps() -> None:
+def test_unusable_steps_are_refused() -> None:
     context = make_context(aggregation_frequency=2)
     with pytest.raises(errors.InvalidExperimentException, match=r"got a SGD that was not wrapped.*0 optimizer"):
         context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
@@ -169,7 +169,7 @@ def test_the_position_follows_the_batch(epoch_len: int, batch_idx: int) -> None:
 
 
 @pytest.mark.parametrize("ask", ["current_train_epoch", "is_epoch_start", "is_epoch_end"])
-def test_no_position_before_training(ask: str) -> None:
+def test_position_is_unknown_before_training(ask: str) -> None:
     context = make_context()
     for batch_idx, reason in ((None, "training has not started"), (0, "training loader is not built")):
         context.position.batch_idx = batch_idx
@@ -184,7 +184,7 @@ def test_switches_take_only_a_bool(method: str) -> None:
         getattr(make_context(), method)(1)
 
 
-def test_from_config() -> None:
+def test_from_config_reads_the_experiment_configuration() -> None:
     ranges = {"type": "double", "minval": 0.0, "maxval": 1.0}
     config = {
         "hyperparameters": {"global_batch_size": 4, "lr": ranges, "net": {"depth": {"type": "const", "val": 2}}},
@@ -207,7 +207,7 @@ def test_from_config() -> None:
         context.current_train_batch()
 
 
-def test_determineds_names_of_the_position() -> None:
+def test_private_names_of_determined_follow_the_position() -> None:
     context = make_context(aggregation_frequency=2)
     assert (context._current_batch_idx, context._epoch_len, context._aggregation_frequency) == (None, None, 2)
     with pytest.raises(errors.InternalException, match="training has not started"):
@@ -220,7 +220,7 @@ def test_determineds_names_of_the_position() -> None:
     assert not context._should_communicate_and_update()
 
 
-def test_a_replaced_scaler() -> None:
+def test_replaced_scaler_is_used() -> None:
     context = make_context()
     context.experimental.use_amp()
     assert not context.scaler.is_enabled()
@@ -239,7 +239,7 @@ def test_a_replaced_scaler() -> None:
     assert (weight.item(), scaler.get_scale()) == (0.5, 8.0)
 
 
-def test_the_tensorboard_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_path_can_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = make_context(tensorboard_path=tmp_path / "given")
     assert context.get_tensorboard_path() == tmp_path / "given"
     monkeypatch.setattr(context, "get_tensorboard_path", lambda: tmp_path / "patched")

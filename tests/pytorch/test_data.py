@@ -43,14 +43,14 @@ class Stream(IterableDataset[int]):
         ({"batch_size": 5, "in_order": True}, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]),
     ],
 )
-def test_arguments_as_in_torch(arguments: dict[str, Any], batches: list[list[int]]) -> None:
+def test_arguments_mean_what_they_mean_in_torch(arguments: dict[str, Any], batches: list[list[int]]) -> None:
     loader = DataLoader(TEN, **arguments)
     assert values(loader) == batches
     assert len(loader) == len(batches)
     assert values(torch.utils.data.DataLoader(TEN, **arguments)) == batches
 
 
-def test_shuffles_as_in_torch() -> None:
+def test_shuffles_are_those_of_torch() -> None:
     passes = []
     for kind in (DataLoader, torch.utils.data.DataLoader):
         torch.manual_seed(3)
@@ -69,7 +69,7 @@ def test_shuffles_as_in_torch() -> None:
         ({"dataset": TEN, "prefetch_factor": 3}, "prefetch_factor option could only be specified in multiprocessing"),
     ],
 )
-def test_unusable_loader_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_unusable_loader_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DataLoader(**arguments)
 
@@ -87,7 +87,7 @@ def test_loaders_repeat_shard_skip(size: int, batch_size: int, repeat: bool, ski
 
 
 @given(st.integers(0, 20), st.integers(1, 3))
-def test_a_resumable_loader(first_batch: int, num_replicas: int) -> None:
+def test_resumable_loader_gives_the_batches_of_a_plain_one(first_batch: int, num_replicas: int) -> None:
     loader = DataLoader(TEN, 3)
     journal = PassJournal()
     journal.ranks = num_replicas
@@ -127,7 +127,7 @@ def test_moving_makes_new_containers() -> None:
     assert moved[0] is moved[1]["x"] is moved[2][0] is tensor
 
 
-def test_moving_derived_containers() -> None:
+def test_derived_containers_are_moved_as_plain_ones() -> None:
     batch = collections.OrderedDict(x=Pair(np.ones(2), torch.nn.Parameter(torch.ones(1))))
     moved = to_device(batch, "meta")
     assert (type(moved), type(moved["x"])) == (dict, tuple)
@@ -143,7 +143,7 @@ class Encoding(collections.UserDict[str, Any]):
 
 
 @pytest.mark.parametrize("kind", [collections.UserDict, types.MappingProxyType, collections.ChainMap])
-def test_moving_any_mapping(kind: Callable[[Any], Any]) -> None:
+def test_any_mapping_is_moved_as_a_dict(kind: Callable[[Any], Any]) -> None:
     batch = kind({"x": torch.ones(3, 2), "y": [np.ones(3)]})
     assert data_length(batch) == 3
     moved = to_device(batch, "meta")
@@ -151,7 +151,7 @@ def test_moving_any_mapping(kind: Callable[[Any], Any]) -> None:
     assert moved["x"].is_meta and moved["y"][0].is_meta
 
 
-def test_moving_a_mapping_with_to() -> None:
+def test_mapping_with_to_moves_itself() -> None:
     moved = to_device([Encoding(x=torch.ones(3, 2))], "meta")[0]
     assert type(moved) is Encoding and moved["x"].is_meta
     assert data_length(moved) == 3
@@ -164,7 +164,7 @@ def test_arrays_become_tensors(dtype: str) -> None:
     assert moved.numpy().dtype == np.dtype(dtype)
 
 
-def test_one_warning_for_each_unmoved_type(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_unmoved_type_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     words = np.array(["a", "b"])
     warned: set[type] = set()
     with caplog.at_level(logging.WARNING, logger="det_lightning.pytorch"):
@@ -175,7 +175,7 @@ def test_one_warning_for_each_unmoved_type(caplog: pytest.LogCaptureFixture) -> 
     assert warned == {str, int, np.ndarray, type(None)}
 
 
-def test_the_length_of_a_batch() -> None:
+def test_length_of_a_batch_is_that_of_its_first_tensor() -> None:
     ones = torch.ones(3)
     for batch in (torch.ones(3, 2), np.ones((3, 2)), [ones], (np.ones(3), 1), {"x": ones, "y": "label"}):
         assert data_length(batch) == 3, batch
@@ -187,6 +187,6 @@ def test_the_length_of_a_batch() -> None:
         data_length(Movable())
 
 
-def test_a_list_as_batch_sampler() -> None:
+def test_list_serves_as_a_batch_sampler() -> None:
     loader = DataLoader(TEN, batch_sampler=[[0, 1], [4, 5]]).get_resumable_loader(PassJournal(), first_batch=1)
     assert values(loader, 3) == [[4, 5], [0, 1], [4, 5]]

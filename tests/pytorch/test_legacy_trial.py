@@ -178,7 +178,7 @@ def test_trains_like_the_migrated(fit: Callable[..., Any], aggregation: int, var
     assert old.counter.clipped == LENGTH // aggregation
 
 
-def test_full_datasets_like_the_migrated() -> None:
+def test_full_datasets_are_evaluated_like_the_migrated() -> None:
     def evaluate_full_dataset(trial: Any, data_loader: Any, model: Any = None) -> Any:
         return {"validation_loss": sum(loss_of(model or trial.model, batch) for batch in data_loader)}
 
@@ -187,7 +187,7 @@ def test_full_datasets_like_the_migrated() -> None:
     assert_same_training(old, new)
 
 
-def test_keywords_and_modes() -> None:
+def test_methods_are_called_with_keywords_in_the_right_mode() -> None:
     class Keywords(Old):
         def train_batch(self, **arguments: Any) -> Any:
             assert sorted(arguments) == ["batch", "batch_idx", "epoch_idx", "model"]
@@ -317,13 +317,13 @@ def test_wrong_results_are_named(method: str, returns: Any, message: str) -> Non
         ({"__init__": wrap_as_well}, "Old.*wraps nothing, but something is wrapped already"),
     ],
 )
-def test_incomplete_trials(attributes: dict[str, Any], message: str) -> None:
+def test_incomplete_trials_are_refused(attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.InvalidExperimentException, match=message):
         fit_with_determineds_trainer(varied(Old, **attributes))
 
 
 @pytest.mark.slow
-def test_configured_mixed_precision() -> None:
+def test_mixed_precision_of_the_configuration_applies() -> None:
     def configured(level: str) -> dict[str, Any]:
         return {"optimizations": {"mixed_precision": level}}
 

@@ -34,7 +34,7 @@ def make_scheduler(mode: Any, frequency: int = 1) -> LRScheduler:
         (Mode.MANUAL_STEP, 1, 1, [0, 0, 0, 0, 0, 0, 0, 0]),
     ],
 )
-def test_epochs_of_three_batches(
+def test_schedulers_step_by_their_mode_and_frequency(
     mode: LRScheduler.StepMode, frequency: int, aggregation: int, steps: list[int]
 ) -> None:
     scheduler = make_scheduler(mode, frequency)
@@ -48,7 +48,7 @@ def test_endless_epochs_step_by_batches_only(mode: LRScheduler.StepMode) -> None
     assert make_scheduler(Mode.STEP_EVERY_EPOCH).steps_after(5, 2**63 - 1, 1) == 0
 
 
-def test_unusable_steps() -> None:
+def test_unusable_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="frequency of StepLR must be at least 1; got 0"):
         make_scheduler(Mode.STEP_EVERY_BATCH, 0)
     with pytest.raises(TypeError, match="one of STEP_EVERY_EPOCH, STEP_EVERY_BATCH, MANUAL_STEP, STEP_EVERY_OPTIMIZER"):

@@ -38,7 +38,7 @@ def test_isolated_draws_leave_no_trace() -> None:
     assert draw() == after
 
 
-def test_one_seed_for_all_generators() -> None:
+def test_one_seed_repeats_all_draws() -> None:
     with isolated_rng():
         seed_everything(5)
         first = draw()

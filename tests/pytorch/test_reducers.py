@@ -47,7 +47,7 @@ def registry() -> ReducerRegistry:
 
 
 @given(st.integers(0, 30), st.integers(1, 5))
-def test_values_in_the_order_of_the_data(size: int, ranks: int) -> None:
+def test_reducers_get_values_in_the_order_of_the_data(size: int, ranks: int) -> None:
     shards = [list(DistributedSampler(SequentialSampler(range(size)), ranks, rank)) for rank in range(ranks)]
     assert FunctionReducer(list).cross_slot_reduce(shards) == list(range(size))
 
@@ -123,7 +123,9 @@ def two_metrics(values: list[Any]) -> dict[str, int]:
         (two_metrics, "mine", r"two_metrics\(\) was wrapped with name='mine' .* the keys \['a', 'b'\].*Leave out"),
     ],
 )
-def test_names_and_dicts(registry: ReducerRegistry, reducer: Any, name: str | None, message: str) -> None:
+def test_wrong_result_of_a_reducer_is_named(
+    registry: ReducerRegistry, reducer: Any, name: str | None, message: str
+) -> None:
     registry.wrap_reducer(reducer, name)
     with pytest.raises(AssertionError, match=message):
         registry.reduce_metrics(for_training=True)

@@ -131,7 +131,7 @@ class Run:
     draws_between=st.booleans(),
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_resume_anywhere(
+def test_resumed_run_draws_as_a_straight_one(
     kind: str, size: int, batch_size: int, placement: tuple[int, int], stops: list[int], ahead: int, draws_between: bool
 ) -> None:
     run = Run(lambda: make_batch_sampler(kind, size, batch_size), *placement, ahead)
@@ -154,7 +154,7 @@ def test_resume_anywhere(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_repeats_without_interruption(kind: str) -> None:
+def test_resumable_sampler_repeats_like_the_plain_one(kind: str) -> None:
     with isolated_rng():
         seed_everything(2)
         resumable = ResumableBatchSampler(make_batch_sampler(kind, 10, 3), PassJournal())
@@ -199,7 +199,7 @@ class CountedData(Dataset[int]):
 
 
 @pytest.mark.slow
-def test_resume_after_millions_of_batches() -> None:
+def test_resume_after_millions_of_batches_reads_nothing_before() -> None:
     data = CountedData()
     start = {"first_batch": 2_000_000, "rng": capture_rng(), "samplers": [{}]}
     loader = DataLoader(data, batch_sampler=CountedPass()).get_resumable_loader(PassJournal([start]), 2_999_990)
@@ -239,7 +239,7 @@ def test_checkpoints_without_positions_resume() -> None:
     assert list(itertools.islice(resumed, 3)) == expected[9:]
 
 
-def test_passes_of_another_size() -> None:
+def test_another_batch_size_keeps_the_sample_position() -> None:
     before = iter(ResumableBatchSampler(in_batches(RotatingSampler(8), 2), journal := PassJournal()))
     for _ in range(5):  # workers have begun the second pass, and the fourth batch is trained next
         next(before)

@@ -58,7 +58,7 @@ def test_impossible_shards_are_refused(num_workers: int, rank: int, message: str
 
 
 @given(sizes, st.integers(0, 2**31))
-def test_shuffles_as_in_numpy(size: int, seed: int) -> None:
+def test_shuffles_are_those_of_numpy(size: int, seed: int) -> None:
     samples = samplers.ReproducibleShuffleSampler(in_order(size), seed)
     batches = samplers.ReproducibleShuffleBatchSampler(batches_in_order(size), seed)
     of_samples, of_batches = np.random.RandomState(seed), np.random.RandomState(seed)

@@ -65,7 +65,7 @@ def drawn(batches: Iterator[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_batches_and_draws_as_in_torch(name: str) -> None:
+def test_batches_and_draws_equal_those_of_torch(name: str) -> None:
     def two_passes(iterate: Any) -> list[Any]:
         torch.manual_seed(3)
         loader = LOADERS[name]()

@@ -69,7 +69,7 @@ def records_of(task: TrialTask, group: str) -> list[dict[str, Any]]:
     return [record["metrics"] for record in records if record["group"] == group]
 
 
-def test_training_without_an_experiment(core_context: Any) -> None:
+def test_without_an_experiment_metrics_and_checkpoints_are_kept(core_context: Any) -> None:
     args = arguments(save_steps=2)
     make_trainer(args, DetCallback(core_context, args, user_data={"task": "first token"})).train()
     events = EventAccumulator(str(core_context.train.get_tensorboard_path())).Reload()
@@ -98,7 +98,7 @@ def test_filters_keep_the_searchs_metrics(task: TrialTask) -> None:
     assert any("epoch" in names and "eval_runtime" in names and "batches" not in names for names in log.names)
 
 
-def test_checkpoints_and_progress(task: TrialTask) -> None:
+def test_end_saves_a_checkpoint_and_reports_progress(task: TrialTask) -> None:
     with det.core.init() as core_context:
         args = arguments(max_steps=-1, num_train_epochs=0.2)
         make_trainer(args, DetCallback(core_context, args)).train()

@@ -56,7 +56,7 @@ def test_preempted_training_ends_equal(tmp_path: Path) -> None:
     assert [event["closed"] for event in events_of(experiment, "run_ended")] == [None, "COMPLETED"]
 
 
-def test_the_pages_search(tmp_path: Path) -> None:
+def test_search_of_the_page_runs(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     for language, name in (("python", "train.py"), ("yaml", "search.yaml")):

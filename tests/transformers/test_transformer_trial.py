@@ -83,7 +83,7 @@ def test_a_trial_trains_in_an_experiment(tmp_path: Path) -> None:
     assert 0 <= last["accuracy"] <= 1
 
 
-def test_conversion_checks(tmp_path: Path) -> None:
+def test_conversion_checks_pass(tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", use_pretrained_weights=True)
     options = ["--trial", f"{TRIAL.stem}:TinyBertTrial", "--trial-config", str(config)]
     command = [
@@ -139,7 +139,7 @@ def test_hyperparameters_choose_the_parts(tmp_path: Path) -> None:
     assert rates == pytest.approx([0.0, 0.005, *(0.001 * n for n in range(10, -1, -1))])
 
 
-def test_other_hyperparameters(tmp_path: Path) -> None:
+def test_optional_hyperparameters_are_obeyed(tmp_path: Path) -> None:
     choice = {"adafactor": True, "max_grad_norm": 0, "num_training_steps": 99, "lr_scheduler_type": "constant"}
     trial = trial_in(tmp_path, use_pretrained_weights=None, model_mode="base", **choice)
     assert isinstance(trial.optimizer, transformers.Adafactor)
@@ -149,14 +149,14 @@ def test_other_hyperparameters(tmp_path: Path) -> None:
     assert all(torch.equal(value, saved[name]) for name, value in trial.model.state_dict().items())
 
 
-def test_wrong_hyperparameters(tmp_path: Path) -> None:
+def test_wrong_hyperparameters_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidExperimentException, match="Trial needs the hyperparameters model_mode and use_apex_amp"):
         trial_in(tmp_path / "missing", model_mode=None, use_apex_amp=None)
     with pytest.raises(ValueError, match=r"model_mode must be one of base, pretraining, .*; got 'translation'"):
         trial_in(tmp_path / "unknown", model_mode="translation")
 
 
-def test_names_of_single_parts() -> None:
+def test_each_part_can_be_named_alone() -> None:
     hparams = {"pretrained_model_name_or_path": "bert", "tokenizer_name": "words", "do_lower_case": True, "lr": 1}
     config, tokenizer, model = hf.default_parse_config_tokenizer_model_kwargs(hparams)
     shared = {"cache_dir": None, "revision": "main", "use_auth_token": False}
@@ -167,7 +167,7 @@ def test_names_of_single_parts() -> None:
         hf.default_parse_config_tokenizer_model_kwargs({"tokenizer_name": "words"})
 
 
-def test_one_mapping_for_all_dataclasses() -> None:
+def test_one_mapping_fills_several_dataclasses() -> None:
     given = AttrDict({"num_labels": 3, "train_file": "a.csv", "unknown": 1})
     config, data = hf.parse_dict_to_dataclasses((hf.ConfigKwargs, hf.DatasetKwargs), given)
     assert (config.num_labels, config.revision, data.train_file, data.dataset_name) == (3, "main", "a.csv", None)
@@ -187,7 +187,7 @@ def test_validation_data_are_split_off(tmp_path: Path) -> None:
     assert {name: len(part) for name, part in loaded.items()} == {"train": 15, "validation": 5}
 
 
-def test_data_files(tmp_path: Path) -> None:
+def test_data_files_are_loaded_by_their_type(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("one\ntwo\n")
     assert hf.default_load_dataset({"train_file": str(tmp_path / "train.txt")})["train"]["text"][:] == ["one", "two"]
     (tmp_path / "check.jsonl").write_text('{"words": 3}\n')

@@ -124,7 +124,7 @@ Meter = dataclasses.make_dataclass("Meter", ["last"], slots=True)
 
 
 @pytest.mark.parametrize("around", [lambda loss: deque([[loss]]), lambda loss: Namespace(meter=Meter(loss))])
-def test_snapshot_of_results(around: Any) -> None:
+def test_snapshot_copies_computed_tensors(around: Any) -> None:
     """deepcopy() refuses a tensor that was computed from parameters, such as a loss."""
     loss = parameter().sum()
     assert repr(StateCopier().copy(around(loss))) == repr(around(loss.detach().requires_grad_()))
@@ -136,7 +136,7 @@ def test_a_copy_reuses_the_memory_of_the_one_before() -> None:
     assert len(addresses) == 1
 
 
-def test_snapshot_of_overlapping_views() -> None:
+def test_snapshot_copies_overlapping_views() -> None:
     array = np.arange(8.0)
     state = [torch.from_numpy(array[:2]), torch.from_numpy(array)]
     for order in (state, state[::-1]):

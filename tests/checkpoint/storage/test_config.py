@@ -38,7 +38,7 @@ KEYS = {"access_key": "a", "secret_key": "b", "session_token": "c"}
     ],
     ids=str,
 )
-def test_path_of_a_shared_directory(section: dict[str, Any], url: str) -> None:
+def test_storage_path_is_within_the_host_path(section: dict[str, Any], url: str) -> None:
     assert storage_from_config({"type": "shared_fs", "host_path": "/data", **section}) == (url, {})
 
 
@@ -163,7 +163,7 @@ def test_options_override_the_section() -> None:
     assert storage.options == {"endpoint_url": "http://other", "key": "a"}
 
 
-def test_password_in_url_or_option(sftp_options: dict[str, Any], tmp_path: Path) -> None:
+def test_password_may_be_in_the_url_or_an_option(sftp_options: dict[str, Any], tmp_path: Path) -> None:
     rest = {name: value for name, value in sftp_options.items() if name not in ("port", "username", "password")}
     host_and_path = f"127.0.0.1:{sftp_options['port']}{tmp_path}/storage"
     storage = CheckpointStorage(f"sftp://me:the password@{host_and_path}", options=rest)

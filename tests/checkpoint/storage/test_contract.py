@@ -116,7 +116,7 @@ def test_delete_removes_only_one(backend: Backend) -> None:
     assert storage.list_ids() == [kept]
 
 
-def test_replace(backend: Backend) -> None:
+def test_replaced_checkpoint_is_gone(backend: Backend) -> None:
     storage = backend.storage("/a[1]")
     for steps in (1, 2):
         storage.replace(write(storage, 0), by=write(storage, steps))

@@ -73,7 +73,9 @@ def test_interrupted_replacement_is_safe(flaky: Backend, failed: str) -> None:
     assert equal(load_checkpoint(storage.find(new)).state, STATE)
 
 
-def test_mark_that_cannot_be_removed(flaky: Backend, staging: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_mark_that_cannot_be_removed_is_warned_of(
+    flaky: Backend, staging: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     storage = flaky.storage()
     FlakyFileSystem.undeletable = ".det_lightning"
     checkpoint_id = write(storage)
@@ -115,7 +117,7 @@ def test_too_long_name_is_an_error(flaky: Backend, name: str) -> None:
         load_checkpoint(location.url)
 
 
-def test_unknown_protocol() -> None:
+def test_unknown_protocol_is_refused() -> None:
     for url in ("nothing://bucket/x", "s4://x"):
         with pytest.raises(
             errors.StorageError, match=r"cannot be opened: .*A storage is a directory, or a URL such as"

@@ -51,7 +51,7 @@ def test_ids_are_uuids_with_or_without_a_prefix() -> None:
     assert found == [own, f"epoch=1-step=20-{own}"]
 
 
-def test_bucket_keys_that_lead_out(s3_options: dict[str, Any], tmp_path: Path) -> None:
+def test_bucket_keys_that_lead_out_are_ignored(s3_options: dict[str, Any], tmp_path: Path) -> None:
     storage = backend_of("s3", tmp_path, s3_options).storage()
     kept = write(storage)
     for name in ("..", ".", "a\\b"):
@@ -230,7 +230,7 @@ def test_other_temporary_directories_stay(flaky: Backend, staging: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_key_of_file_and_directory(s3_options: dict[str, Any], tmp_path: Path) -> None:
+def test_checkpoint_whose_file_is_a_directory_is_refused(s3_options: dict[str, Any], tmp_path: Path) -> None:
     """As only an object store can hold it."""
     backend = backend_of("s3", tmp_path, s3_options)
     storage = backend.storage()

@@ -50,7 +50,7 @@ def test_options_are_those_of_horovodrun(started: Started, options: list[str], p
     assert environment["USE_HOROVOD"] == "1"
 
 
-def test_autohorovod_with_one_process(started: Started) -> None:
+def test_autohorovod_with_one_process_uses_no_horovod(started: Started) -> None:
     command, environment = run(started, "--autohorovod", "python", "-c", "pass")
     assert command == [sys.executable, "-c", "pass"]
     assert "USE_HOROVOD" not in environment

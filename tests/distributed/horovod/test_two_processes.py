@@ -57,7 +57,7 @@ def test_ddp_trains_the_same(folder: Path, scenario: str) -> None:
     torch.testing.assert_close(ours, ddp, **TOLERANCE)
 
 
-def test_half_precision_gradients(folder: Path) -> None:
+def test_half_precision_gradients_train_nearly_the_same(folder: Path) -> None:
     compressed, plain = last_updates(folder, "compressed"), last_updates(folder, "two-plain")
     assert not torch.equal(compressed, plain)
     torch.testing.assert_close(compressed, plain, **COMPRESSED)
@@ -79,7 +79,7 @@ def test_resumed_run_ends_the_same(folder: Path) -> None:
     assert torch.equal(last_updates(folder, "resumed"), last_updates(folder, "two-plain"))
 
 
-def test_resume_within_an_aggregation(folder: Path) -> None:
+def test_resume_within_an_aggregation_is_exact(folder: Path) -> None:
     assert torch.equal(last_updates(folder, "resumed-aggregation"), last_updates(folder, "two-aggregated"))
 
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_of_lightnings_is_loaded(folder: Path) -> None:
     assert [entry["metrics"] for entry in loaded] == [entry["metrics"] for entry in saved]
 
 
-def test_the_collectives_of_the_strategy(folder: Path) -> None:
+def test_collectives_of_the_strategy_reduce_gather_and_broadcast(folder: Path) -> None:
     for found in results(folder, "collectives"):
         assert found["mean"].tolist() == [0.5, 3.0]
         assert found["sum"].tolist() == [1, 6]
@@ -124,7 +124,7 @@ def test_an_exception_on_one_rank_ends_the_job(tmp_path: Path, launch: Launch) -
     assert "a mistake on rank 1" in launch(MODULE, "raises", str(tmp_path), fails=True)
 
 
-def test_too_many_backward_passes(tmp_path: Path, launch: Launch) -> None:
+def test_too_many_backward_passes_are_named(tmp_path: Path, launch: Launch) -> None:
     printed = launch(MODULE, "mixes", str(tmp_path), fails=True)
     assert "AdamW of model1.weight, model1.bias, with backward_passes_per_step=1" in printed
     assert "context.wrap_optimizer(optimizer, backward_passes_per_step=N)" in printed
