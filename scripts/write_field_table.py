@@ -112,10 +112,11 @@ def list_cells() -> Iterator[tuple[str, FieldRule, tuple[str, ...]]]:
         if describe_effect(rule) == "warned":  # no value has an effect
             kind = default = ""
         having = f"Of `{'`, `'.join(choices)}`. " if choices else ""
-        yield path, rule, (kind, default, describe_effect(rule), f"{having}{rule.note}")
+        described = f"{kind} ({default})" if default else kind
+        yield path, rule, (described, f"{mark_effect(rule)}{having}{rule.note}")
         for special in FIELD_RULES:
             if special.field.startswith(f"{path}: "):
-                yield special.field, special, ("", "", describe_effect(special), special.note)
+                yield special.field, special, ("", f"{mark_effect(special)}{special.note}")
 
 
 def describe_effect(rule: FieldRule) -> str:
@@ -123,6 +124,12 @@ def describe_effect(rule: FieldRule) -> str:
     if rule.effect == "used":
         return "" if rule.in_calls is None else "not in calls"
     return rule.effect if rule.in_calls is None else f"{rule.effect}; {rule.in_calls} in calls"
+
+
+def mark_effect(rule: FieldRule) -> str:
+    """Return a field's effect as the beginning of a cell; '' if the field is used everywhere."""
+    effect = describe_effect(rule)
+    return f"**{effect.capitalize()}.** " if effect else ""
 
 
 def write_tables() -> str:
@@ -135,12 +142,12 @@ def write_tables() -> str:
         else:
             with_effect.setdefault(cells, []).append(f"`{name}`")
     rows = [f"| {', '.join(names)} | {' | '.join(cells)} |\n" for cells, names in with_effect.items()]
-    reasons = [f"| {', '.join(names)} | {note} |\n" for note, names in ignored.items()]
+    reasons = [f"- {', '.join(names)}: {note}\n" for note, names in ignored.items()]
     return "".join(
         [
-            "| field | type | default | effect | |\n|---|---|---|---|---|\n",
+            "| field | type (default) | effect |\n|---|---|---|\n",
             *rows,
-            "\n## Ignored fields\n\n| fields | why |\n|---|---|\n",
+            "\n## Ignored fields\n\n",
             *reasons,
         ]
     )
