@@ -39,19 +39,19 @@ KINDS = {
     "string": "string",
     "integer": "integer",
     "number": "number",
-    "boolean": "true or false",
+    "boolean": "boolean",
     "array": "list",
     "object": "mapping",
 }
 BOUNDS = {
-    "ge": "at least",
-    "minimum": "at least",
-    "gt": "greater than",
-    "exclusiveMinimum": "greater than",
-    "le": "at most",
-    "maximum": "at most",
-    "lt": "less than",
-    "exclusiveMaximum": "less than",
+    "ge": "≥",
+    "minimum": "≥",
+    "gt": ">",
+    "exclusiveMinimum": ">",
+    "le": "≤",
+    "maximum": "≤",
+    "lt": "<",
+    "exclusiveMaximum": "<",
 }
 
 
@@ -93,7 +93,7 @@ def describe_type(schema: dict[str, Any]) -> str:
         inner = describe_type(schema["items"])
         return f"list of {inner}s" if inner in ("string", "mapping", "integer") else f"list, each {inner}"
     bounds = [f"{text} {schema[bound]}" for bound, text in BOUNDS.items() if abs(schema.get(bound, 2**63)) < 2**63]
-    return ", ".join([KINDS[schema.get("type", "object")], *bounds])
+    return f"{KINDS[schema.get('type', 'object')]} {', '.join(bounds)}".rstrip()
 
 
 def describe_default(schema: dict[str, Any]) -> str:

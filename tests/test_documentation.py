@@ -19,7 +19,7 @@ TESTED_ELSEWHERE = ROOT / "docs" / "testing.md"
 TRIAL = (ROOT / "tests" / "testing" / "correct_trial.py").read_text().replace("from determined ", "from det_lightning ")
 
 #: Pages whose examples need a library, and the tox environment that has it.
-WITH_LIBRARY = {"estimators.md": ("tensorflow", "estimator"), "transformers.md": ("transformers", "transformers")}
+WITH_LIBRARY = {"transformers.md": ("transformers", "transformers")}
 #: Pages whose examples begin where there are checkpoints.
 BEGIN_WITH_CHECKPOINTS = ("checkpoints.md", "inference.md", "notebooks.md")
 
