@@ -95,7 +95,7 @@ def export(
     from det_lightning.cli.checkpoint_locations import locate_checkpoint
 
     if module is not None and to is not ExportKind.lightning:
-        raise ValueError("--module goes with --to lightning only.")
+        raise ValueError("--module needs --to lightning.")
     options = parse_options(option)
     with contextlib.ExitStack() as stack:
         # An end by a signal removes the unfinished file.

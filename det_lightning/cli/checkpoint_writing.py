@@ -188,9 +188,9 @@ def _describe_annotation(plan: Annotation, export: MasterExport) -> Iterator[str
 @report_errors()
 def prune(
     storage: Storage,
-    experiment_best: Annotated[int, typer.Option(help="Number to keep of each experiment's best.")] = 0,
-    trial_best: Annotated[int, typer.Option(help="Number to keep of each trial's best.")] = 1,
-    trial_latest: Annotated[int, typer.Option(help="Number to keep of each trial's latest.")] = 1,
+    experiment_best: Annotated[int, typer.Option(help="How many of each experiment's best checkpoints to keep.")] = 0,
+    trial_best: Annotated[int, typer.Option(help="How many of each trial's best checkpoints to keep.")] = 1,
+    trial_latest: Annotated[int, typer.Option(help="How many of each trial's latest checkpoints to keep.")] = 1,
     incomplete: Annotated[
         bool, typer.Option("--incomplete", help="Also delete incomplete checkpoints older than an hour.")
     ] = False,

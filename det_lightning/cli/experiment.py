@@ -89,7 +89,7 @@ def run(
         Hook | None,
         typer.Option(
             envvar="DET_LIGHTNING_HOOK",
-            help="Run or skip startup-hook.sh. Without this option, and a comment in the hook, a hook is an error.",
+            help="Run or skip startup-hook.sh. Without this option or a comment in the hook, a hook is an error.",
             show_default=False,
         ),
     ] = None,
@@ -210,7 +210,7 @@ def stop(directory: Experiment) -> None:
     if not runner.is_locked:
         raise ValueError(
             f"{directory} has no file locks, so process {runner.process} may be another program by now. If it runs the "
-            f"experiment, pause the experiment with: kill {runner.process}"
+            f"experiment, pause it with: kill {runner.process}"
         )
     os.kill(runner.process, signal.SIGTERM)
     warn(f"Process {runner.process} was asked to pause the experiment.")

@@ -47,7 +47,7 @@ def port(
         list[pathlib.Path],
         typer.Argument(metavar="PATH...", help="Files, and directories with files, of a project.", show_default=False),
     ],
-    diff: Annotated[bool, typer.Option("--diff", help="Only show the changes. The default.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Only show the changes (the default).")] = False,
     write: Annotated[bool, typer.Option("--write", help="Change the files.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; exit with 1 if there is something to change or to do.")
@@ -85,17 +85,17 @@ def port(
     if to is Target.lightning:
         if diff or write or check or json or report or try_out:
             raise ValueError(
-                "--to lightning writes a new file; --diff, --write, --check, --try, --report and --json go without "
-                "--to lightning only."
+                "--to lightning writes a new file; it cannot be used with --diff, --write, --check, --try, --report or "
+                "--json."
             )
         _write_lightning_module(paths, output, force)
         return
     if output is not None or force:
-        raise ValueError("--output and --force go with --to lightning only; --write changes the files in place.")
+        raise ValueError("--output and --force need --to lightning; --write changes the files in place.")
     if write and (check or diff):
         raise ValueError(f"--write changes files and --{'check' if check else 'diff'} does not: use only one.")
     if checks and report is None:
-        raise ValueError("--checks goes with --report only.")
+        raise ValueError("--checks needs --report.")
     write_page = None if report is None else _page_writer(report, checks or [])
     project, is_done = _port_project(paths, write, diff or not (write or check), json, try_out)
     if write_page is not None:

@@ -144,7 +144,7 @@ def test_wrong_arguments_are_usage_errors(project: Path) -> None:
     for arguments, message in (
         ([project, "--write", "--check"], "--write changes files and --check does not"),
         ([project, "--write", "--diff"], "--write changes files and --diff does not"),
-        ([project, "--output", "x"], "--output and --force go with --to lightning only"),
+        ([project, "--output", "x"], "--output and --force need --to lightning"),
         ([project, "--to", "lightning", "--write"], "--to lightning writes a new file"),
         ([project / "a", project / "b"], f"There is no file or directory {project / 'a'}, {project / 'b'}."),
         ([project / "data.bin"], "data.bin: not a kind of file that can be ported"),

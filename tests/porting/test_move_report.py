@@ -103,7 +103,7 @@ def test_markdown_says_the_same() -> None:
 WRONG = [
     (["--report", "move.pdf"], "The file of the page must end with .html or .md; got move.pdf."),
     (["--report", "no/move.md"], "There is no directory no for move.md."),
-    (["--checks", "checks.xml"], "--checks goes with --report only."),
+    (["--checks", "checks.xml"], "--checks needs --report."),
     (["--report", "move.md", "--checks", "classic/data.py"], "is not a file that pytest --junitxml writes"),
     (["--report", "move.md", "--to", "lightning"], "--to lightning writes a new file"),
 ]
