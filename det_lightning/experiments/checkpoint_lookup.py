@@ -1,4 +1,4 @@
-"""Which checkpoints of an experiment exist, by its storage: after kills and deletions the log is out of date."""
+"""Asks the storage which checkpoints of an experiment exist: after kills and deletions the log is out of date."""
 
 from __future__ import annotations
 

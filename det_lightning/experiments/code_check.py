@@ -26,7 +26,7 @@ _MAKE_NAMES = ("exec", "globals", "locals", "setattr", "vars")
 
 
 def check_code(config: ExperimentConfig, code: Path, name: str) -> None:
-    """Raise a ConfigError if the directory ``code`` lacks the trial class of a configuration, or the class the metric.
+    """Raise a ConfigError if ``code`` lacks the trial class of a configuration, or the class its metric.
 
     ``name`` is the configuration's, for the message.
     """

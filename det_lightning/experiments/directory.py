@@ -110,7 +110,7 @@ class ExperimentDirectory:
         except ValidationError as e:
             wrong = ", ".join(repr(error["loc"][0]) for error in e.errors() if error["loc"])
             raise errors.DamagedExperiment(
-                f"{self.options_file} must hold the options of a run; wrong are: {wrong or 'all'}."
+                f"{self.options_file} must hold the options of a run; these are wrong: {wrong or 'all'}."
             ) from e
 
     def write_options(self, options: Options) -> None:

@@ -34,7 +34,7 @@ exec "$@"
 
 
 def add_hook(command: list[str], workdir: Path, directory: Path) -> list[str]:
-    """Return a command that runs the hook in ``workdir`` first, if there is one; begin the note in ``directory``."""
+    """Begin the note in ``directory``; return a command that runs the hook in ``workdir`` first, if there is one."""
     note = directory / _NOTE
     if not (workdir / STARTUP_HOOK).is_file():
         note.unlink(missing_ok=True)

@@ -77,7 +77,7 @@ class TrialStart:
     variables: dict[str, str]
 
     def take_part(self, rank: int, addresses: list[str], port: int) -> TrialStart:
-        """Return the part of the run on the node with a rank; the nodes meet at a port of the first address."""
+        """Return the part of the run for the node with this rank; the nodes meet at a port of the first address."""
         if len(addresses) == 1:
             return self
         slots = list(range(len(self.task.slots) // len(addresses)))
@@ -211,7 +211,7 @@ class Launcher(abc.ABC):
         return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, read_grace(self._config))
 
     def open_records(self, trial: TrialRecord) -> RecordReader:
-        """Return a reader of those of the trial's reports that are not in the log."""
+        """Return a reader for those reports of the trial that are not in the log yet."""
         return RecordReader(self._directory.trial(trial.trial_id) / "metrics.jsonl", trial.lines_read)
 
     def find_retry_policy(self, trial_id: int) -> str | None:

@@ -198,7 +198,7 @@ def delete_checkpoints(
     with lookup.environment():
         storage = lookup.open()
         if not (existing := lookup.find_existing(known.values())):
-            raise errors.StorageError(f"{storage} has none of the {len(known)} checkpoints, and nothing was deleted.")
+            raise errors.StorageError(f"{storage} has none of the {len(known)} checkpoints, so nothing was deleted.")
         records = [
             CheckpointRecord(id_, str(found.trial_id), found.steps_completed, found.time, state.metric_at(found))
             for id_, found in known.items()

@@ -87,7 +87,7 @@ def _choose_devices(slots_per_trial: int, on_cpu: bool) -> Devices:
     if slots_per_trial > _MOST_PER_CPU * cpus:
         raise errors.ExperimentError(
             f"A trial of {slots_per_trial:,} processes (--slots, or resources.slots_per_trial) is too large for this "
-            f"machine, which has {cpus} CPUs: at most {_MOST_PER_CPU * cpus}, which are {_MOST_PER_CPU} a CPU."
+            f"machine, which has {cpus} CPUs: at most {_MOST_PER_CPU * cpus} can run, {_MOST_PER_CPU} on each CPU."
         )
     gpus = {} if on_cpu or slots_per_trial == 0 else find_gpus()
     if on_cpu or slots_per_trial == 0 or (not gpus and slots_per_trial == 1):

@@ -18,7 +18,7 @@ _MOST_BYTES = 2**24
 
 
 def copy_node_logs(directory: Path, *, ended: bool) -> None:
-    """Append new lines of the nodes' logs to the log of a trial; the rest of each, too, once the run has ended."""
+    """Append new whole lines of the nodes' logs to the trial's log; once the run has ended, also what is left."""
     for node in sorted(directory.glob(f"{NODES}/*")):
         while _copy_lines(node, directory / _LOG, ended=ended):
             pass

@@ -33,7 +33,7 @@ class Node:
 
     @classmethod
     def from_ray(cls, node: dict[str, Any]) -> Node:
-        """Return a node of ``ray.nodes()``, under its host's name unless the node was started with a name."""
+        """Return a node of ``ray.nodes()``, named after its host unless it was started with a name."""
         address, name = node["NodeManagerAddress"], node["NodeName"]
         return cls(node["NodeID"], node["NodeManagerHostname"] if name == address else name, node["Resources"])
 
@@ -42,7 +42,7 @@ class Node:
         return min(int(self.resources.get(name, 0)) // number for name, number in needs.items())
 
     def describe(self, resources: Sequence[str]) -> str:
-        """Return the name with the numbers of some resources in words, such as ``a with 4 CPUs and no GPUs``."""
+        """Return the node's name and some of its resources in words, such as ``a with 4 CPUs and no GPUs``."""
         numbers = [f"{int(self.resources.get(resource, 0)) or 'no'} {resource}s" for resource in resources]
         return f"{self.name} with {' and '.join(numbers)}"
 

@@ -48,7 +48,7 @@ class Places:
         self._shape = require_shape(self._slots, self.resources, nodes)
 
     def find_shape(self) -> Shape:
-        """Return the shape of a trial on the present nodes; if they have no place for it, the last one that had."""
+        """Return the shape of a trial on the present nodes; if it does not fit, the last shape that did."""
         self._shape = choose_shape(self._slots, self.resources, list_nodes()) or self._shape
         return self._shape
 

@@ -58,7 +58,7 @@ class TrialActor:
         return process.exit_status(), process.problem()
 
     def ask(self, request: str) -> None:
-        """Ask the run to ``stop``, or to end at once, ``kill``."""
+        """Ask the run to save and end (``stop``), or end it at once (``kill``)."""
         with self._lock:
             self._request = request
             self._pass_on_request()
@@ -117,7 +117,7 @@ class NodeRun:
         return self._problem if self.exit_status() != 0 else describe_hook_end(self._directory)
 
     def ask(self, request: str) -> None:
-        """Ask the run to ``stop``, or to end at once, ``kill``."""
+        """Ask the run to save and end (``stop``), or end it at once (``kill``)."""
         if not self._is_lost:
             self._actor.ask.remote(request)
         elif request == "kill" and not self._is_killed:

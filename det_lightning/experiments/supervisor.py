@@ -1,8 +1,8 @@
 """The parent of a trial's processes, which ends the trial when the runner of the experiment ends.
 
-The module runs as a script, ``python supervisor.py SETTINGS``, and imports only the standard library, so the cost is
-that of an interpreter. The runner writes commands to standard input. When the pipe closes, the runner is gone: the
-supervisor asks the trial to save and end. If the supervisor fails, its last output tells the runner why.
+The module runs as a script, ``python supervisor.py SETTINGS``, and imports only the standard library, so that it
+costs no more than an interpreter. The runner writes commands to standard input. When the pipe closes, the runner is
+gone: the supervisor asks the trial to save and end. If the supervisor fails, its last output tells the runner why.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _make_event(record: Mapping[str, Any], trial: TrialRecord, line: int) -> dic
 
 
 def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) -> None:
-    """Apply the reports of a trial that the runner has not noted to the state."""
+    """Apply to the state those reports of a trial that the runner has not noted."""
     if not file.is_file() or file.stat().st_size > MOST_BYTES:  # reading a pipe would wait for a writer
         return
     for _, event in read_reports(RecordReader(file, trial.lines_read), trial):

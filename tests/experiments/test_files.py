@@ -232,7 +232,7 @@ def test_commands_show_hyperparameters_and_no_secrets(directory: ExperimentDirec
     [
         ("[", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[]", "wrong are: all"),
+        ("[]", "these are wrong: all"),
         ("{}", "'loggers'"),
         ('{"loggers": [[1]]}', "'loggers'"),
         ('{"loggers": [], "source_checkpoint": 3, "slots": 0}', "'source_checkpoint', 'slots'"),
@@ -309,7 +309,7 @@ def test_deletion_goes_on_after_a_kill(directory: ExperimentDirectory) -> None:
     assert [*delete_checkpoints(directory, read_state(directory))] == [(1, first), (1, second), (1, deleted)]
     assert storage.list_ids() == [last]
     shutil.rmtree(directory.checkpoints)  # as where a disk is not mounted
-    with pytest.raises(errors.StorageError, match="has none of the 4 checkpoints, and nothing was deleted"):
+    with pytest.raises(errors.StorageError, match="has none of the 4 checkpoints, so nothing was deleted"):
         [*delete_checkpoints(directory, read_state(directory))]
 
 

@@ -157,7 +157,7 @@ class HalvingBracket:
         return self._fail(trial_id)
 
     def trial_retried(self, trial_id: int) -> None:
-        """Rank a failed trial by the next validations, unless stopped earlier; a follower exists already."""
+        """Rank a failed trial by its next validations, unless it was stopped before; its follower exists already."""
         self._retried.add(trial_id)
         rung = self.rungs[self._rung_of[trial_id]]
         if (_FAILED, trial_id) in rung.metrics:
