@@ -196,7 +196,7 @@ class ClusterInfo:
 def get_cluster_info() -> ClusterInfo | None:
     """Return the trial of this process under ``det-lightning run``; None anywhere else.
 
-    Scripts run locally if this is None.
+    None means that the script runs on its own.
 
     Example:
         >>> import det_lightning as det

@@ -83,7 +83,7 @@ class Context:
     experimental: ExperimentalCoreContext = dataclasses.field(default_factory=ExperimentalCoreContext, init=False)
 
     def start(self) -> None:
-        """Begin; a ``with`` statement does this."""
+        """Start the parts of the context, as a ``with`` statement does."""
         self.preempt.start()
 
     def alert(
@@ -107,7 +107,7 @@ class Context:
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """End; a ``with`` statement does this. The other ranks are notified of an error, ``exc_val``."""
+        """End the parts of the context, as a ``with`` statement does; tell the other ranks of an error, ``exc_val``."""
         self.preempt.close()
         self.profiler.off()
         if exc_val is None:

@@ -42,7 +42,7 @@ class TensorBoardOutput:
     def add_training(
         self, steps_completed: int, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]
     ) -> None:
-        """Write the metrics of each batch, and averages without a batch metric, as from reducers."""
+        """Write the metrics of each batch, and averages that belong to no batch, such as those of reducers."""
         scalars = [
             (f"Determined/{name}", number, step)
             for step, metrics in enumerate(batch_metrics, start=steps_completed - len(batch_metrics))
