@@ -59,7 +59,7 @@ class ExperimentReporter(pl.Callback):
         self._digests: dict[str, list[str]] = {}  # of checkpoints that are not complete yet
 
     def complete(self, reading: CheckpointReading) -> CheckpointReading:
-        """Return a reading that also trusts the files that the experiment trusts."""
+        """Return ``reading`` with the trust of the experiment: in everything, or in files that its trials wrote."""
         trusted = reading.trusted or self._task.trusted
         return dataclasses.replace(reading, trusted=trusted, recorded=self._task.recorded)
 
@@ -82,7 +82,7 @@ class ExperimentReporter(pl.Callback):
         return self._loggers
 
     def checkpoint_arguments(self) -> dict[str, Any]:
-        """Return fields of ``Saving``: names, the best value of other trials, and reports."""
+        """Return what the experiment knows for ``Saving``: names, the other trials' best value, and where to report."""
         return {
             "experiment": str(self._task.experiment_id),
             "trial": f"{self._task.experiment_id}.{self._task.trial_id}",

@@ -32,7 +32,7 @@ class NotPlainError(TypeError):
 def as_plain(
     value: Any, where: str = "the value", losses: list[str] | None = None, most_numbers: float = math.inf
 ) -> Any:
-    """Return a copy of ``value``, called ``where`` in messages, of JSON's types.
+    """Return ``value`` converted to JSON's types; messages call it ``where``.
 
     Entries of dicts that JSON cannot hold, and arrays with more than ``most_numbers``, are left out. ``losses`` gets a
     sentence for each, and for a dict whose keys become text. Without ``losses``, such a value raises a ``TypeError``.

@@ -22,7 +22,7 @@ def wants_help(options: list[str], given: list[str]) -> bool:
 
 
 def find_problem(script: list[str], options: list[str], launcher: str) -> str:
-    """Return the mistake in a script and its arguments; empty if there is none."""
+    """Say what is wrong with a script and its arguments; return an empty text if nothing is."""
     if not script:
         return "no script to run is given."
     first = script[0]
