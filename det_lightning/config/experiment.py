@@ -96,7 +96,7 @@ def _read_action(value: Any) -> Any:
 
 
 class LogPolicy(Section):
-    """The action after a line appears in a trial's log."""
+    """What happens once a line of a trial's log matches a pattern."""
 
     name: str | None = None
     pattern: Annotated[str, AfterValidator(_pattern)] | None = None
@@ -206,7 +206,7 @@ class ExperimentConfig(Section):
         return ":".join(split_spec(found[1])) if found else None
 
     def as_dict(self, *, masked: bool = False) -> dict[str, Any]:
-        """Return the configuration with all defaults, as Determined gave trials; ``masked`` for display."""
+        """Return the configuration with all defaults, as trials get it; ``masked`` hides secrets for display."""
         plain = self.model_dump()
         displayed: dict[str, Any] = mask_config(plain) if masked else plain
         return displayed

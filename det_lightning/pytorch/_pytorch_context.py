@@ -131,7 +131,7 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
         return PyTorchTrialContext(hparams=hparams, exp_conf=dict(config), trial_seed=seed, loading_only=True)
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Move a model to the device and prepare training; use the returned model from then on.
+        """Move a model to the device and prepare it for training; use the returned model from then on.
 
         Raises:
             InvalidExperimentException: called after ``configure_apex_amp``, or while the trial is trained; or the ranks

@@ -56,7 +56,7 @@ def name_ranks(ranks: Collection[int]) -> str:
 
 
 class ProgressWatch:
-    """A thread that watches its creating thread while that exchanges objects or works on batches.
+    """A thread that watches the one that created it, while this exchanges objects or works on batches.
 
     Progress is another batch or another exchange. After a period without progress, the watch logs the stack; the next
     time, after at least twice as long. If another rank gave up on the hyperparameters and left, the watch ends this

@@ -279,7 +279,7 @@ def require_checkpoint(directory: Location) -> None:
 
 
 def find_first(root: Location, names: Iterable[str]) -> Location | None:
-    """Return a checkpoint among the first directories in ``root``, those with names of ours before others."""
+    """Return a checkpoint among the first directories in ``root``, names of ours first."""
     likely = sorted(names, key=lambda name: (not is_own_id(name), name))[:_MOST_LOOKS]
     return next((root / name for name in likely if is_checkpoint(root / name)), None)
 

@@ -335,7 +335,7 @@ class CheckpointQueue:
         return complete
 
     def forget(self) -> None:
-        """Wait for the checkpoint that an interrupted run has left under way, and drop the id."""
+        """Wait for the checkpoint that an interrupted run has left under way, and drop its id."""
         try:
             self.take_complete(wait=True)
         except errors.CheckpointError as e:
