@@ -285,8 +285,7 @@ class SavedTrial:
             checkpoint = safe_load.read_weights(path, trusted=reading.trusted, name=self._source, map_location=where)
         if DETERMINED_KEY not in checkpoint and TRIAL_KEY not in checkpoint:
             raise errors.InvalidCheckpointException(
-                f"{self._source} was not written by a TrialModule. `det-lightning checkpoint import --any-module` "
-                "converts a checkpoint of another LightningModule."
+                f"{self._source} was not written by a TrialModule; load it with the LightningModule that wrote it."
             )
         self._content: CheckpointContent = checkpoint.get(DETERMINED_KEY) or from_lightning(checkpoint)
         modernize(self._content.state, self._source)

@@ -49,7 +49,7 @@ def as_command_line(text: str) -> str:
     """Return a message of the library on one line, with command-line options in place of arguments."""
     # Spaces within a line stay, since the path of a command may contain some.
     line = re.sub(r"\s*\n\s*", " ", text.strip().replace("pass trusted=True", "pass --trusted"))
-    return mask_text(escape(line.replace("any_module=True", "--any-module")))
+    return mask_text(escape(line))
 
 
 def print_json(content: Any) -> None:

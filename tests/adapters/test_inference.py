@@ -223,7 +223,7 @@ def test_loading_failures_are_explained(saved: tuple[TrialModule, str], tmp_path
     with pytest.raises(TypeError, match=r"from_checkpoint\(path, trial=...\) needs the class .* by tests.*OneModel"):
         TrialModule.load_from_checkpoint(saved[1])
     fit(BoringModel(), limit_train_batches=1).save_checkpoint(tmp_path / "other.ckpt")
-    with pytest.raises(errors.InvalidCheckpointException, match=r"was not written by a TrialModule.*--any-module"):
+    with pytest.raises(errors.InvalidCheckpointException, match=r"was not written by a TrialModule"):
         TrialModule.load_from_checkpoint(tmp_path / "other.ckpt", trial=OneModel)
     with pytest.raises(FileNotFoundError, match=r"missing\.ckpt"):
         TrialModule.load_from_checkpoint(tmp_path / "missing.ckpt", trial=OneModel)

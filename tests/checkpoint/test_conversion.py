@@ -13,7 +13,6 @@ import pytorch_lightning as pl
 import safetensors
 import safetensors.torch
 import torch
-from pytorch_lightning.demos.boring_classes import BoringModel
 
 from det_lightning import errors
 from det_lightning.adapters import TrialModule
@@ -159,30 +158,9 @@ def test_lightning_file_resumes(tmp_path: Path) -> None:
     assert torch.equal(weights_of(resumed_from(imported)), weights_of(resumed_from(tmp_path / "file.ckpt")))
 
 
-# Files of other modules
-
-
-def test_other_module_only_on_request(tmp_path: Path) -> None:
-    train(BoringModel(), max_epochs=2, limit_train_batches=3).save_checkpoint(tmp_path / "other.ckpt")
-    other_ckpt = read_state(tmp_path / "other.ckpt")
-    with pytest.raises(errors.InvalidCheckpointException, match=r"not a TrialModule.*any_module=True"):
-        from_lightning(other_ckpt)
-    files = from_lightning(other_ckpt, any_module=True)
-    (weights,) = files.state["models_state_dict"]
-    assert_equal(weights, other_ckpt["state_dict"])
-    assert_equal(files.state["optimizers_state_dict"], other_ckpt["optimizer_states"])
-    assert_equal(files.state["lr_schedulers_state_dict"], other_ckpt["lr_schedulers"])
-    assert (files.trial_state.batches_trained, files.trial_state.epochs_trained) == (6, 2)
-    assert files.resume is None
-    assert "loops" in (files.lightning or {})
-
-
-@pytest.mark.parametrize("loops", [None, {}, {"fit_loop": None}, {"fit_loop": {"epoch_progress": 3}}])
-def test_optimizer_steps_as_batches(loops: Any) -> None:
-    ckpt = {"state_dict": {"weight": torch.ones(1)}, "global_step": 8, "epoch": 1, "loops": loops}
-    files = from_lightning(ckpt, any_module=True)
-    assert (files.trial_state.batches_trained, files.trial_state.epochs_trained) == (8, 1)
-    assert files.state["optimizers_state_dict"] == []
+def test_file_of_another_module_is_refused() -> None:
+    with pytest.raises(errors.InvalidCheckpointException, match="is not a TrialModule"):
+        from_lightning({"state_dict": {"weight": torch.ones(1)}, "global_step": 8, "epoch": 1})
 
 
 # What is wrong is named
@@ -226,12 +204,6 @@ def test_wrong_entry_is_refused(found: Any, message: str) -> None:
 def test_wrong_file_is_refused(ckpt: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.CheckpointError, match=message):
         from_lightning({"state_dict": {}, TRIAL_KEY: entry(), **ckpt})
-
-
-def test_wrong_entries_of_another_module_are_refused() -> None:
-    for name in ("optimizer_states", "lr_schedulers"):
-        with pytest.raises(errors.InvalidCheckpointException, match=f"'{name}' must be a list"):
-            from_lightning({"state_dict": {}, name: {1: 2}}, any_module=True)
 
 
 @pytest.mark.parametrize("key", ["models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict"])

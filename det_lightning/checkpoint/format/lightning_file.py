@@ -1,7 +1,6 @@
 """Conversion between Determined's checkpoints, Lightning's ``.ckpt`` files and plain weights. Needs no Lightning.
 
-:func:`from_lightning` reverses :func:`to_lightning` without loss. From the ``.ckpt`` of another ``LightningModule``, a
-trial gets only the entries of Determined's format.
+:func:`from_lightning` reverses :func:`to_lightning` without loss.
 """
 
 from __future__ import annotations
@@ -170,25 +169,35 @@ def _split_progress(entry: dict[str, Any]) -> tuple[Any, Any]:
     return extra.get("trial_state"), None if extra.keys() == {"trial_state"} else extra
 
 
-def from_lightning(ckpt: Mapping[str, Any], *, any_module: bool = False) -> CheckpointContent:
-    """Convert the content of a ``.ckpt`` file; ``lightning.pth`` gets the entries that Determined's files cannot hold.
-
-    A ``.ckpt`` of a ``TrialModule`` is converted completely. With ``any_module``, the weights of another
-    ``LightningModule`` become the weights of a single model, under the same names, with optimizers, schedulers and
-    progress: epochs, and batches as Lightning's loop counted, or else optimizer steps. The file has nothing for a
-    trial's callbacks, random generators and position in the data; Lightning's own entries are kept but not used.
-    """
+def from_lightning(ckpt: Mapping[str, Any]) -> CheckpointContent:
+    """Convert a ``TrialModule``'s ``.ckpt`` file; ``lightning.pth`` gets what Determined's files cannot hold."""
     if not isinstance(ckpt.get("state_dict"), Mapping):
         raise errors.InvalidCheckpointException(
             f"A checkpoint of Lightning must have an entry 'state_dict'; got {sorted(map(str, ckpt))!s:.500}."
         )
-    if TRIAL_KEY in ckpt:
-        return _convert_trial(ckpt)
-    if any_module:
-        return _convert_other_module(ckpt)
-    raise errors.InvalidCheckpointException(
-        f"The file has no entry {TRIAL_KEY!r}: it was written by a LightningModule that is not a TrialModule. "
-        "any_module=True converts its weights, optimizers and schedulers."
+    if TRIAL_KEY not in ckpt:
+        raise errors.InvalidCheckpointException(
+            f"The file has no entry {TRIAL_KEY!r}: it was written by a LightningModule that is not a TrialModule, and "
+            "only a TrialModule's checkpoint can become one of Determined."
+        )
+    content = from_entry(ckpt[TRIAL_KEY], "the file")
+    models, unknown = split_models(ckpt["state_dict"])
+    optimizers = ckpt.get("optimizer_states")
+    if not isinstance(optimizers, list | None):
+        raise errors.InvalidCheckpointException(
+            f"The file is damaged: 'optimizer_states' must be a list; got {short_text(optimizers)}."
+        )
+    moved = ("state_dict", "optimizer_states", "lr_schedulers", TRIAL_KEY)
+    lightning = {name: value for name, value in ckpt.items() if name not in moved}
+    if unknown:
+        lightning["state_dict"] = unknown
+    return dataclasses.replace(
+        content,
+        state={_MODELS: models, _OPTIMIZERS: list(optimizers or []), **content.state},
+        load_data=mask_settings(content.load_data or make_load_data(**read_settings(content.resume, None))),
+        resume=_mask_settings(content.resume),
+        lightning=lightning,
+        has_weights=True,
     )
 
 
@@ -214,73 +223,8 @@ def _modernize_state(content: CheckpointContent) -> dict[str, Any]:
     return state
 
 
-def _convert_trial(ckpt: Mapping[str, Any]) -> CheckpointContent:
-    content = from_entry(ckpt[TRIAL_KEY], "the file")
-    models, unknown = split_models(ckpt["state_dict"])
-    lightning = _take_rest(ckpt)
-    if unknown:
-        lightning["state_dict"] = unknown
-    return dataclasses.replace(
-        content,
-        state={_MODELS: models, _OPTIMIZERS: _take_list(ckpt, "optimizer_states"), **content.state},
-        load_data=mask_settings(content.load_data or make_load_data(**read_settings(content.resume, None))),
-        resume=_mask_settings(content.resume),
-        lightning=lightning,
-        has_weights=True,
-    )
-
-
-def _convert_other_module(ckpt: Mapping[str, Any]) -> CheckpointContent:
-    batches, epochs = _count_progress(ckpt)
-    hparams = ckpt.get("hyper_parameters")
-    return CheckpointContent(
-        state={
-            _MODELS: [ckpt["state_dict"]],
-            _OPTIMIZERS: _take_list(ckpt, "optimizer_states"),
-            _SCHEDULERS: _take_list(ckpt, "lr_schedulers"),
-            "callbacks": {},
-        },
-        trial_state=TrialState(batches_trained=batches, last_ckpt=batches, epochs_trained=epochs),
-        load_data=make_load_data(dict(hparams) if isinstance(hparams, Mapping) else None, None),
-        resume=None,
-        lightning=_take_rest(ckpt),
-    )
-
-
-def _take_list(ckpt: Mapping[str, Any], name: str) -> list[Any]:
-    value = ckpt.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise errors.InvalidCheckpointException(
-            f"The file is damaged: {name!r} must be a list; got {short_text(value)}."
-        )
-    return list(value)
-
-
-def _take_rest(ckpt: Mapping[str, Any]) -> dict[str, Any]:
-    moved = ("state_dict", "optimizer_states", "lr_schedulers", TRIAL_KEY)
-    return {name: value for name, value in ckpt.items() if name not in moved}
-
-
 def _mask_settings(resume: ResumeState | None) -> ResumeState | None:
     """Return the resume state without secrets, which an older release may have written."""
     if resume is None or resume.settings is None:
         return resume
     return dataclasses.replace(resume, settings=mask_settings(resume.settings))
-
-
-def _count_progress(ckpt: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the numbers of batches and epochs trained, as far as the release of Lightning counted them."""
-
-    def count(default: Any, *path: str) -> int:
-        found: Any = ckpt.get("loops")
-        for name in path:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        value = default if found is None else found
-        return value if isinstance(value, int) and value >= 0 else 0
-
-    return (
-        count(ckpt.get("global_step"), "fit_loop", "epoch_loop.batch_progress", "total", "completed"),
-        count(ckpt.get("epoch"), "fit_loop", "epoch_progress", "current", "processed"),
-    )
