@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import itertools
@@ -94,19 +93,14 @@ class CodeCopier:
             self._report(selection)
 
     def _copy_file(self, path: pathlib.Path, name: str, selection: _CodeSelection) -> None:
-        """Copy a file to ``path``; the file of an imported module may be a link, and hold anything."""
-        is_imported = name in selection.imported
         source = selection.source / name
         try:
-            status, content = _read_regular_file(source, flags=0 if is_imported else getattr(os, "O_NOFOLLOW", 0))
+            mode = stat.S_IMODE(source.stat().st_mode) & 0o777 | stat.S_IWUSR | stat.S_IRUSR
+            content = source.read_bytes()
         except OSError as e:
             selection.problems[name] = e.strerror or str(e)
             return
-        if content is None:
-            selection.problems[name] = "it is not a file any more"
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        mode = stat.S_IMODE(status.st_mode) & 0o777 | stat.S_IWUSR | stat.S_IRUSR
         with os.fdopen(os.open(path, _NEW_FILE, mode), "wb") as file:
             file.write(content)
         self.descriptions[f"{layout.CODE_DIR}/{name}"] = describe_content(content)
@@ -142,7 +136,6 @@ class _CodeSelection:
 
     Attributes:
         chosen: paths to copy, each after the directory around the path; the paths of directories end in a slash.
-        imported: the chosen files of imported modules.
         problems: why a path cannot be copied, by path.
         partial_because: why only Python files and the files of imported modules are copied; None if everything is.
     """
@@ -152,15 +145,15 @@ class _CodeSelection:
         self.problems: dict[str, str] = {}
         self.partial_because: str | None = None
         self._with_secrets = with_secrets
-        self._apart = _identify(apart)
+        self._apart = {os.path.realpath(path) for path in apart}
         self._detignore = pathspec.GitIgnoreSpec.from_lines(self._read_patterns(".detignore"))
         self._ignored = pathspec.GitIgnoreSpec.from_lines([*NEVER_COPIED, *self._read_patterns(".gitignore")])
         folders, files = self._walk()
-        self.imported = set(filter(self._may_copy, _find_imported(source)))
+        imported = set(filter(self._may_copy, _find_imported(source)))
         if self.partial_because is None:
-            self.chosen = [*folders, *sorted(files | self.imported)]
+            self.chosen = [*folders, *sorted(files | imported)]
         else:
-            self.chosen = sorted({name for name in files if name.endswith(".py")} | self.imported)
+            self.chosen = sorted({name for name in files if name.endswith(".py")} | imported)
 
     def _read_patterns(self, name: str) -> list[str]:
         """Return the patterns in a file of ``source``. If unreadable, only Python files are copied."""
@@ -168,10 +161,9 @@ class _CodeSelection:
         if not os.path.lexists(path):
             return []
         try:
-            _, content = _read_regular_file(path)
-            if content is None:
+            if not path.is_file():
                 raise ValueError("it is not a file")
-            lines = content.decode("utf-8-sig").splitlines()
+            lines = path.read_text("utf-8-sig").splitlines()
             pathspec.GitIgnoreSpec.from_lines(lines)
         except (OSError, ValueError) as e:  # a ValueError of decoding, or of lines that are no patterns
             self.partial_because = f"{name} should be a list of patterns in UTF-8: {e}"
@@ -230,7 +222,7 @@ class _CodeSelection:
             return False
         return (
             folder.name == layout.BOOKKEEPING_DIR
-            or not self._apart.isdisjoint(_identify([folder]))
+            or os.path.realpath(folder) in self._apart
             or not _MARKERS.isdisjoint(names)
             or names >= _OF_EXPERIMENT
             or (_OF_LIGHTNING in names and any(name.startswith(_OF_TENSORBOARD) for name in names))
@@ -256,22 +248,6 @@ def _find_problem(name: str, mode: int) -> str | None:
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         return "it is neither a file nor a directory"
     return "not every storage can hold its name" if _ODD_NAME.search(name) else None
-
-
-def _read_regular_file(path: pathlib.Path, flags: int = 0) -> tuple[os.stat_result, bytes | None]:
-    """Return the status of a file and the content, or None in place of the content if the file is not a regular one.
-
-    The file is opened with further ``flags``, and read up to the size at the start.
-    """
-    # Opening a FIFO must not wait for a writer.
-    flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        return status, None
-    with os.fdopen(descriptor, "rb") as file:
-        return status, file.read(status.st_size)
 
 
 _normalize = functools.cache(os.path.normpath)
@@ -303,14 +279,4 @@ def _find_imported(directory: pathlib.Path) -> set[str]:
             and not os.path.realpath(path).startswith(tuple(pythons_own))
         ):
             found.add(relative.as_posix())
-    return found
-
-
-def _identify(paths: Iterable[str | os.PathLike[str]]) -> set[tuple[int, int]]:
-    """Return the device and inode of each existing file or directory."""
-    found = set()
-    for path in paths:
-        with contextlib.suppress(OSError):
-            status = os.stat(path)  # noqa: PTH116 (of a string too)
-            found.add((status.st_dev, status.st_ino))
     return found
