@@ -28,19 +28,11 @@ if TYPE_CHECKING:
 def import_file(
     file: Annotated[str, typer.Argument(help="Path or URL of Lightning's .ckpt file.", show_default=False)],
     storage: Storage,
-    any_module: Annotated[
-        bool,
-        typer.Option(
-            "--any-module",
-            help="Accept the file of any LightningModule, not only of a TrialModule: the weights, as for a single "
-            "model, the optimizers and the schedulers.",
-        ),
-    ] = False,
     trusted: TrustedFlag = False,
     option: Options = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write a .ckpt file as a new checkpoint in Determined's format, without code, and print the id."""
+    """Write a TrialModule's .ckpt file as a new checkpoint in Determined's format, without code, and print the id."""
     from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 
     options = parse_options(option)
@@ -51,7 +43,7 @@ def import_file(
         from det_lightning.checkpoint.safe_load import read_state
 
         try:
-            content = from_lightning(read_state(path, trusted=trusted), any_module=any_module)
+            content = from_lightning(read_state(path, trusted=trusted))
             require_tensors(content)
         except errors.InvalidCheckpointException as e:
             raise errors.InvalidCheckpointException(f"{file} cannot be imported: {e}") from e
@@ -154,10 +146,7 @@ def annotate(
     plan = plan_annotation(annotated, export)
     if not dry_run:
         carry_out_annotation(plan)
-    lacking = {
-        "experiments_without_metric": export.experiments_without_metric(),
-        "experiments_without_checkpoints": export.experiments_without_checkpoints(),
-    }
+    lacking = {"experiments_without_metric": export.experiments_without_metric()}
     if json:
         lists = {name: value for name, value in vars(plan).items() if name != "changes"}
         print_json({"dry_run": dry_run, **lists, **lacking})
@@ -180,9 +169,6 @@ def _describe_annotation(plan: Annotation, export: MasterExport) -> Iterator[str
     for experiment_id in export.experiments_without_metric():
         command = f"det experiment describe {experiment_id} --json"
         yield f"The searcher metric of experiment {experiment_id} is in none of the files; add the output of: {command}"
-    for experiment_id in export.experiments_without_checkpoints():
-        command = "det trial describe TRIAL --json"
-        yield f"No file names checkpoints of experiment {experiment_id}; add the output of: {command}"
 
 
 @report_errors()
@@ -191,9 +177,6 @@ def prune(
     experiment_best: Annotated[int, typer.Option(help="How many of each experiment's best checkpoints to keep.")] = 0,
     trial_best: Annotated[int, typer.Option(help="How many of each trial's best checkpoints to keep.")] = 1,
     trial_latest: Annotated[int, typer.Option(help="How many of each trial's latest checkpoints to keep.")] = 1,
-    incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="Also delete incomplete checkpoints older than an hour.")
-    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the checkpoints, but delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     option: Options = None,
@@ -203,7 +186,7 @@ def prune(
 
     The rule needs each checkpoint's metric and trial, which a run writes into the metadata. Checkpoints without both
     are left alone, and so are the trials of live runs on a disk with file locks. In a bucket, on SFTP and on other
-    disks live runs are not seen: do not prune while runs write there.
+    disks live runs are not seen: do not prune while runs write there. What killed runs left half-written goes, too.
     """
     from det_lightning.checkpoint.retention.policy import Retention
     from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
@@ -211,7 +194,7 @@ def prune(
 
     retention = Retention(experiment_best, trial_best, trial_latest)
     pruned = open_storage(storage, parse_options(option))
-    plan = plan_pruning(pruned, retention, incomplete)
+    plan = plan_pruning(pruned, retention)
     if not json:
         print_lines(_describe(plan))
     deleted: list[str] = []
@@ -219,8 +202,7 @@ def prune(
         deleted = carry_out(plan, pruned)
     if json:
         content = {"dry_run": dry_run, "to_delete": plan.to_delete, "deleted": deleted, "kept": plan.kept}
-        left = {"perhaps_being_written": plan.perhaps_being_written, "of_unknown_trials": plan.unknown}
-        print_json({**content, "in_use": plan.in_use, **left})
+        print_json({**content, "in_use": plan.in_use, "of_unknown_trials": plan.unknown})
     elif not plan.to_delete and not deleted:
         print_lines(["Nothing to delete."])
     else:
@@ -242,11 +224,9 @@ def _describe(plan: PrunePlan) -> list[str]:
         for records in plan.by_rule.values()
         for record in records
     ]
-    lines += [f"delete {checkpoint_id}  incomplete" for checkpoint_id in plan.incomplete]
     lines.append(f"{len(plan.kept)} kept by the rule.")
     left_alone = {
         "in use by active runs": plan.in_use,
-        "incomplete, and perhaps still being written": plan.perhaps_being_written,
         "written by another program, of an unknown trial": plan.unknown,
     }
     return lines + [f"{len(ids)} {why}: left alone." for why, ids in left_alone.items() if ids]

@@ -25,8 +25,12 @@ from det_lightning.checkpoint.format.layout import (
 )
 from det_lightning.checkpoint.format.resume_state import ResumeState
 from det_lightning.checkpoint.retention.policy import CheckpointPolicy
-from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
-from det_lightning.checkpoint.retention.trial_lock import TrialLock, lock_trial, remove_dead_locks
+from det_lightning.checkpoint.retention.trial_checkpoints import (
+    TrialCheckpoints,
+    TrialLock,
+    lock_trial,
+    remove_dead_locks,
+)
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import new_id
 from det_lightning.checkpoint.storage.writing import (

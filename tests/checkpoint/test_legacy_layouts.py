@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from det_lightning import errors, pytorch
-from det_lightning.checkpoint import CheckpointStorage, Retention, load_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.checkpoint.format.lightning_file import to_weights
-from det_lightning.checkpoint.retention.pruning import plan_pruning
 from det_lightning.pytorch import load_trial_from_checkpoint_path
 from tests.checkpoint import layouts
 from tests.checkpoint.layouts import HPARAMS, LAYOUTS, Layout
@@ -127,7 +126,6 @@ def test_old_checkpoints_are_complete_without_metadata(tmp_path: Path) -> None:
         for file in directory.rglob("*"):
             os.utime(file, (0, 0))
         assert storage.info(directory.name).complete
-    assert not plan_pruning(storage, Retention(), incomplete=True).to_delete
 
 
 def test_keys_of_two_releases_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention, open_checkpoint, read_checkpoint
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
-from det_lightning.checkpoint.retention.trial_lock import TrialLock, lock_trial
+from det_lightning.checkpoint.retention.trial_checkpoints import TrialLock, lock_trial
 from tests.checkpoint.storage.backends import write
 from tests.checkpoint.trainings import train
 from tests.launching import environment
@@ -157,7 +157,7 @@ def test_vanished_checkpoint_says_so(tmp_path: Path, kind: str) -> None:
 LOCKS = """
 import os, sys, time
 from det_lightning.checkpoint import CheckpointStorage
-from det_lightning.checkpoint.retention.trial_lock import lock_trial
+from det_lightning.checkpoint.retention.trial_checkpoints import lock_trial
 
 name, lock = lock_trial(CheckpointStorage(sys.argv[1]).root, "digits", None, "trial")
 print(name, flush=True)

@@ -22,7 +22,7 @@ import requests
 import torch
 from typer.testing import CliRunner, Result
 
-from det_lightning.checkpoint import CheckpointStorage, TrialState, read_checkpoint, safe_load
+from det_lightning.checkpoint import CheckpointStorage, read_checkpoint, safe_load
 from det_lightning.checkpoint.safe_load import inspection
 from det_lightning.cli.app import app
 from tests.checkpoint.made_checkpoints import (
@@ -421,23 +421,17 @@ def test_import_reverses_export(checkpoint: Path, tmp_path: Path) -> None:
     assert reported["path"] == str(tmp_path / "new" / "storage" / reported["uuid"])
 
 
-def test_import_takes_other_modules_if_asked(tmp_path: Path) -> None:
+def test_import_refuses_what_is_no_trial_of_ours(tmp_path: Path) -> None:
     torch.save({"state_dict": {"weight": torch.ones(2)}, "global_step": 3, "epoch": 1}, "other.ckpt")
-    assert "--any-module converts its weights" in error_of("import", "other.ckpt", tmp_path, ends_with=1)
-    assert list(tmp_path.iterdir()) == []
-    imported = run("import", "other.ckpt", tmp_path, "--any-module").stdout.strip()
-    expected = TrialState(batches_trained=3, last_ckpt=3, epochs_trained=1)
-    assert read_checkpoint(tmp_path / imported).trial_state == expected
-
-
-def test_import_reads_unsafe_files_only_if_trusted(tmp_path: Path) -> None:
+    assert "is not a TrialModule" in error_of("import", "other.ckpt", tmp_path, ends_with=1)
     torch.save({"state_dict": {"w": torch.ones(1)}, "x": RunsCode()}, "unsafe.ckpt")
-    message = error_of("import", "unsafe.ckpt", tmp_path, "--any-module", ends_with=1)
+    message = error_of("import", "unsafe.ckpt", tmp_path, ends_with=1)
     assert "posix.system" in message
     assert "--trusted" in message
     assert not Path("ran").exists()
-    run("import", "unsafe.ckpt", tmp_path, "--any-module", "--trusted")
+    error_of("import", "unsafe.ckpt", tmp_path, "--trusted", ends_with=1)
     assert Path("ran").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 # prune
@@ -509,22 +503,6 @@ def test_at_a_terminal_prune_asks(
             assert not app(["checkpoint", "prune", str(storage)], standalone_mode=False)
         assert f"Delete 2 checkpoints in {storage}? [y/N]" in capsys.readouterr().err
         assert len(left_in(indexed)) == left
-
-
-def test_prune_deletes_old_incomplete_checkpoints(tmp_path: Path) -> None:
-    old, young = (make_incomplete(write_checkpoint(tmp_path), age_s) for age_s in (7200, 60))
-    oldest_release = write_checkpoint(tmp_path, by_determined=True)
-    (oldest_release / "load_data.json").unlink()
-    make_incomplete(oldest_release)
-    being_written = CheckpointStorage(tmp_path).stage("being-written")
-    (being_written.directory / "load_data.json").write_text("{}")
-    make_old = time.time() - 7200
-    os.utime(being_written.directory / "load_data.json", (make_old, make_old))
-    reported = json_of("prune", tmp_path, "--incomplete", "--yes")
-    assert reported["deleted"] == [old.name]
-    assert sorted(reported["perhaps_being_written"]) == sorted([young.name, "being-written"])
-    assert oldest_release.exists()
-    being_written.abandon()
 
 
 def test_prune_forgets_missing_checkpoints(indexed: dict[str, Path]) -> None:

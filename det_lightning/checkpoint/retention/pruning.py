@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from det_lightning import errors
 from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
-from det_lightning.checkpoint.retention.trial_checkpoints import make_record
-from det_lightning.checkpoint.retention.trial_lock import TrialLock, is_trial_live, remove_dead_locks
+from det_lightning.checkpoint.retention.trial_checkpoints import (
+    TrialLock,
+    is_trial_live,
+    make_record,
+    remove_dead_locks,
+)
 from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo, CheckpointNotes
 from det_lightning.checkpoint.storage.checkpoint_storage import CheckpointStorage
 from det_lightning.checkpoint.storage.location import explain_errors
-from det_lightning.checkpoint.storage.staging import is_over, list_marks, remove_old_bookkeeping
+from det_lightning.checkpoint.storage.staging import remove_old_bookkeeping
 from det_lightning.escaping import escape, get_logger
 
 logger = get_logger(__name__)
-
-# A program that leaves no mark may still be writing a younger one.
-_INCOMPLETE_AFTER_S = 3600.0
 
 
 class Trial(NamedTuple):
@@ -37,30 +37,25 @@ class PrunePlan:
     Attributes:
         by_rule: checkpoints of each trial to delete by the rule.
         kept: checkpoints that the rule keeps.
-        incomplete: incomplete checkpoints to delete.
-        perhaps_being_written: incomplete checkpoints too young to delete.
         unknown: checkpoints whose metadata name no trial.
         in_use: checkpoints of the trials of live runs.
     """
 
     by_rule: dict[Trial, list[CheckpointRecord]]
     kept: list[str]
-    incomplete: list[str]
-    perhaps_being_written: list[str]
     unknown: list[str]
     in_use: list[str]
 
     @property
     def to_delete(self) -> list[str]:
         """The ids of all checkpoints to delete."""
-        return [record.id for records in self.by_rule.values() for record in records] + self.incomplete
+        return [record.id for records in self.by_rule.values() for record in records]
 
 
-def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: bool = False) -> PrunePlan:
+def plan_pruning(storage: CheckpointStorage, retention: Retention) -> PrunePlan:
     """Choose the checkpoints to delete by the rule, for each experiment; delete nothing.
 
-    With ``incomplete``, include incomplete checkpoints whose writer is known to be gone, or is unknown and has written
-    nothing for an hour. Raise a ``ValueError`` if the trials of an experiment disagree on whether smaller metrics are
+    Raise a ``ValueError`` if the trials of an experiment disagree on whether smaller metrics are
     better.
     """
     infos = {info.id: info for info in storage.list_checkpoints()}
@@ -78,12 +73,9 @@ def plan_pruning(storage: CheckpointStorage, retention: Retention, incomplete: b
             elif unwanted:
                 by_rule[trial] = sorted(unwanted, key=lambda record: record.order)
     known = kept.union(in_use, (record.id for records in by_rule.values() for record in records))
-    abandoned, perhaps_being_written = _find_incomplete(storage, {*infos}) if incomplete else ([], [])
     return PrunePlan(
         by_rule=by_rule,
         kept=sorted(kept),
-        incomplete=[checkpoint_id for checkpoint_id in abandoned if checkpoint_id not in known],
-        perhaps_being_written=perhaps_being_written,
         unknown=[checkpoint_id for checkpoint_id in infos if checkpoint_id not in known],
         in_use=in_use,
     )
@@ -103,7 +95,6 @@ def carry_out(plan: PrunePlan, storage: CheckpointStorage) -> list[str]:
             deleted += [checkpoint_id for checkpoint_id in ids if _delete(storage, checkpoint_id)]
         finally:
             lock.release()
-    deleted += [checkpoint_id for checkpoint_id in plan.incomplete if _delete(storage, checkpoint_id)]
     with explain_errors("cleaning", storage.root):
         remove_old_bookkeeping(storage.root)
         remove_dead_locks(storage.root)
@@ -140,22 +131,6 @@ def _choose(experiment: str, of_trial: dict[Trial, list[CheckpointInfo]], retent
     name = names.pop() if names else None
     records = [make_record(info, trial.trial, name) for trial, found in of_trial.items() for info in found]
     return retention.choose_to_delete(records, directions.pop() if directions else True)
-
-
-def _find_incomplete(storage: CheckpointStorage, complete: set[str]) -> tuple[list[str], list[str]]:
-    """Return the ids of incomplete checkpoints: those that nobody writes any more, and the others."""
-    with explain_errors("looking for incomplete checkpoints in", storage.root):
-        being_written = {name: not is_over(mark) for name, mark in list_marks(storage.root).items()}
-        latest = time.time() - _INCOMPLETE_AFTER_S
-        over: list[str] = []
-        perhaps: list[str] = []
-        for info in storage.list_checkpoints(complete=False):
-            # Releases before 0.18 wrote no file that marks a checkpoint as complete.
-            if info.id in complete or info.complete or info.foreign:
-                continue
-            is_old = info.written is not None and info.written < latest
-            (perhaps if being_written.get(info.id, not is_old) else over).append(info.id)
-    return over, perhaps
 
 
 def _delete(storage: CheckpointStorage, checkpoint_id: str) -> bool:

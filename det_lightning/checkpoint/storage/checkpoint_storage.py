@@ -125,7 +125,10 @@ class CheckpointStorage:
 
     def require_writable(self) -> None:
         """Raise a ``StorageError`` with the reason unless the storage can be written to, before hours of training."""
-        _require_writable(self.root)
+        with explain_errors("trying to write to", self.root):
+            probe = self.root.bookkeeping(f"probe-{new_id()}")
+            probe.write(b"to see whether it can be written")
+            probe.remove()
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint. An interruption leaves an incomplete checkpoint, never a damaged one.
@@ -267,27 +270,6 @@ def resolve_storage(root: Any, options: dict[str, Any]) -> tuple[str | os.PathLi
     return root, options
 
 
-def _require_writable(root: Location) -> None:
-    """Write a file to a storage and remove the file; raise a ``StorageError`` with the reason if that fails."""
-    content = b"to see whether it can be written"
-    if not root.is_local:
-        with explain_errors("trying to write to", root):
-            probe = root.bookkeeping(f"probe-{new_id()}")
-            probe.write(content)
-            probe.remove()
-        return
-    directory = root.local_path
-    if directory.exists() and not directory.is_dir():
-        raise errors.StorageError(
-            f"{root} is a file, and no checkpoints can be written to it: a storage is a directory, or a "
-            "URL such as s3://bucket/prefix."
-        )
-    with explain_errors("trying to write to", root):
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(content)
-
-
 @contextlib.contextmanager
 def open_checkpoint(
     url: str | os.PathLike[str],
@@ -307,7 +289,7 @@ def open_checkpoint(
     Raises:
         CheckpointNotFound: there is no such directory.
         StorageError: the directory cannot be read.
-        UnsafeCheckpointError: file names lead out of the directory, or a name is both a file's and a directory's.
+        UnsafeCheckpointError: file names lead out of the directory.
 
     Example:
         >>> from det_lightning.checkpoint import CheckpointContent, CheckpointStorage

@@ -38,8 +38,6 @@ logger = get_logger(__name__)
 _Result = TypeVar("_Result")
 _State = TypeVar("_State")
 
-# A disk with less room than this counts as full.
-_LITTLE_ROOM_BYTES = 16 * 1024 * 1024
 # Including what torch and pickle raise if a state cannot be written.
 _WRITE_ERRORS = (OSError, RuntimeError, pickle.PicklingError, AttributeError, TypeError)
 
@@ -108,14 +106,10 @@ def _writing(staging: StagingDirectory) -> Iterator[None]:
 
 
 def _explain(error: Exception, directory: pathlib.Path) -> errors.CheckpointError:
-    room = ""
-    with contextlib.suppress(OSError):  # the directory itself may be missing
-        free = shutil.disk_usage(directory.parent).free
-        room = f" The disk is full: {free:,} bytes are free." if free < _LITTLE_ROOM_BYTES else ""
     reason = str(error)
     if isinstance(error, RuntimeError) and "inline_container" in reason:  # torch hides the system's error
         reason = f"torch.save() could not write all of a file, as on a full disk or beyond a quota ({error})"
-    return errors.CheckpointError(f"Checkpoint {directory} cannot be written: {reason}.{room}")
+    return errors.CheckpointError(f"Checkpoint {directory} cannot be written: {reason}.")
 
 
 def _write_files(content: CheckpointContent, directory: pathlib.Path) -> None:

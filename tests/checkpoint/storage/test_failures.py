@@ -236,7 +236,6 @@ def test_full_disk_loses_nothing(what: str, tmp_path: Path) -> None:
         assert "No space left on device" in message
     else:
         assert kind == "CheckpointError"
-        assert re.search(r"cannot be written: .*\. The disk is full: [\d,]+ bytes are free\.$", message)
         assert re.search(r"No space left on device|torch\.save\(\) could not write all of a file", message)
         assert len(message) < 600
 

@@ -52,7 +52,7 @@ def test_link_is_no_checkpoint(tmp_path: Path, to_outside: bool) -> None:
         storage.delete("latest")
     assert content(tmp_path) == before
     elsewhere = content(tmp_path / "elsewhere")
-    plan = plan_pruning(storage, Retention(0, 1, 1), incomplete=True)
+    plan = plan_pruning(storage, Retention(0, 1, 1))
     assert plan.to_delete == [ids[1]]
     assert plan.kept == sorted([ids[0], ids[2]])
     carry_out(plan, storage)
