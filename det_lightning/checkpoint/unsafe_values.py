@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class UnsafeValues:
         self.are_possible = bool(others)
         if not others:
             return
-        found = [text for place, value in others for text in self._name_unsafe(place, value)]
+        found = [f"{place} is a {name_type(value)}" for place, value in others if not self._is_readable(place, value)]
         new = [text for text in dict.fromkeys(found) if text not in self._named]
         self._named.update(new)
         if new:
@@ -59,16 +59,11 @@ class UnsafeValues:
                 "; ".join(new),
             )
 
-    def _name_unsafe(self, place: str, value: Any) -> Iterator[str]:
-        """Yield place and type of ``value`` if unsafe, or of the unsafe values inside."""
+    def _is_readable(self, place: str, value: Any) -> bool:
         key = (place, type(value))
         if key not in self._verdicts:
             self._verdicts[key] = _can_be_read(value)
-        if self._verdicts[key]:
-            return
-        inner = _find_others(place, value)
-        named = [text for inside, part in inner for text in self._name_unsafe(inside, part)]
-        yield from named or [f"{place} is a {name_type(value)}"]
+        return self._verdicts[key]
 
 
 def list_parts(content: CheckpointContent) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pydantic
 from pydantic.alias_generators import to_camel
 
 from det_lightning.checkpoint.format.layout import MASTER_KEY
-from det_lightning.files.strict_json import is_shallow
+from det_lightning.files.strict_json import as_number, is_shallow
 from det_lightning.masking import mask_config, short_text
 
 
@@ -90,8 +90,6 @@ _KINDS: dict[str, type[_Printed]] = {
     "uuid": _Checkpoint,
 }
 
-_NUMBERS = {"nan": float("nan"), "infinity": float("inf"), "-infinity": float("-inf")}
-
 
 @dataclasses.dataclass(frozen=True)
 class ExportedCheckpoint:
@@ -131,7 +129,7 @@ class MasterExport:
         searcher = (self._experiments.get(checkpoint.experiment_id, {}).get("config") or {}).get("searcher")
         if not isinstance(searcher, dict) or not isinstance(name := searcher.get("metric"), str):
             return None
-        value = _parse_metric((checkpoint.metrics or {}).get(name))
+        value = as_number((checkpoint.metrics or {}).get(name))
         value = checkpoint.searcher_metric if value is None else value
         smaller_is_better = searcher.get("smaller_is_better") is not False
         return None if value is None else {"name": name, "value": value, "smaller_is_better": smaller_is_better}
@@ -185,7 +183,7 @@ class MasterExport:
                     is_deleted=_is_deleted(printed.state),
                     time_s=_parse_time(printed.report_time),
                     metrics=printed.metrics,
-                    searcher_metric=_parse_metric(printed.searcher_metric),
+                    searcher_metric=as_number(printed.searcher_metric),
                 )
             )
 
@@ -230,13 +228,6 @@ def _list_checkpoints(file: str, printed: _Trial) -> Iterator[ExportedCheckpoint
 
 def _is_deleted(state: str | None) -> bool:
     return state is not None and state.removeprefix("STATE_") == "DELETED"
-
-
-def _parse_metric(value: Any) -> float | None:
-    """Return a metric; the command line prints numbers that are not finite as text."""
-    if isinstance(value, str):
-        return _NUMBERS.get(value.lower())
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _parse_time(text: str | None) -> float | None:

@@ -81,15 +81,12 @@ def _attempt(problems: list[str], read: Callable[[], Any]) -> Any:
 
 
 def _compare_checksums(directory: pathlib.Path, verdict: Verdict) -> None:
-    metadata = directory / layout.METADATA_FILE
-    if metadata.is_file():
-        verdict.problems += map(escape, layout.find_damage(directory))
-        verdict.problems += [
-            f"{escape(directory / name)} is not listed in {layout.METADATA_FILE}: it was added after the checkpoint was"
-            " written"
-            for name in layout.find_unlisted(directory)
-        ]
-        verdict.checksums = len(layout.read_json(metadata).get(layout.MANIFEST_KEY, {}))
+    verdict.problems += map(escape, layout.find_damage(directory))
+    verdict.problems += [
+        f"{escape(directory / name)} is not listed in {layout.METADATA_FILE}: it was added later"
+        for name in layout.find_unlisted(directory)
+    ]
+    verdict.checksums = len(layout.read_metadata(directory).get(layout.MANIFEST_KEY, {}))
 
 
 _RNG_NAMES = {
@@ -132,10 +129,9 @@ def _is_complete(directory: pathlib.Path) -> bool:
 
 
 def _inspect_metadata(directory: pathlib.Path) -> Any:
-    path = directory / layout.METADATA_FILE
-    metadata = layout.read_json(path) if path.is_file() else {}
+    metadata = layout.read_metadata(directory)
     if (damage := layout.find_metadata_damage(metadata)) is not None:
-        raise errors.IncompleteCheckpointError(f"{path} is damaged: {damage}.")
+        raise errors.IncompleteCheckpointError(f"{directory} is damaged: {damage}.")
     hidden = (layout.MANIFEST_KEY, layout.CHECKSUM_KEY)
     return mask_settings({name: value for name, value in metadata.items() if name not in hidden})
 
