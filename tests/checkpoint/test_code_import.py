@@ -162,12 +162,6 @@ def test_trial_class_imports_nothing(checkpoint: Path) -> None:
     assert not Path("the code ran").exists()
 
 
-def test_docs_warn_of_code() -> None:
-    first_lines = (load_trial_from_checkpoint_path.__doc__ or "").split("Args:")[0]
-    assert "runs the code of the checkpoint" in first_lines
-    assert "trial_class=" in first_lines
-
-
 # metadata.json
 
 

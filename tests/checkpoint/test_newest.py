@@ -39,13 +39,6 @@ def test_last_is_newest_after_a_clock_was_set_back(tmp_path: Path, monkeypatch: 
     assert train(tmp_path, 10, "last") == 8
 
 
-@pytest.mark.slow
-def test_last_is_of_the_latest_of_independent_runs(tmp_path: Path) -> None:
-    train(tmp_path, 8)
-    train(tmp_path, 4)
-    assert train(tmp_path, 6, "last") == 4
-
-
 def test_run_from_an_earlier_checkpoint_becomes_the_newest(tmp_path: Path) -> None:
     train(tmp_path, 8)
     assert train(tmp_path, 6, str(by_steps(tmp_path)[4])) == 4
@@ -57,14 +50,6 @@ def test_impossible_time_is_ignored(tmp_path: Path, when: Any) -> None:
     storage = CheckpointStorage(tmp_path)
     ids = [write(storage, 9, {"time": when}), write(storage, 1)]
     assert [*storage.newest_first()] == [str(tmp_path / name) for name in reversed(ids)]
-
-
-def test_equal_file_times_are_ordered_by_metadata(tmp_path: Path) -> None:
-    storage = CheckpointStorage(tmp_path)
-    ids = {after: write(storage, 10 - after, {"time": 1000.0 + after}) for after in (2, 0, 1)}
-    for name in ids.values():
-        os.utime(tmp_path / name / "metadata.json", (5000, 5000))
-    assert [*storage.newest_first()] == [str(tmp_path / ids[after]) for after in (2, 1, 0)]
 
 
 NOW = time.time()
@@ -174,15 +159,13 @@ def test_damaged_newest_falls_back(
 
 
 def test_several_damaged_are_skipped(trained: Path) -> None:
+    known = by_steps(trained)
     for steps in (6, 4):
-        truncate(by_steps(trained)[steps] / "state_dict.pth")
+        truncate(known[steps] / "state_dict.pth")
     assert train(trained, 3, "last") == 2
-
-
-def test_all_damaged_names_the_newest(trained: Path) -> None:
     for checkpoint in by_steps(trained).values():
         truncate(checkpoint / "state_dict.pth")
-    with pytest.raises(errors.IncompleteCheckpointError, match=by_steps(trained)[6].name):
+    with pytest.raises(errors.IncompleteCheckpointError, match=by_steps(trained)[3].name):
         train(trained, 6, "last")
 
 

@@ -73,17 +73,6 @@ def test_rule_is_that_of_determined(
     assert chosen == delete_by_sql(records, Retention(*numbers), smaller_is_better)
 
 
-def test_default_keeps_best_and_latest() -> None:
-    metrics: dict[str, list[float | None]] = {"a": [3.0, 1.0, 1.0, 2.0], "b": [5.0, None, 6.0, math.nan]}
-    records = [
-        CheckpointRecord(f"{trial}{i}", trial, i, 10 * i + (trial == "b"), metric)
-        for trial, values in metrics.items()
-        for i, metric in enumerate(values)
-    ]
-    kept = {record.id for record in records} - set(Retention().choose_to_delete(records))
-    assert kept == {"a1", "a3", "b0", "b3"}
-
-
 def test_section_gives_the_numbers() -> None:
     assert Retention.from_config({}) is None
     assert Retention.from_config({"type": "s3", "save_trial_best": None}) is None

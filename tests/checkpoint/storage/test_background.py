@@ -246,16 +246,3 @@ def test_callbacks_may_add_files(in_background: bool, remote: Backend) -> None:
     location = remote.storage().root / checkpoint_id
     assert (location / "added").read() == b"mine"
     assert b'"added"' in (location / "metadata.json").read()
-
-
-def test_both_ways_of_writing_write_the_same(tmp_path: Path) -> None:
-    contents = []
-    for in_background in (False, True):
-        storage = CheckpointStorage(tmp_path / str(in_background))
-        queue = CheckpointQueue(storage.root, in_background=in_background)
-        for steps in (1, 2):
-            queue.write(files_of(steps))
-        contents.append([load_checkpoint(storage.find(name)) for name in queue.take_complete(wait=True)])
-    for one, other in zip(*contents, strict=True):
-        assert equal([one.state, one.resume], [other.state, other.resume])
-        assert one.trial_state == other.trial_state

@@ -16,6 +16,7 @@ import pytest
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.checkpoint.storage.location import new_id
 from tests.checkpoint.storage.backends import STATE, Backend, FlakyFileSystem, all_paths, equal, files_of, write
 from tests.warm_python import start_warm_python
 
@@ -269,12 +270,13 @@ if os.getuid() == 0:  # who may do anything
     os.setuid(65534)
 print(storage.remove_leftovers())
 """
+    theirs = new_id()
     with tempfile.TemporaryDirectory() as folder:
-        marks = Path(folder, ".det_lightning/partial")
+        marks = Path(folder, ".det_lightning/staging")
         marks.mkdir(parents=True)
-        (marks / "theirs.json").write_text("{}")
-        Path(folder, "theirs").mkdir()
-        (marks / "theirs.json").chmod(0o444)
+        (marks / f"{theirs}.lock").touch()
+        Path(folder, theirs).mkdir()
+        (marks / f"{theirs}.lock").chmod(0o444)
         Path(folder).chmod(0o755)
         assert run(code, folder) == "[]\n"
-        assert Path(folder, "theirs").is_dir()
+        assert Path(folder, theirs).is_dir()
