@@ -122,7 +122,7 @@ def test_checkpoint_without_tensors_is_not_exported(tmp_path: Path) -> None:
         assert not (tmp_path / "file").exists()
     with pytest.raises(errors.InvalidCheckpointException, match="is a checkpoint of an EstimatorTrial"):
         load_trial_from_checkpoint_path(estimator)
-    entry = {"state": {"lr_schedulers_state_dict": []}, "trial_state": {}}
+    entry: dict[str, Any] = {"state": {"lr_schedulers_state_dict": []}, "trial_state": {}}
     torch.save({"state_dict": {}, "optimizer_states": [], "det_lightning": entry}, tmp_path / "empty.ckpt")
     result = run("import", tmp_path / "empty.ckpt", tmp_path / "storage", ends_with=1)
     assert "no tensor in its models, so nothing is written" in result.stderr
