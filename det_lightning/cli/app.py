@@ -49,7 +49,7 @@ _COMMANDS: list[tuple[str, Callable[..., None], str, tuple[str, str]]] = [
     ("experiment run", experiment.run, "const.yaml", _EXPERIMENTS),
     ("experiment check", experiment.check, "*.yaml", _EXPERIMENTS),
     ("experiment ls", experiment_reading.ls, "", _EXPERIMENTS),
-    ("experiment show", experiment_reading.show, "experiments/mnist-1 --sort validation_loss", _EXPERIMENTS),
+    ("experiment show", experiment_reading.show, "experiments/mnist-1", _EXPERIMENTS),
     ("experiment compare", experiment_reading.compare, "experiments/mnist-1 experiments/mnist-2", _EXPERIMENTS),
     ("experiment logs", experiment_reading.logs, "experiments/mnist-1 1", _EXPERIMENTS),
     ("experiment resume", experiment.resume, "experiments/mnist-1", _EXPERIMENTS),

@@ -132,8 +132,8 @@ def annotate(
 ) -> None:
     """Add to checkpoints what Determined's master knew: experiment, trial, metric, hyperparameters.
 
-    Then `checkpoint ls --best`, `checkpoint prune` and `experiment show` use these facts. If a file contradicts a
-    checkpoint, the command refuses and writes nothing.
+    Then `checkpoint ls --best` and `checkpoint prune` use these facts. If a file contradicts a checkpoint, the command
+    refuses and writes nothing.
     """
     from det_lightning.checkpoint.format.master_export import MasterExport
     from det_lightning.checkpoint.storage.annotating import carry_out_annotation, plan_annotation

@@ -7,21 +7,18 @@ Change here: options and printing; the contents of the table are made in ``det_l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from det_lightning import errors
-from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag, Options, parse_options
+from det_lightning.cli.arguments import Experiment, Experiments, JsonFlag
 from det_lightning.cli.output import print_json, print_lines, print_table, report_errors, warn
 from det_lightning.files.file_kinds import require_output
 
 # How many failed trials are explained.
 _MOST_REASONS = 3
-# Of a comparison that is piped, which programs read as JSON.
-_COMPARED_WIDTH = 120
 
 Page = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page (.html) with charts instead.")]
 
@@ -46,111 +43,54 @@ def ls(experiments: Experiments = Path("experiments"), json: JsonFlag = False) -
 
 @report_errors()
 def show(
-    experiment: Annotated[
-        str,
-        typer.Argument(
-            metavar="EXPERIMENT",
-            help="The directory of an experiment, or path or URL of a storage of annotated checkpoints.",
-            show_default=False,
-        ),
-    ],
+    experiment: Experiment,
     json: JsonFlag = False,
     html: Page = None,
-    sort: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METRIC",
-            help="Sort trials by a metric of the best validation: best first for the metric of the search, smallest "
-            "first for other metrics; -METRIC reverses the order.",
-        ),
-    ] = None,
     best: Annotated[
         bool, typer.Option("--best", help="Only print the path or URL of the best trial's checkpoint, for scripts.")
     ] = False,
-    option: Options = None,
 ) -> None:
-    """Show the trials of an experiment with hyperparameters, metrics and best checkpoints.
-
-    For a storage, all experiments named by the checkpoints are shown (see `checkpoint annotate`).
-    """
-    from det_lightning.experiments.trial_table import sort_trials
-
-    _require_alone("--html", html is not None, {"--json": json, "--sort": sort is not None, "--best": best})
-    _require_alone("--best", best, {"--json": json, "--sort": sort is not None})
-    found, is_run_here = _find_experiments(experiment, option, with_curves=html is not None)
+    """Show the trials of an experiment, best first, with hyperparameters, metrics and best checkpoints."""
+    _require_alone("--html", html is not None, {"--json": json, "--best": best})
+    _require_alone("--best", best, {"--json": json})
+    details = _describe(experiment, with_curves=html is not None)
     if html is not None:
-        if len(found) > 1:
-            raise ValueError(
-                f"{experiment} holds {len(found)} experiments; `experiment compare` writes a page of several."
-            )
-        _write_page(found[0], html)
-        return
-    if best:
-        _print_best(found)
-        return
-    if sort is not None:
-        for details in found:
-            details["trials"] = sort_trials(details, sort)
-    if json:
-        print_json(found[0] if is_run_here else {"experiments": found})
-        return
-    for index, details in enumerate(found):
-        print_lines([""] if index > 0 else [])
-        _print_details(details, sort)
+        _write_page(details, html)
+    elif best:
+        _print_best(details)
+    elif json:
+        print_json(details)
+    else:
+        _print_details(details)
 
 
 @report_errors()
 def compare(
     experiments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="EXPERIMENT...",
-            help="Directories of experiments, and paths or URLs of storages of checkpoints.",
-            show_default=False,
-        ),
+        list[Path],
+        typer.Argument(metavar="EXPERIMENT...", help="Directories of experiments.", show_default=False),
     ],
     json: JsonFlag = False,
     html: Page = None,
-    option: Options = None,
 ) -> None:
-    """Compare the best trials of several experiments or storages: metrics, seeds, different hyperparameters."""
-    from det_lightning.experiments.trial_table import COLUMNS, compare_experiments
+    """Compare the best trials of several experiments: metrics, seeds, different hyperparameters."""
+    from det_lightning.experiments.trial_table import compare_experiments
 
     _require_alone("--html", html is not None, {"--json": json})
-    found: list[dict[str, Any]] = []
-    mistakes: list[str] = []
-    for given in experiments:
-        try:
-            found += _find_experiments(given, option, with_curves=html is not None)[0]
-        except errors.ExperimentError as e:
-            mistakes.append(str(e))
-    if mistakes:
-        raise errors.ExperimentError("\n".join(mistakes))
-    compared = compare_experiments(found)
+    compared = compare_experiments([_describe(given, with_curves=html is not None) for given in experiments])
     if html is not None:
-        _write_page(compared, html, COLUMNS)
+        _write_page(compared, html, compared=True)
     elif json:
         print_json(compared)
     else:
-        _print_details(compared, more_columns=COLUMNS)
+        _print_details(compared, compared=True)
 
 
-def _find_experiments(given: str, option: list[str] | None, *, with_curves: bool) -> tuple[list[dict[str, Any]], bool]:
-    """Return the experiments in a directory or storage, and whether ``det-lightning run`` made the directory."""
+def _describe(experiment: Path, *, with_curves: bool) -> dict[str, Any]:
     from det_lightning.experiments.directory import ExperimentDirectory
     from det_lightning.experiments.overview import describe_experiment
-    from det_lightning.experiments.stored import read_stored_experiments
 
-    is_run_here = (Path(given) / "events.jsonl").exists()
-    stored = [] if is_run_here else read_stored_experiments(given, parse_options(option), with_curves=with_curves)
-    if "://" in given and not stored:
-        raise ValueError(
-            f"No checkpoint in {given} names its experiment. `det-lightning checkpoint annotate` adds the records of "
-            "Determined's master."
-        )
-    if stored:
-        return stored, False
-    return [describe_experiment(ExperimentDirectory.existing(Path(given)), with_curves=with_curves)], True
+    return describe_experiment(ExperimentDirectory.existing(experiment), with_curves=with_curves)
 
 
 def _require_alone(option: str, is_given: bool, others: dict[str, bool]) -> None:
@@ -160,50 +100,45 @@ def _require_alone(option: str, is_given: bool, others: dict[str, bool]) -> None
         raise ValueError(f"{option} replaces all other output; leave out {' and '.join(beside)}.")
 
 
-def _write_page(details: dict[str, Any], file: Path, more_columns: Sequence[str] = ()) -> None:
+def _write_page(details: dict[str, Any], file: Path, *, compared: bool = False) -> None:
     from det_lightning.experiments.report import write_report
 
     require_output(file, (".html",))
     try:
-        write_report(details, file, more_columns)
+        write_report(details, file, compared=compared)
     except ImportError as error:
         raise ValueError(str(error)) from error
     warn(f"Wrote {file}.")
 
 
-def _print_details(details: dict[str, Any], sorted_by: str | None = None, more_columns: Sequence[str] = ()) -> None:
+def _print_details(details: dict[str, Any], *, compared: bool = False) -> None:
     """Print everything known about an experiment, with a table of trials without empty columns."""
     from det_lightning.experiments.trial_table import divide_hparams, format_cell, format_number, make_columns
 
     trials = details["trials"]
     known = {**details, "best": format_number(details["best"])}
     if details["best_trial"] is not None:
-        known["best"] += f", of {'' if more_columns else 'trial '}{details['best_trial']} (*)"
+        known["best"] += f", of {'' if compared else 'trial '}{details['best_trial']} (*)"
     name = "hyperparameters of all trials" if len(trials) > 1 else "hyperparameters"
     known[name] = divide_hparams(trials)[1]
     left_out = ("trials", "best_trial", "logarithmic", "messages", "missing_metric")
     print_lines(f"{name}: {value}" for name, value in known.items() if name not in left_out and value not in (None, ""))
     messages = [*details["messages"], details.get("missing_metric")]
     print_lines(f"message: {message}" for message in messages if message is not None)
-    if columns := make_columns(details, sorted_by, more_columns):
+    if columns := make_columns(details, compared=compared):
         headings = [f"{'>' if column.is_number else ''}{column.heading}" for column in columns]
-        cells = [[format_cell(cell) for cell in column.cells] for column in columns]
-        print_table(headings, map(list, zip(*cells, strict=True)), *([_COMPARED_WIDTH] if more_columns else []))
-    failed = [trial for trial in trials if trial["state"] == "ERROR" and trial.get("reason")]
+        print_table(headings, zip(*([format_cell(cell) for cell in column.cells] for column in columns), strict=True))
+    failed = [trial for trial in trials if trial["state"] == "ERROR" and trial["reason"]]
     print_lines(f"trial {trial['id']}: {trial['reason']}" for trial in failed[:_MOST_REASONS])
 
 
-def _print_best(found: list[dict[str, Any]]) -> None:
-    """Print the path or URL of the best trial's checkpoint; raise an ExperimentError if it is not known to exist."""
+def _print_best(details: dict[str, Any]) -> None:
+    """Print the path or URL of the best trial's checkpoint; raise an error if it is not known to exist."""
     from det_lightning.experiments.trial_table import has_other_checkpoint
 
-    if len(found) > 1:
-        names = ", ".join(str(details["id"]) for details in found)
-        raise ValueError(f"--best prints one path; got the experiments {names}. `checkpoint ls --best` lists all.")
-    (details,) = found
     trial = next((trial for trial in details["trials"] if trial["id"] == details["best_trial"]), None)
     if trial is None:
-        missing = details.get("missing_metric") or f"No trial has reported {details['metric']} yet."
+        missing = details["missing_metric"] or f"No trial has reported {details['metric']} yet."
         raise ValueError(f"The experiment in {details['directory']} has no best trial. {missing}")
     if trial["checkpoint"] is None:
         raise ValueError(f"The best trial, {trial['id']}, has no checkpoint.")

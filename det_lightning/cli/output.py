@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import typer
 
@@ -15,15 +15,6 @@ from det_lightning.escaping import escape
 from det_lightning.files.plain_values import as_plain
 from det_lightning.files.strict_json import escape_surrogates, to_json
 from det_lightning.masking import mask_text
-
-if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
-# Lines are not wrapped if the output is not a terminal, unless a table is for people only.
-_ENDLESS = 10_000
-# Between two columns of a table.
-_GAP = 2
 
 _WRONG_CHECKPOINT = (errors.IncompleteCheckpointError, errors.InvalidCheckpointException, errors.UnsafeCheckpointError)
 
@@ -63,75 +54,46 @@ def print_lines(lines: Iterable[str]) -> None:
         typer.echo(escape(line))
 
 
-def print_table(columns: list[str], rows: Iterable[list[Any]], piped_width: int = _ENDLESS) -> None:
-    """Write a table; ``>`` in a heading marks a column of numbers. Such a column and the first are never wrapped.
-
-    Where a terminal is too narrow for the longest words of all columns, the last columns follow as further tables, each
-    with the first column.
-    """
-    from rich.console import Console
-    from rich.text import Text
-
+def print_table(columns: list[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table; ``>`` in a heading marks a column of numbers. A terminal wraps neither these nor the first."""
     headings = [column.removeprefix(">") for column in columns]
-    if not sys.stdout.isatty() and piped_width == _ENDLESS:
-        _print_plain([["" if cell is None else escape(cell) for cell in row] for row in [headings, *rows]], columns)
-        return
-    console = Console(width=None if sys.stdout.isatty() else piped_width)
-    cells = [[Text("" if cell is None else escape(cell)) for cell in row] for row in [headings, *rows]]
-    fixed = [index == 0 or column.startswith(">") for index, column in enumerate(columns)]
-    least = [_least_width([row[index] for row in cells], is_fixed) for index, is_fixed in enumerate(fixed)]
-    for number, block in enumerate(_divide_columns(least, console.width)):
-        if number > 0:
-            console.print()
-        console.print(_make_table([[row[index] for index in block] for row in cells], [columns[i] for i in block]))
+    cells = [["" if cell is None else escape(cell) for cell in row] for row in [headings, *rows]]
+    are_numbers = [column.startswith(">") for column in columns]
+    if sys.stdout.isatty():
+        _print_wrapped(cells, are_numbers)
+    else:
+        _print_plain(cells, are_numbers)
 
 
-def _print_plain(cells: list[list[str]], columns: list[str]) -> None:
+def _print_plain(cells: list[list[str]], are_numbers: list[bool]) -> None:
     """Write a table to a file or another program; no line is wrapped, and thousands of rows take no time."""
     from rich.cells import cell_len
 
-    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for row in cells:
-        padding = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
-        is_number = [column.startswith(">") for column in columns]
-        lines.append("  ".join(p + c if right else c + p for c, p, right in zip(row, padding, is_number, strict=True)))
-    lines.insert(1, "─" * (sum(widths) + _GAP * (len(widths) - 1)))
+    columns = [*zip(*cells, strict=True)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    padded = []
+    for column, width, is_number in zip(columns, widths, are_numbers, strict=True):
+        spaced = [(cell, " " * (width - cell_len(cell))) for cell in column]
+        padded.append([space + cell if is_number else cell + space for cell, space in spaced])
+    lines = ["  ".join(row) for row in zip(*padded, strict=True)]
+    lines.insert(1, "─" * (sum(widths) + 2 * (len(widths) - 1)))
     typer.echo("\n".join(lines))
 
 
-def _least_width(cells: list[Text], is_fixed: bool) -> int:
-    """Return the minimum width of a column: its longest cell, or the longest word if it is wrapped."""
-    words = (word for cell in cells for word in ([cell] if is_fixed else cell.split()))
-    return max((word.cell_len for word in words), default=0)
-
-
-def _divide_columns(widths: list[int], available: int) -> list[list[int]]:
-    """Divide the columns into tables that fit into a width, each with the first column; return their indices."""
-    blocks = [[0]]
-    for index in range(1, len(widths)):
-        together = [*blocks[-1], index]
-        fits = sum(widths[one] for one in together) + _GAP * (len(together) - 1) <= available
-        if fits or len(together) == 2:
-            blocks[-1] = together
-        else:
-            blocks.append([0, index])
-    return blocks
-
-
-def _make_table(cells: list[list[Text]], columns: list[str]) -> Table:
+def _print_wrapped(cells: list[list[str]], are_numbers: list[bool]) -> None:
     from rich import box
+    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     headings, *rows = cells
-    for index, heading in enumerate(headings):
-        is_number = columns[index].startswith(">")
+    for index, (heading, is_number) in enumerate(zip(headings, are_numbers, strict=True)):
         justify: Any = "right" if is_number else "left"
-        table.add_column(heading, justify=justify, no_wrap=is_number or index == 0, overflow="fold")
+        table.add_column(Text(heading), justify=justify, no_wrap=is_number or index == 0, overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    return table
+        table.add_row(*map(Text, row))
+    Console().print(table)
 
 
 def pairs(entries: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ def _summarize(directory: ExperimentDirectory, state: ExperimentState) -> dict[s
 
 
 def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = False) -> dict[str, Any]:
-    """Return everything known about an experiment; with ``with_curves``, each trial's metrics by batch, too."""
+    """Return everything known about an experiment, the best trial first; ``with_curves`` adds each metric by batch."""
     state = read_state(directory)
     summary = _summarize(directory, state)
     config = directory.config()
@@ -87,14 +87,16 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
     if with_curves:
         for shown, trial in zip(trials, state.trials.values(), strict=True):
             shown["curves"] = read_curves(trial, directory.trial(trial.trial_id) / "metrics.jsonl")
-        summary["logarithmic"] = [*_find_logarithmic(config["hyperparameters"] or {})]
+    ranked = [trial for trial in trials if trial["best"] is not None]
+    ranked.sort(key=lambda trial: trial["best"], reverse=not state.smaller_is_better)
     return {
         **summary,
-        "best_trial": find_best_trial(summary["best"], trials),
+        "best_trial": ranked[0]["id"] if ranked else None,
         "metric": f"{state.metric} ({'smaller' if state.smaller_is_better else 'larger'} is better)",
         "messages": [mask_text(message, secrets) for message in state.messages],
         "missing_metric": state.explain_missing_metric(),
-        "trials": trials,
+        "logarithmic": [*_find_logarithmic(config["hyperparameters"] or {})],
+        "trials": ranked + [trial for trial in trials if trial["best"] is None],
     }
 
 
@@ -105,11 +107,6 @@ def _find_logarithmic(entries: Mapping[str, Any], prefix: str = "") -> Iterator[
             yield f"{prefix}{name}"
         elif isinstance(entry, Mapping) and "type" not in entry:
             yield from _find_logarithmic(entry, f"{prefix}{name}.")
-
-
-def find_best_trial(best: float | None, trials: list[dict[str, Any]]) -> Any:
-    """Return the id of the first trial with the best metric of the experiment; None without a metric."""
-    return None if best is None else next((trial["id"] for trial in trials if trial["best"] == best), None)
 
 
 def _find_best_checkpoint(state: ExperimentState, trial: TrialRecord) -> Checkpoint | None:

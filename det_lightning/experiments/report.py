@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from det_lightning.hyperparameters import flatten
 from det_lightning.pages import make_curve, render_page
 
 
-def write_report(details: dict[str, Any], file: Path, more_columns: Sequence[str] = ()) -> None:
+def write_report(details: dict[str, Any], file: Path, *, compared: bool = False) -> None:
     """Write the page of an experiment; ``details`` include the curves of the trials.
 
     Raises:
@@ -37,7 +36,7 @@ def write_report(details: dict[str, Any], file: Path, more_columns: Sequence[str
         "varying": [column.heading for column in numbers_first],
         "searched": searched,
         "isLargerBetter": is_larger_better,
-        "logarithmic": details.get("logarithmic", []),
+        "logarithmic": details["logarithmic"],
     }
     known = ("state", "metric", "best", "best_trial", "started")
     page = render_page(
@@ -45,14 +44,14 @@ def write_report(details: dict[str, Any], file: Path, more_columns: Sequence[str
         "report",
         {"cell": format_cell},
         charts=charts if reported else None,
-        title=str(details["name"] or details["id"]),
+        title=details["name"],
         details=details,
         summary=[
             (name.replace("_", " "), format_cell(details[name]), False)
             for name in known
             if details.get(name) is not None
         ],
-        columns=make_columns(details, more=more_columns),
+        columns=make_columns(details, compared=compared),
         constants=constants,
     )
     write_output(file, page)

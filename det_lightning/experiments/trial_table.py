@@ -5,11 +5,11 @@ Change here: a new column; the commands in ``det_lightning/cli/experiment_readin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from det_lightning.files.strict_json import as_number, to_json
+from det_lightning.files.strict_json import to_json
 from det_lightning.hyperparameters import flatten
 
 
@@ -21,36 +21,10 @@ class Column(NamedTuple):
     is_number: bool = True
 
 
-def sort_trials(details: dict[str, Any], metric: str) -> list[dict[str, Any]]:
-    """Return the trials by a metric of their best validations, trials without the metric last.
-
-    The best is first for the metric of the search, otherwise the smallest, or the largest for ``-METRIC``. Raise a
-    ``ValueError`` if no trial has the metric.
-    """
-    trials: list[dict[str, Any]] = details["trials"]
-    name = metric.removeprefix("-")
-    known = {name: None for trial in trials for name, value in trial["metrics"].items() if as_number(value) is not None}
-    if name not in known:
-        raise ValueError(
-            f"No trial has reported a metric {name!r} that is a number; the metrics are: {', '.join(known) or 'none'}."
-        )
-    searched, is_larger_better = split_metric(details)
-    largest_first = (name == searched and is_larger_better) != metric.startswith("-")
-    values = [_find_metric(trial, name) for trial in trials]
-    with_metric = [(value, index) for index, value in enumerate(values) if value is not None]
-    ranked = sorted(with_metric, key=lambda pair: pair[0], reverse=largest_first)
-    return [trials[index] for _, index in ranked] + [trials[i] for i, value in enumerate(values) if value is None]
-
-
 def split_metric(details: dict[str, Any]) -> tuple[str, bool]:
     """Return the metric of the search, and whether larger values are better."""
     name, _, order = (details["metric"] or "").rpartition(" (")
     return name, order.startswith("larger")
-
-
-def _find_metric(trial: dict[str, Any], name: str) -> float | None:
-    value = as_number(trial["metrics"].get(name))
-    return None if value is None or math.isnan(value) else value
 
 
 def has_other_checkpoint(trial: dict[str, Any]) -> bool:
@@ -58,23 +32,21 @@ def has_other_checkpoint(trial: dict[str, Any]) -> bool:
     return trial["best_batches"] is not None and trial["checkpoint_batches"] not in (None, trial["best_batches"])
 
 
-def make_columns(details: dict[str, Any], sorted_by: str | None = None, more: Sequence[str] = ()) -> list[Column]:
-    """Return the columns of an experiment's trials, without empty columns.
-
-    ``sorted_by`` adds the column of a metric, and ``more`` adds columns for other entries of the trials.
-    """
+def make_columns(details: dict[str, Any], *, compared: bool = False) -> list[Column]:
+    """Return the columns of an experiment's trials, or of compared ones, without empty columns."""
     trials = details["trials"]
     ids = [f"* {trial['id']}" if trial["id"] == details["best_trial"] else str(trial["id"]) for trial in trials]
     columns = [Column("ID", ids), Column("STATE", [trial["state"] for trial in trials], is_number=False)]
     columns += [Column(name.upper(), [trial[name] for trial in trials]) for name in ("batches", "best", "latest")]
-    columns += [Column(name.upper(), [trial[name] for trial in trials], name != "metric") for name in more]
-    name = (sorted_by or "").removeprefix("-")
-    if name not in ("", split_metric(details)[0]):
-        columns.append(Column(name, [_find_metric(trial, name) for trial in trials]))
+    if compared:
+        columns += [Column(name.upper(), [trial[name] for trial in trials]) for name in ("trials", "seed")]
+    if compared and details["metric"] is None:  # otherwise all have the same
+        columns.append(Column("METRIC", [trial["metric"] for trial in trials], is_number=False))
     columns.append(Column("RESTARTS", [trial["restarts"] or None for trial in trials]))
-    columns.append(Column("NODES", [", ".join(trial.get("nodes", [])) for trial in trials], is_number=False))
+    columns.append(Column("NODES", [", ".join(trial["nodes"]) for trial in trials], is_number=False))
     columns += divide_hparams(trials)[0]
-    columns.append(Column("CHECKPOINT", [_describe_checkpoint(trial) for trial in trials], is_number=False))
+    if not compared:
+        columns.append(Column("CHECKPOINT", [_describe_checkpoint(trial) for trial in trials], is_number=False))
     return [column for column in columns if any(cell not in (None, "") for cell in column.cells)]
 
 
@@ -101,7 +73,7 @@ def _describe_checkpoint(trial: dict[str, Any]) -> str | None:
     checkpoint: str | None = trial["checkpoint"]
     if checkpoint is None:
         return None
-    notes = ["missing"] if trial.get("checkpoint_exists") is False else []
+    notes = ["missing"] if trial["checkpoint_exists"] is False else []
     if has_other_checkpoint(trial):
         notes += [f"batch {trial['checkpoint_batches']}", f"best: batch {trial['best_batches']}"]
     return f"{checkpoint} ({'; '.join(notes)})" if notes else checkpoint
@@ -121,21 +93,16 @@ def format_number(value: float | None) -> str:
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-#: Columns of a comparison that ``experiment show`` lacks.
-COLUMNS = ("trials", "metric", "seed")
-
-
 def compare_experiments(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Describe several experiments as one: the best trial of each, or its first if the experiment has no metric.
 
-    Duplicates are ignored.
-    ``best_trial`` is the best of all trials if the experiments have the same metric. Raise a ``ValueError`` if an
-    experiment has no trial.
+    Duplicates are ignored. ``best_trial`` is the best of all trials if the experiments have the same metric. Raise a
+    ``ValueError`` if an experiment has no trial.
     """
-    found = list({(details["directory"], details["id"]): details for details in found}.values())
-    names = [details["directory"].rstrip("/").rpartition("/")[2] for details in found]
+    found = list({details["directory"]: details for details in found}.values())
+    names = [Path(details["directory"]).name for details in found]
     if len(set(names)) < len(names):
-        names = [f"{details['directory']} ({details['id']})" for details in found]
+        names = [details["directory"] for details in found]
     trials = [_choose_trial(details, name) for details, name in zip(found, names, strict=True)]
     metrics = {details["metric"] for details in found}
     _, is_larger_better = split_metric(found[0])
@@ -148,7 +115,7 @@ def compare_experiments(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "best": None if best is None else best["best"],
         "best_trial": None if best is None else best["id"],
         "messages": [],
-        "logarithmic": sorted({name for details in found for name in details.get("logarithmic", [])}),
+        "logarithmic": sorted({name for details in found for name in details["logarithmic"]}),
         "trials": trials,
     }
 
@@ -157,7 +124,7 @@ def _choose_trial(details: dict[str, Any], name: str) -> dict[str, Any]:
     trials = details["trials"]
     if not trials:
         raise ValueError(f"The experiment in {details['directory']} has no trials yet.")
-    trial = next((trial for trial in trials if trial["id"] == details["best_trial"]), trials[0])
+    trial = trials[0]  # the best
     label = f"{name}, trial {trial['id']}" if len(trials) > 1 else name
     metric, _ = split_metric(details)
-    return {"seed": None, **trial, "id": label, "trials": len(trials), "metric": metric}
+    return {**trial, "id": label, "trials": len(trials), "metric": metric}

@@ -19,7 +19,6 @@ from typer.testing import CliRunner, Result
 from det_lightning.cli.app import app
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.trial_table import format_number
-from tests.checkpoint.made_checkpoints import write_checkpoint
 from tests.experiments.made_experiments import made_experiment
 
 
@@ -89,30 +88,14 @@ def test_number_has_four_digits(value: float | None, text: str) -> None:
     assert format_number(value) == text
 
 
-@pytest.mark.parametrize(
-    ("metric", "order"),
-    [
-        ("loss", ["* 1", "2", "3", "4"]),
-        ("-loss", ["3", "2", "* 1", "4"]),
-        ("accuracy", ["* 1", "3", "2", "4"]),
-        ("-accuracy", ["2", "3", "* 1", "4"]),
-    ],
-)
-def test_trials_are_sorted_by_any_metric(metric: str, order: list[str], tmp_path: Path) -> None:
-    directory = made_experiment(tmp_path)
-    accuracies = {1: 0.1, 2: 0.9, 3: 0.5}
-    add_events(directory, *(validation(trial, 30, loss=trial / 30, accuracy=a) for trial, a in accuracies.items()))
+@pytest.mark.parametrize(("smaller_is_better", "order"), [(True, [1, 2, 3, 4]), (False, [3, 2, 1, 4])])
+def test_best_trial_is_first(smaller_is_better: bool, order: list[int], tmp_path: Path) -> None:
+    searcher = {"metric": "loss", "smaller_is_better": smaller_is_better}
+    directory = with_section(made_experiment(tmp_path), "searcher", searcher)
     add_events(directory, {"type": "trial_created", "time": 4.0, "trial": 4, "seed": 4, "hparams": {}})
-    assert first_cells(show(directory, "--sort", metric)) == order
-    trials = json.loads(run("show", directory.path, "--sort", metric, "--json").stdout)["trials"]
-    assert [trial["id"] for trial in trials] == [int(cell.removeprefix("* ")) for cell in order]
-
-
-def test_best_is_first_if_larger_is_better(tmp_path: Path) -> None:
-    directory = with_section(made_experiment(tmp_path), "searcher", {"metric": "loss", "smaller_is_better": False})
-    assert first_cells(show(directory, "--sort", "loss")) == ["* 3", "2", "1"]
-    error = run("show", directory.path, "--sort", "acuracy", ends_with=2).stderr
-    assert "No trial has reported a metric 'acuracy' that is a number; the metrics are: loss." in error
+    assert first_cells(show(directory)) == [f"* {order[0]}", *map(str, order[1:])]
+    trials = json.loads(run("show", directory.path, "--json").stdout)["trials"]
+    assert [trial["id"] for trial in trials] == order
 
 
 @pytest.mark.parametrize(
@@ -174,15 +157,6 @@ def test_missing_best_checkpoint_is_explained(tmp_path: Path) -> None:
     assert "config.json is not the configuration" in run("show", directory.path, "--best", ends_with=2).stderr
 
 
-def test_best_checkpoint_of_a_storage_is_found(tmp_path: Path) -> None:
-    notes = {"experiment": "3", "trial": "7"}
-    metrics = [{"name": "loss", "smaller_is_better": True, "value": value} for value in (0.5, 0.25, 0.75)]
-    paths = [write_checkpoint(tmp_path, notes={**notes, "metric": metric}) for metric in metrics]
-    assert run("show", tmp_path, "--best").output == f"{paths[1]}\n"
-    write_checkpoint(tmp_path, notes={**notes, "experiment": "4"})
-    assert "got the experiments 3, 4" in run("show", tmp_path, "--best", ends_with=2).stderr
-
-
 def test_killed_experiment_is_paused_everywhere(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path, trials=1)
     lines = directory.events.read_text().splitlines()[:-2]  # the trial had not ended
@@ -194,23 +168,21 @@ def test_killed_experiment_is_paused_everywhere(tmp_path: Path) -> None:
     assert "the state is PAUSED" in run("stop", directory.path).stderr
 
 
-def test_experiments_and_storages_are_compared(tmp_path: Path) -> None:
-    """A storage of the Trainer API names its run as trial and experiment, and has hyperparameters in load_data.json."""
-    searched = made_experiment(tmp_path)
-    metric = {"name": "loss", "value": 0.02, "smaller_is_better": True}
-    notes = {"experiment": "a-run", "trial": "a-run", "metric": metric}
-    checkpoint = write_checkpoint(tmp_path / "storage", notes=notes)
-    (checkpoint / "load_data.json").write_text(json.dumps({"hparams": {"lr": 0.5, "constant": 5}}))
-    lines = run("compare", searched.path, checkpoint.parent).stdout.splitlines()
-    assert "best: 0.02, of storage (*)" in lines
-    assert "hyperparameters of all trials: constant=5" in lines
-    assert max(map(len, lines)) <= 120
-    cells = [line.split() for line in lines if line.strip().startswith(("a-search-1", "* storage"))]
-    assert [row[-1] for row in cells[-2:]] == ["1-20", checkpoint.name]
-    assert cells[0][:6] == ["a-search-1,", "trial", "1", "COMPLETED", "20", "0.05"]
-    compared = json.loads(run("compare", searched.path, checkpoint.parent, "--json").stdout)
+def test_best_trials_are_compared(tmp_path: Path) -> None:
+    first, second = made_experiment(tmp_path), made_experiment(tmp_path, trials=1)
+    second.events.write_text(second.events.read_text().replace('"loss":0.05', '"loss":0.02').replace("0.1,", "0.5,"))
+    lines = run("compare", first.path, second.path).stdout.splitlines()
+    assert "best: 0.02, of a-search-2 (*)" in lines
+    assert "hyperparameters of all trials: constant=5, kind=b, layers=1, password=hidden" in lines
+    head, _, *rows = (line.split() for line in lines[-4:])
+    assert head == ["ID", "STATE", "BATCHES", "BEST", "LATEST", "TRIALS", "SEED", "lr"]
+    assert rows == [
+        ["a-search-1,", "trial", "1", "COMPLETED", "20", "0.05", "0.05", "3", "1", "0.1"],
+        ["*", "a-search-2", "COMPLETED", "20", "0.02", "0.02", "1", "1", "0.5"],
+    ]
+    compared = json.loads(run("compare", first.path, second.path, "--json").stdout)
     assert [trial["hparams"]["lr"] for trial in compared["trials"]] == [0.1, 0.5]
-    run("compare", searched.path, checkpoint.parent, "--html", tmp_path / "page.html")
+    run("compare", first.path, second.path, "--html", tmp_path / "page.html")
     assert '"curves": {"loss": [[10.0, 20.0], [0.1, 0.05]]}' in (tmp_path / "page.html").read_text()
 
 
@@ -218,12 +190,10 @@ def test_compared_experiments_count_once(tmp_path: Path) -> None:
     path = made_experiment(tmp_path).path
     lines = run("compare", path, f"{path}/").stdout.splitlines()
     assert sum(line.startswith("* ") for line in lines) == 1
-    result = run("compare", path, tmp_path / "one", tmp_path / "two", ends_with=2)
-    assert all(f"{tmp_path / name} is not an experiment" in result.stderr for name in ("one", "two"))
+    assert f"{tmp_path / 'one'} is not an experiment" in run("compare", path, tmp_path / "one", ends_with=2).stderr
 
 
-WITH_HTML = ["show --html=p.html --json", "show --html=p.html --best", "show --html=p.html --sort=loss"]
-WITHOUT = ["show --best --json", "show --best --sort=loss"]
+ALONE = ["show --html=p.html --json", "show --html=p.html --best", "show --best --json", "compare --html=p.html --json"]
 
 
 def test_page_replaces_pages_only(tmp_path: Path) -> None:
@@ -233,21 +203,13 @@ def test_page_replaces_pages_only(tmp_path: Path) -> None:
     assert Path("train.py").read_text() == "the code"
 
 
-@pytest.mark.parametrize("arguments", [*WITH_HTML, "compare --html=p.html --json", *WITHOUT])
+@pytest.mark.parametrize("arguments", ALONE)
 def test_options_with_an_output_go_alone(arguments: str, tmp_path: Path) -> None:
     command, *options = arguments.split()
     error = run(command, made_experiment(tmp_path).path, *options, ends_with=2).stderr
     name, other = (option.partition("=")[0] for option in options)
     assert f"{name} replaces all other output; leave out {other}." in error
     assert not Path("p.html").exists()
-
-
-def test_unreadable_hyperparameters_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    checkpoint = write_checkpoint(tmp_path, notes={"experiment": "a-run", "trial": "a-run"})
-    (checkpoint / "load_data.json").unlink()
-    (checkpoint / "load_data.json").mkdir()
-    assert checkpoint.name in run("show", tmp_path).stdout
-    assert f"The hyperparameters of {checkpoint} cannot be read" in caplog.text
 
 
 def shown_at_terminal(width: int, *arguments: object) -> list[str]:
@@ -267,12 +229,8 @@ def shown_at_terminal(width: int, *arguments: object) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
 
 
-def test_narrow_terminal_splits_the_table(tmp_path: Path) -> None:
+def test_terminal_wraps_neither_numbers_nor_ids(tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
-    wide, narrow = (shown_at_terminal(width, "show", directory.path) for width in (140, 45))
-    (head,) = (line.split() for line in wide if line.startswith(" ID"))
-    starts = [index for index, line in enumerate(narrow) if line.startswith(" ID")]
-    assert len(starts) == 2
-    assert narrow[starts[0]].split() + narrow[starts[1]].split()[1:] == head
-    assert all(len(line) <= 45 for line in narrow[starts[0] :])
-    assert sum(line.startswith("* 1 ") for line in narrow) == 2
+    lines = shown_at_terminal(64, "show", directory.path)
+    assert all(len(line) <= 64 for line in lines[-10:])
+    assert any(line.startswith("* 1  COMP") and "  20  0.05    0.05" in line for line in lines)

@@ -42,10 +42,11 @@ def made_experiment(parent: Path, trials: int = 3) -> ExperimentDirectory:
 
 
 def make_details(validation: list[tuple[int, float]], training: list[tuple[int, float]]) -> dict[str, Any]:
-    """Return the description of a storage with a trial of these losses by batch, as for a page, without a name."""
+    """Return the description of an experiment with a trial of these losses by batch, as for a page."""
     batches, best = min(validation, key=lambda point: point[1])
-    unknown = dict.fromkeys(("latest", "restarts", "checkpoint", "checkpoint_batches", "hparams", "state", "batches"))
+    unknown = dict.fromkeys(("latest", "restarts", "checkpoint", "checkpoint_batches", "checkpoint_exists", "hparams"))
     curves = {"loss": validation, "training loss": training} if training else {"loss": validation}
-    known = {"id": "a-run", "best": best, "best_batches": batches, "metrics": {"loss": best}, "curves": curves}
-    described = {"id": "a-run", "name": None, "directory": "/storage", "metric": "loss (smaller is better)"}
-    return {**described, "best": best, "best_trial": "a-run", "messages": [], "trials": [{**unknown, **known}]}
+    known = {"id": 1, "state": "COMPLETED", "batches": batches, "nodes": [], "curves": curves}
+    trial = {**unknown, **known, "best": best, "best_batches": batches}
+    described = {"name": "a-run", "metric": "loss (smaller is better)", "logarithmic": [], "messages": []}
+    return {**described, "best": best, "best_trial": 1, "trials": [trial]}
