@@ -132,7 +132,7 @@ def run(
         launcher_class.check(lifecycle.make_demand(config, options), experiments)
         directory = lifecycle.create(config, config_file, code, experiments, options, with_hook=with_hook)
         warn(f"Experiment {directory.experiment_id} in {directory.path}")
-        _run(directory, launcher_class, directory.options())
+        _run(directory, config, launcher_class, directory.options())
 
 
 @report_errors()
@@ -162,9 +162,10 @@ def resume(
     given = {"slots": slots, "cpu": cpu, "ray": ray, "trusted": trusted or None}
     changes = {name: None if value == "none" else value for name, value in given.items() if value is not None}
     options = found.options().model_copy(update=changes)
+    config = read_config(found.config)
     with lifecycle.find_launcher(options.ray) as launcher_class:
-        launcher_class.check(lifecycle.make_demand(read_config(found.config()), options), found.path)
-        _run(found, launcher_class, options, retry_failed=retry_failed)
+        launcher_class.check(lifecycle.make_demand(config, options), found.path)
+        _run(found, config, launcher_class, options, retry_failed=retry_failed)
 
 
 @report_errors()
@@ -253,16 +254,21 @@ def _read_or_report(file: Path, overrides: list[str] | None) -> ExperimentConfig
 
 
 def _run(
-    directory: ExperimentDirectory, launcher_class: type[Launcher], options: Options, *, retry_failed: bool = False
+    directory: ExperimentDirectory,
+    config: ExperimentConfig,
+    launcher_class: type[Launcher],
+    options: Options,
+    *,
+    retry_failed: bool = False,
 ) -> None:
     """Run an experiment in this process, and exit with the code of the outcome."""
     from det_lightning.experiments import lifecycle
     from det_lightning.experiments.live_view import live_view
     from det_lightning.experiments.overview import read_state
 
-    with live_view(directory) as update:
+    with live_view() as update:
         try:
-            outcome = lifecycle.run(directory, update, launcher_class, options, retry_failed=retry_failed)
+            outcome = lifecycle.run(directory, config, update, launcher_class, options, retry_failed=retry_failed)
         except BrokenPipeError:
             raise
         except (OSError, errors.StorageError) as e:  # such as a full disk

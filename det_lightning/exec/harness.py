@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import sys
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import det_lightning
 from det_lightning import compat
 from det_lightning.core._task import current_task
-from det_lightning.importing import load_class, split_spec
+from det_lightning.importing import load_class
 from det_lightning.pytorch import _trainer
 from det_lightning.pytorch._pytorch_trial import build_trial, require_trial_class
 
@@ -29,10 +28,6 @@ def main(entrypoint: str) -> int:
     level = logging.DEBUG if task.config.get("debug") else logging.INFO
     logging.basicConfig(level=level, format=det_lightning.LOG_FORMAT)
     compat.install()
-    module = split_spec(entrypoint)[0].partition(".")[0]
-    if importlib.util.find_spec(module) is None:
-        advice = "`det-lightning run CONFIG DIR` names the directory with the code"
-        raise ModuleNotFoundError(f"No module named {module!r} in the code of the experiment: {advice}.", name=module)
     trial_class = load_class(entrypoint)
     api = _choose_api(trial_class)
     with api.init() as context:

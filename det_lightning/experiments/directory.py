@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import os
 import re
@@ -90,8 +91,9 @@ class ExperimentDirectory:
             )
         return cls(path)
 
+    @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """Return the configuration with all defaults, from the beginning of the experiment."""
+        """The configuration with all defaults, from the beginning of the experiment."""
         config = _read_json(self.config_file)
         if not _is_configuration(config):
             raise errors.DamagedExperiment(
@@ -103,7 +105,7 @@ class ExperimentDirectory:
     def options(self) -> Options:
         """Return the options of the last ``run`` or ``resume``."""
         # Releases without the file, or the entry, started from the checkpoint in the configuration.
-        source = self.config()["searcher"].get("source_checkpoint_uuid")
+        source = self.config["searcher"].get("source_checkpoint_uuid")
         given = _read_json(self.options_file) if self.options_file.exists() else {"loggers": []}
         try:
             return Options.model_validate({"source_checkpoint": source, **given} if isinstance(given, dict) else given)
@@ -121,7 +123,7 @@ class ExperimentDirectory:
 
         A relative path in the section is relative to the experiment's directory. A smoke run does not use the section.
         """
-        named = None if self.options().tries else read_storage(self.config())
+        named = None if self.options().tries else read_storage(self.config)
         if named is None:
             return str(self.checkpoints)
         if named["type"] == "directory":  # a trial's working directory is deleted when the trial is started again

@@ -17,8 +17,6 @@ from det_lightning import errors
 from det_lightning.files.local_files import is_locked, lock_file, open_private
 from det_lightning.files.strict_json import is_shallow, to_json
 
-#: The limit for a log from elsewhere: ten times several hundred trials with a thousand validations each.
-MOST_BYTES = 2**30
 _WITHOUT_LOCKS = (
     "nothing keeps another process from running the experiment at the same time, nor a resumed trial from starting "
     "while the processes of a killed runner still save"
@@ -127,11 +125,6 @@ class EventLog:
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a log, even while a runner appends to the log."""
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise errors.DamagedExperiment(
-            f"{path} has {size:,} bytes; only logs of at most {MOST_BYTES:,} are shown. The log is damaged, or "
-            "another kind of file; or the experiment is very large, and can still be resumed."
-        )
     return list(_parse(_complete_part(path), path))
 
 

@@ -101,7 +101,7 @@ class TrialStart:
             self.task.write()
         command = add_hook(make_command(self.task), workdir, directory)
         variables = {**self._environment(environment), "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
-        return TrialProcess(directory, command, workdir, variables, self.task.run_id, self.grace_s, detached)
+        return TrialProcess(self.task, command, workdir, variables, self.grace_s, detached)
 
     @property
     def grace_s(self) -> float:
@@ -155,7 +155,8 @@ class Launcher(abc.ABC):
         self._options = options
         self._variables = {**_read_variables(config, are_gpus), **({TRY_VARIABLE: "1"} if options.tries else {})}
         self._log_starts: dict[int, int] = {}  # by trial, the size of the log before the newest run
-        self.checkpoints = CheckpointLookup(directory.checkpoint_storage(), variables=self._variables)
+        self._storage = directory.checkpoint_storage()
+        self.checkpoints = CheckpointLookup(self._storage, variables=self._variables)
 
     @staticmethod
     @abc.abstractmethod
@@ -191,7 +192,7 @@ class Launcher(abc.ABC):
             hparams=trial.hparams,
             config=self._config,
             slots=slots,
-            checkpoint_storage=self._directory.checkpoint_storage(),
+            checkpoint_storage=self._storage,
             latest_checkpoint=self._options.source_checkpoint if start is None else start.checkpoint_id,
             steps_completed=0 if start is None else start.steps_completed,
             validate_at=trial.validate_at,

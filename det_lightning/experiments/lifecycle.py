@@ -12,7 +12,7 @@ from pathlib import Path
 
 from det_lightning import errors
 from det_lightning.checkpoint.retention.policy import CheckpointRecord, Retention
-from det_lightning.config import ExperimentConfig, read_config
+from det_lightning.config import ExperimentConfig
 from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.code_check import check_code
 from det_lightning.experiments.directory import ExperimentDirectory, Options, read_storage
@@ -91,6 +91,7 @@ def create(
 
 def run(
     directory: ExperimentDirectory,
+    config: ExperimentConfig,
     show: Show,
     launcher_class: type[Launcher],
     options: Options,
@@ -99,9 +100,9 @@ def run(
 ) -> ExitReason | None:
     """Run an experiment from its current state to its end; return the outcome, or None after a signal to pause.
 
-    ``launcher_class`` belongs to the options. With ``retry_failed``, trials that ended with an error go on.
+    ``config`` is the experiment's, and ``launcher_class`` belongs to the options. With ``retry_failed``, trials that
+    ended with an error go on.
     """
-    config = read_config(directory.config())
     require_loggers(options.loggers)
     make_private(directory.files_with_settings())
     log = EventLog(directory.events)
@@ -183,14 +184,13 @@ class BestValidations:
 
 
 def delete_checkpoints(
-    directory: ExperimentDirectory, state: ExperimentState, lookup: CheckpointLookup | None = None
+    directory: ExperimentDirectory, state: ExperimentState, lookup: CheckpointLookup
 ) -> Iterator[tuple[int, str]]:
     """Delete the checkpoints beyond ``save_experiment_best`` and the like; yield trial and id of each deleted one.
 
     Checkpoints that are already gone do not count as kept, and are yielded too.
     """
-    retention = Retention.from_config(directory.config()["checkpoint_storage"])
-    lookup = lookup or CheckpointLookup(directory.checkpoint_storage())
+    retention = Retention.from_config(directory.config["checkpoint_storage"])
     everything = (found for trial in state.trials.values() for found in trial.checkpoints.values())
     known = {found.checkpoint_id: found for found in everything if found.storage is None}
     if retention is None or not known:

@@ -8,11 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from det_lightning.config import read_config
 from det_lightning.escaping import escape
-from det_lightning.experiments.directory import ExperimentDirectory
-from det_lightning.experiments.search.search import count_full_trials
-from det_lightning.experiments.state import ExperimentState, Progress, TrialRecord, TrialStatus
+from det_lightning.experiments.state import ExperimentState, TrialRecord, TrialStatus
 from det_lightning.experiments.trial_table import format_number
 
 if TYPE_CHECKING:
@@ -25,7 +22,7 @@ _REDRAW_S = 0.5
 
 
 @contextlib.contextmanager
-def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
+def live_view() -> Iterator[Update]:
     """Show the trials of an experiment on the standard error; yield a function to call after possible changes."""
     if not sys.stderr.isatty():
         yield _Lines()
@@ -34,8 +31,7 @@ def live_view(directory: ExperimentDirectory) -> Iterator[Update]:
     from rich.live import Live
 
     with Live(console=Console(stderr=True), auto_refresh=False) as live:
-        config = read_config(directory.config())
-        table = _Table(live, count_full_trials(config.searcher, config.hyperparameters))
+        table = _Table(live)
         try:
             yield table
         finally:
@@ -88,19 +84,13 @@ def _describe_trial(state: ExperimentState, trial: TrialRecord) -> str:
 class _Table(_View):
     """A table, redrawn after changes but at most twice a second; notices stay above the table."""
 
-    def __init__(self, live: Live, trials: int | None) -> None:
+    def __init__(self, live: Live) -> None:
         self._live = live
-        self._trials = trials
-        self._progress = Progress()
         self._state: ExperimentState | None = None
         self._drawn_at = 0.0
 
     def __call__(self, state: ExperimentState) -> None:
         self._state = state
-        if self._trials is not None:
-            trials = state.trials.values()
-            done = sum(1.0 if trial.status.is_final else trial.progress.fraction or 0.0 for trial in trials)
-            self._progress.report(min(done / self._trials, 1.0), time.time())
         for notice in self.new_notices(state):
             self._live.console.print(notice, markup=False)
         if time.monotonic() - self._drawn_at >= _REDRAW_S:
@@ -114,7 +104,7 @@ class _Table(_View):
         state = self._state
         if state is None:
             return
-        table = Table(box=None, pad_edge=False, caption=self._caption(state), caption_justify="left")
+        table = Table(box=None, pad_edge=False)
         for heading in ("TRIAL", "STATE", "BATCHES", f"BEST {state.metric}", "LATEST", "RESTARTS", "ETA"):
             table.add_column(escape(heading), justify="left" if heading == "STATE" else "right")
         trials = sorted(state.trials.values(), key=lambda trial: (not trial.status.is_final, trial.trial_id))
@@ -126,27 +116,16 @@ class _Table(_View):
                 format_number(state.find_best(trial)),
                 format_number(state.find_metric(trial.latest_metrics())),
                 str(trial.restarts or ""),
-                self._time_left(trial),
+                _describe_time_left(trial),
             )
         self._live.update(table, refresh=True)
 
-    def _caption(self, state: ExperimentState) -> str | None:
-        """Return the time left for the experiment; None if it is not yet known, or depends on results."""
-        left_s = self._progress.time_left_s(time.time())
-        if left_s is None or state.outcome is not None:
-            return None
-        ended = sum(trial.status.is_final for trial in state.trials.values())
-        return f"{ended} of {self._trials} trials have ended; about {_duration(left_s)} left"
 
-    def _time_left(self, trial: TrialRecord) -> str:
-        """Return the time left for a trial, if known; a search may stop the trial earlier."""
-        left_s = trial.progress.time_left_s(time.time()) if trial.status is TrialStatus.RUNNING else None
-        if left_s is None:
-            return ""
-        return _duration(left_s) if self._trials is not None else f"≤ {_duration(left_s)}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
+def _describe_time_left(trial: TrialRecord) -> str:
+    """Return the time left for a trial, if known; a search may stop the trial earlier."""
+    left_s = trial.progress.time_left_s(time.time()) if trial.status is TrialStatus.RUNNING else None
+    if left_s is None:
+        return ""
+    minutes, seconds = divmod(round(left_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

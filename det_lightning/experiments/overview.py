@@ -35,7 +35,7 @@ def read_state(directory: ExperimentDirectory) -> ExperimentState:
 
     The state includes reports of trials that the runner has not read yet.
     """
-    searcher = directory.config()["searcher"]
+    searcher = directory.config["searcher"]
     state = ExperimentState(searcher["metric"] or "", searcher["smaller_is_better"], read_events(directory.events))
     is_run = find_runner(directory.events) is not None
     for trial in [trial for trial in state.trials.values() if trial.is_open]:
@@ -66,7 +66,7 @@ def _summarize(directory: ExperimentDirectory, state: ExperimentState) -> dict[s
     started = None if state.started_at is None else datetime.datetime.fromtimestamp(state.started_at).astimezone()
     return {
         "id": directory.experiment_id,
-        "name": directory.config()["name"],
+        "name": directory.config["name"],
         "state": state.outcome or ("RUNNING" if is_run else "PAUSED"),
         "trials": len(state.trials),
         "best": state.best(state.find_best(trial) for trial in state.trials.values()),
@@ -79,7 +79,7 @@ def describe_experiment(directory: ExperimentDirectory, *, with_curves: bool = F
     """Return everything known about an experiment, the best trial first; ``with_curves`` adds each metric by batch."""
     state = read_state(directory)
     summary = _summarize(directory, state)
-    config = directory.config()
+    config = directory.config
     secrets = [*find_secrets(config)]
     chosen = {trial.trial_id: _find_best_checkpoint(state, trial) for trial in state.trials.values()}
     places = _locate(directory, [checkpoint for checkpoint in chosen.values() if checkpoint is not None])

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from det_lightning.core._task import NODES, read_record
+from det_lightning.core._task import NODES, TrialTask, read_record
 from det_lightning.errors import PREEMPTED_EXIT_CODE
 from det_lightning.escaping import get_logger
 from det_lightning.experiments import supervisor
@@ -75,39 +75,36 @@ def _warn_once(text: str) -> None:
 class TrialProcess:
     """A run of a trial, or its part on a node, under a supervisor that ends soon after the trial or the runner.
 
-    ``directory`` is the node's, or the trial's if there is only one node. The run may take ``grace_s`` to save and end
-    on request. The supervisor of a ``detached`` run is not a child of this process, because the end of this
-    process may end all children. Raise an OSError if the run cannot be started.
+    The run may take ``grace_s`` to save and end on request. The supervisor of a ``detached`` run is not a child of this
+    process, because the end of this process may end all children. Raise an OSError if the run cannot be started.
     """
 
     def __init__(
         self,
-        directory: Path,
+        task: TrialTask,
         command: list[str],
         workdir: Path,
         environment: dict[str, str],
-        run: int,
         grace_s: float,
         detached: bool = False,
     ) -> None:
-        self._directory = directory
-        self._run = run
-        self._processes = RunProcesses(directory, run, grace_s)
+        self._task = task
+        self._processes = RunProcesses(task.node_directory, task.run_id, grace_s)
         settings = {
             "command": command,
-            "directory": str(directory),
-            "task": str(_find_trial(directory) / "task.json"),
+            "directory": str(task.node_directory),
+            "task": str(task.directory / "task.json"),
             "workdir": str(workdir),
-            "run": run,
+            "run": task.run_id,
             "grace_s": grace_s,
             "detached": detached,
             "no_locks": sorted(NO_LOCKS),
         }
         self._problem = ""
-        with (directory / "log.txt").open("ab") as log:
+        with (task.node_directory / "log.txt").open("ab") as log:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", supervisor.__file__, json.dumps(settings)],
-                env={**environment, supervisor.RUN_VARIABLE: _name_run(directory, run)},
+                env={**environment, supervisor.RUN_VARIABLE: _name_run(task.node_directory, task.run_id)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -130,13 +127,13 @@ class TrialProcess:
         """Return why an ended run has failed, if the entrypoint did not begin or its status is lost."""
         status = self._supervisor.returncode
         if not self._problem and not status:
-            return describe_hook_end(self._directory)
+            return describe_hook_end(self._task.node_directory)
         ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        return f"{self._problem or f'its supervisor {ended}'} (see trials/{_find_trial(self._directory).name}/log.txt)"
+        return f"{self._problem or f'its supervisor {ended}'} (see trials/{self._task.trial_id}/log.txt)"
 
     def exit_status(self) -> int | None:
         """Return the exit status of an ended run, as a shell shows it; None if the supervisor was killed."""
-        return read_status(self._directory, self._run)
+        return read_status(self._task.node_directory, self._task.run_id)
 
     def stop(self) -> None:
         self._send(supervisor.STOP)
@@ -253,11 +250,6 @@ def _read_holder(directory: Path, run: int) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return holder if isinstance(holder, dict) and holder.get("run") == run else {}
-
-
-def _find_trial(directory: Path) -> Path:
-    """Return the trial's directory, of a node's directory or of itself."""
-    return directory.parent.parent if directory.parent.name == NODES else directory
 
 
 def _list_node_directories(directory: Path) -> list[Path]:

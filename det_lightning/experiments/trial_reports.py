@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from det_lightning.experiments.event_log import MOST_BYTES, find_mistake
+from det_lightning.experiments.event_log import find_mistake
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import RecordReader
 from det_lightning.files.strict_json import as_number
@@ -55,7 +55,7 @@ def _make_event(record: Mapping[str, Any], trial: TrialRecord, line: int) -> dic
 
 def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) -> None:
     """Apply to the state those reports of a trial that the runner has not noted."""
-    if not file.is_file() or file.stat().st_size > MOST_BYTES:  # reading a pipe would wait for a writer
+    if not file.is_file():  # reading a pipe would wait for a writer
         return
     for _, event in read_reports(RecordReader(file, trial.lines_read), trial):
         if event is not None:
@@ -65,7 +65,7 @@ def take_unread_reports(state: ExperimentState, trial: TrialRecord, file: Path) 
 def read_curves(trial: TrialRecord, file: Path) -> dict[str, list[tuple[float, float]]]:
     """Return the batches and values of each metric of a trial; training metrics are called ``training NAME``."""
     reports: list[tuple[str, Any, Any]] = [("", steps, metrics) for steps, metrics in trial.validations.items()]
-    if file.is_file() and file.stat().st_size <= MOST_BYTES:
+    if file.is_file():
         training = (record for _, record in RecordReader(file).new_records() if record["group"] == "training")
         reports += [("training ", record["steps_completed"], record["metrics"]) for record in training]
     curves: dict[str, dict[float, float]] = {}

@@ -43,29 +43,22 @@ def find_source(checkpoint: str | None, storage: Mapping[str, Any] | None, exper
 
 
 def _find_id(checkpoint_id: str, storage: Mapping[str, Any] | None, experiments: Path) -> str:
-    path = storage.get("container_path") if storage is not None and storage["type"] == "directory" else None
-    missing = f"{_FIELD} is the id {checkpoint_id!r}, but "
-    if storage is None:
-        missing += (
-            "the configuration names no checkpoint_storage to look in. Add a checkpoint_storage, or write the "
-            "checkpoint's absolute path or URL."
-        )
-    elif path is not None and not Path(path).is_absolute():
-        missing += (
-            f"checkpoint_storage.container_path is the relative path {path!r}, which begins at the experiment's own "
-            "new directory. Write the checkpoint's absolute path or URL."
-        )
-    else:
+    reason = "a checkpoint_storage that is missing or relative is the new experiment's own, and empty."
+    # A relative path begins at the experiment's own new directory.
+    if storage is not None and Path(storage.get("container_path") or "/").is_absolute():
         try:
             CheckpointStorage(storage).find(checkpoint_id)
             return checkpoint_id
         except errors.CheckpointNotFound as e:
-            missing = f"{_FIELD}: {e}"
+            reason = str(e)
     for local in _find_local_storages(experiments):
         with contextlib.suppress(errors.StorageError):
             if local.is_complete(checkpoint_id):
                 return local.find(checkpoint_id)
-    raise errors.ExperimentError(f"{missing} No experiment in {experiments} has this checkpoint, either.")
+    raise errors.ExperimentError(
+        f"{_FIELD} is the id {checkpoint_id!r}: {reason} No experiment in {experiments} has this checkpoint, either. "
+        "Write the checkpoint's absolute path or URL."
+    )
 
 
 def _find_local_storages(experiments: Path) -> Iterator[CheckpointStorage]:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from det_lightning.cli.app import app
 from det_lightning.experiments.directory import ExperimentDirectory
 from det_lightning.experiments.trial_table import format_number
-from tests.experiments.made_experiments import made_experiment
+from tests.experiments.made_experiments import change_config, made_experiment
 
 
 def run(*arguments: object, ends_with: int = 0) -> Result:
@@ -35,17 +35,6 @@ def show(directory: ExperimentDirectory, *arguments: object) -> list[str]:
 def add_events(directory: ExperimentDirectory, *events: Mapping[str, Any]) -> None:
     with directory.events.open("a") as file:
         file.writelines(f"{json.dumps(event)}\n" for event in events)
-
-
-def with_section(directory: ExperimentDirectory, name: str, section: object) -> ExperimentDirectory:
-    """Set a section of the configuration."""
-    config = json.loads(directory.config_file.read_text())
-    directory.config_file.write_text(json.dumps({**config, name: section}))
-    return directory
-
-
-def validation(trial: int, batches: int, **metrics: float) -> dict[str, Any]:
-    return {"type": "validation", "time": 2.0, "trial": trial, "steps_completed": batches, "metrics": metrics}
 
 
 def first_cells(lines: list[str]) -> list[str]:
@@ -91,7 +80,7 @@ def test_number_has_four_digits(value: float | None, text: str) -> None:
 @pytest.mark.parametrize(("smaller_is_better", "order"), [(True, [1, 2, 3, 4]), (False, [3, 2, 1, 4])])
 def test_best_trial_is_first(smaller_is_better: bool, order: list[int], tmp_path: Path) -> None:
     searcher = {"metric": "loss", "smaller_is_better": smaller_is_better}
-    directory = with_section(made_experiment(tmp_path), "searcher", searcher)
+    directory = change_config(made_experiment(tmp_path), searcher=searcher)
     add_events(directory, {"type": "trial_created", "time": 4.0, "trial": 4, "seed": 4, "hparams": {}})
     assert first_cells(show(directory)) == [f"* {order[0]}", *map(str, order[1:])]
     trials = json.loads(run("show", directory.path, "--json").stdout)["trials"]
@@ -109,7 +98,7 @@ def test_best_trial_is_first(smaller_is_better: bool, order: list[int], tmp_path
 def test_best_prints_only_a_path_that_exists(storage: dict[str, str], root: str, tmp_path: Path) -> None:
     directory = made_experiment(tmp_path)
     section = {name: value.format(directory.path) for name, value in storage.items()}
-    with_section(directory, "checkpoint_storage", section)
+    change_config(directory, checkpoint_storage=section)
     place = Path(root.format(directory.path))
     place.parent.mkdir(exist_ok=True)
     directory.checkpoints.rename(place)
@@ -128,7 +117,7 @@ def test_unreachable_storage_is_not_empty(tmp_path: Path) -> None:
         "access_key": "a",
         "secret_key": "b",
     }
-    directory = with_section(made_experiment(tmp_path), "checkpoint_storage", section)
+    directory = change_config(made_experiment(tmp_path), checkpoint_storage=section)
     assert show(directory)[-3].endswith(" 1-20")
     error = run("show", directory.path, "--best", ends_with=2).stderr
     assert "cannot be looked for: s3://none/1-20" in error
@@ -153,7 +142,7 @@ def test_missing_best_checkpoint_is_explained(tmp_path: Path) -> None:
     directory.events.write_text('{"type": "experiment_started", "time": 0.0}\n')
     error = run("show", directory.path, "--best", ends_with=2).stderr
     assert "has reported loss (smaller is better) yet" in error
-    with_section(directory, "checkpoint_storage", "s3")
+    change_config(directory, checkpoint_storage="s3")
     assert "config.json is not the configuration" in run("show", directory.path, "--best", ends_with=2).stderr
 
 

@@ -41,6 +41,13 @@ def made_experiment(parent: Path, trials: int = 3) -> ExperimentDirectory:
     return directory
 
 
+def change_config(directory: ExperimentDirectory, **sections: object) -> ExperimentDirectory:
+    """Replace sections of an experiment's configuration, and return the experiment as another command finds it."""
+    config = json.loads(directory.config_file.read_text())
+    directory.config_file.write_text(json.dumps({**config, **sections}))
+    return ExperimentDirectory(directory.path)
+
+
 def make_details(validation: list[tuple[int, float]], training: list[tuple[int, float]]) -> dict[str, Any]:
     """Return the description of an experiment with a trial of these losses by batch, as for a page."""
     batches, best = min(validation, key=lambda point: point[1])

@@ -18,6 +18,7 @@ from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.format.code_copy import MOST_BYTES
 from det_lightning.core._task import TrialTask
+from det_lightning.experiments.checkpoint_lookup import CheckpointLookup
 from det_lightning.experiments.directory import ExperimentDirectory, find_experiments
 from det_lightning.experiments.event_log import EventLog, find_runner, read_events
 from det_lightning.experiments.lifecycle import delete_checkpoints
@@ -27,7 +28,7 @@ from det_lightning.experiments.report import write_report
 from det_lightning.experiments.trial_process import RecordReader
 from det_lightning.masking import MASK
 from tests.checkpoint.made_checkpoints import write_checkpoint
-from tests.experiments.made_experiments import NAME, made_experiment, make_details
+from tests.experiments.made_experiments import NAME, change_config, made_experiment, make_details
 from tests.experiments.running import run, run_project, write_project
 
 
@@ -50,16 +51,6 @@ def test_log_has_one_writer_and_whole_lines(tmp_path: Path) -> None:
     log.append({"type": "third"})
     log.close()
     assert [event["type"] for event in read_events(file)] == ["first", "third"]
-
-
-def test_huge_log_is_resumed_but_not_shown(directory: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = directory.events.stat().st_size
-    monkeypatch.setattr("det_lightning.experiments.event_log.MOST_BYTES", size - 1)
-    with pytest.raises(errors.DamagedExperiment, match=rf"events\.jsonl has {size:,} bytes; .* can still be resumed"):
-        summarize_experiment(directory)
-    log = EventLog(directory.events)
-    assert log.events[-1]["type"] == "experiment_ended"
-    log.close()
 
 
 @pytest.mark.slow
@@ -212,8 +203,7 @@ def test_commands_show_hyperparameters_and_no_secrets(directory: ExperimentDirec
     config = write_project(tmp_path / "project", hyperparameters={"api_key": "hidden"})
     (planned,) = json.loads(run("run", config, "--dry-run").stdout)["trials"]
     assert planned["hparams"] == {"api_key": "hidden"}
-    variables = {"environment": {"environment_variables": ["LOGIN=hunter2-4711"]}}
-    (directory.path / "config.json").write_text(json.dumps({**directory.config(), **variables}))
+    directory = change_config(directory, environment={"environment_variables": ["LOGIN=hunter2-4711"]})
     ended = {"type": "run_ended", "trial": 1, "time": 5.0, "failed": True, "paused": False, "closed": "ERROR"}
     events = [{**ended, "reason": "wrong: hunter2-4711"}, {"type": "message", "text": "https://me:hunter2@host"}]
     with directory.events.open("a") as file:
@@ -249,15 +239,14 @@ def test_damaged_options_are_named(content: str, wrong: str, directory: Experime
     ],
 )
 def test_source_checkpoint_stays_the_same(options: Any, source: str, directory: ExperimentDirectory) -> None:
-    config = directory.config()
-    config["searcher"]["source_checkpoint_uuid"] = "abc"
-    directory.config_file.write_text(json.dumps(config))
+    searcher = {"metric": "loss", "smaller_is_better": True, "source_checkpoint_uuid": "abc"}
+    directory = change_config(directory, searcher=searcher)
     if options is not None:
         directory.options_file.write_text(json.dumps(options))
     assert directory.options().source_checkpoint == source
 
 
-@pytest.mark.parametrize("name", ["config.json", "events.jsonl", "options.json"])
+@pytest.mark.parametrize("name", ["config.json", "options.json"])
 def test_huge_files_are_not_read(name: str, directory: ExperimentDirectory) -> None:
     with (directory.path / name).open("ab") as file:
         file.truncate(2**40)  # without taking room on the disk
@@ -291,7 +280,7 @@ def test_read_only_experiment_is_shown() -> None:
 def test_deletion_goes_on_after_a_kill(directory: ExperimentDirectory) -> None:
     """Of three checkpoints only the last is to be kept. A killed cleanup, of which no event tells, goes on."""
     rule = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 1}
-    directory.config_file.write_text(json.dumps({**directory.config(), "checkpoint_storage": rule}))
+    directory = change_config(directory, checkpoint_storage=rule)
     shutil.rmtree(directory.checkpoints)
     first, second, last, deleted = (write_checkpoint(directory.checkpoints, steps).name for steps in (1, 2, 3, 4))
     events: list[dict[str, Any]] = [{**CREATED, "time": 1.0}]
@@ -301,17 +290,18 @@ def test_deletion_goes_on_after_a_kill(directory: ExperimentDirectory) -> None:
     directory.events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
     shutil.rmtree(directory.checkpoints / deleted)  # by hand: it takes the place of no other
     storage = CheckpointStorage(directory.checkpoints)
-    assert [*delete_checkpoints(directory, read_state(directory))] == [(1, first), (1, second), (1, deleted)]
+    lookup = CheckpointLookup(str(directory.checkpoints))
+    assert [*delete_checkpoints(directory, read_state(directory), lookup)] == [(1, first), (1, second), (1, deleted)]
     assert storage.list_ids() == [last]
     shutil.rmtree(directory.checkpoints)  # as where a disk is not mounted
     with pytest.raises(errors.StorageError, match="has none of the 4 checkpoints, so nothing was deleted"):
-        [*delete_checkpoints(directory, read_state(directory))]
+        [*delete_checkpoints(directory, read_state(directory), lookup)]
 
 
 @pytest.mark.parametrize("path", ["saved/here", "/saved/here"])
 def test_relative_storage_is_in_the_experiment(path: str, directory: ExperimentDirectory) -> None:
-    named = {"checkpoint_storage": {"type": "directory", "container_path": path, "save_trial_best": 1}}
-    directory.config_file.write_text(json.dumps({**directory.config(), **named}))
+    named = {"type": "directory", "container_path": path, "save_trial_best": 1}
+    directory = change_config(directory, checkpoint_storage=named)
     in_trials = directory.path / path  # which is the path itself if that is absolute
     assert directory.checkpoint_storage() == {"type": "directory", "container_path": str(in_trials)}
 

@@ -312,9 +312,9 @@ def test_missing_ray_is_named(tmp_path: Path) -> None:
     ("checkpoint", "storage", "says"),
     [
         ("checkpoints/abc", None, "is the relative path 'checkpoints/abc', .* Write an absolute path, such as"),
-        ("abc", None, "is the id 'abc', but the configuration names no checkpoint_storage"),
+        ("abc", None, "is the id 'abc': a checkpoint_storage that is missing or relative"),
         ("abc", "{}/there", "There is no checkpoint 'abc'"),
-        ("abc", "there", "is the id 'abc', but .* the relative path 'there', .* absolute path or URL"),
+        ("abc", "there", "missing or relative .* No experiment in .* has this .* absolute path or URL"),
         ("/nowhere/abc", None, "There is no checkpoint '/nowhere/abc'"),
     ],
 )

@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from det_lightning.core._task import TrialTask
 from det_lightning.experiments.supervisor import identify_machine
 from det_lightning.experiments.trial_process import OrphanedRun, TrialProcess, read_status
 from tests.experiments.running import processes_with, wait_for
+
+
+def task_of(directory: Path, run: int) -> TrialTask:
+    return TrialTask(directory, 1, 1, run, 0, hparams={}, config={}, slots=[0], checkpoint_storage=str(directory))
 
 
 def start_run(
@@ -21,7 +26,7 @@ def start_run(
 ) -> TrialProcess:
     """Start a shell command as a run of a trial, of which ``newest_run`` was the last to be prepared."""
     (directory / "task.json").write_text(json.dumps({"run_id": newest_run}))
-    return TrialProcess(directory, ["sh", "-c", command], directory, dict(os.environ), run, grace_s, detached)
+    return TrialProcess(task_of(directory, run), ["sh", "-c", command], directory, dict(os.environ), grace_s, detached)
 
 
 @pytest.mark.parametrize("detached", [False, True])
@@ -72,7 +77,7 @@ def test_failing_supervisor_is_named(detached: bool, tmp_path: Path, capfd: pyte
 
 def test_missing_program_is_named(tmp_path: Path) -> None:
     (tmp_path / "task.json").write_text('{"run_id": 1}')
-    process = TrialProcess(tmp_path, ["missing-program"], tmp_path, dict(os.environ), 1, 60)
+    process = TrialProcess(task_of(tmp_path, 1), ["missing-program"], tmp_path, dict(os.environ), 60)
     wait_for(process.has_ended)
     assert "cannot be started: [Errno 2] No such file or directory: 'missing-program'" in str(process.problem())
     assert process.exit_status() == 127

@@ -68,11 +68,4 @@ def shown_until(pattern: str, folder: Path, **searcher: Any) -> str:
 
 @pytest.mark.slow
 def test_terminal_shows_time_left(tmp_path: Path) -> None:
-    shown = shown_until(r"0 of 1 trials have ended; about \d+:\d\d left", tmp_path, name="single")
-    assert re.search(r"RUNNING +3 .* \d+:\d\d\s", shown)
-
-
-@pytest.mark.slow
-def test_stoppable_trial_has_an_upper_limit(tmp_path: Path) -> None:
-    search = {"name": "async_halving", "num_rungs": 1, "max_trials": 2, "max_time": 6, "time_metric": "batches"}
-    assert "have ended; about" not in shown_until(r"RUNNING +3 .* ≤ \d+:\d\d", tmp_path, **search)
+    shown_until(r"RUNNING +3 .* \d+:\d\d\s", tmp_path, name="single")

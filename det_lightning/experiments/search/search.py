@@ -157,19 +157,14 @@ def plan_trials(searcher: Searcher, space: SearchSpace, experiment_seed: int) ->
     return planned
 
 
-def count_full_trials(searcher: Searcher, space: SearchSpace) -> int | None:
-    """Return the number of trials that the search trains to the end; None if results decide."""
-    if searcher.name == "grid":
-        return Grid(space).size
-    if searcher.name == "single":
-        return 1
-    return searcher.max_trials if searcher.name == "random" else None
-
-
 def count_most_trials(searcher: Searcher, space: SearchSpace) -> int:
     """Return the largest possible number of trials, not counting replacements of invalid ones."""
-    if searcher.name == "single" or searcher.name == "random" or searcher.name == "grid":
-        return count_full_trials(searcher, space) or 0
+    if searcher.name == "single":
+        return 1
+    if searcher.name == "random":
+        return searcher.max_trials
+    if searcher.name == "grid":
+        return Grid(space).size
     return sum(bracket.max_trials for bracket in make_brackets(searcher))
 
 
