@@ -106,18 +106,12 @@ def run(
     from det_lightning.config import field_effects
     from det_lightning.experiments import lifecycle
     from det_lightning.experiments.directory import Options
-    from det_lightning.experiments.search.search import count_most_trials, plan_trials
+    from det_lightning.experiments.search.search import plan_trials
 
     if dry_run:
-        space = config.hyperparameters
-        trials = [
-            {"id": trial.trial_id, "trial_seed": trial.trial_seed, "hparams": trial.hparams}
-            for trial in plan_trials(config.searcher, space, config.reproducibility.experiment_seed)
-        ]
-        more = count_most_trials(config.searcher, space) - len(trials)
-        print_json({"trials": trials, "trials_that_may_follow": more})
-        follow = f"up to {more} follow, each after another trial is stopped or fails" if more else "no others follow"
-        warn(f"Trials listed: {len(trials)}; {follow}.")
+        planned = plan_trials(config.searcher, config.hyperparameters, config.reproducibility.experiment_seed)
+        trials = [{"id": one.trial_id, "trial_seed": one.trial_seed, "hparams": one.hparams} for one in planned]
+        print_json({"trials": trials})
         return
     if not code.is_dir():
         raise ValueError(f"{code} is not a directory; name the directory with the code of the trials.")

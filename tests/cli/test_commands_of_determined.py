@@ -56,4 +56,3 @@ def test_ls_is_named_without_experiments() -> None:
     assert "`det-lightning experiment ls --experiments DIR`" in run("experiment", "show", "1").stderr
     assert "There is no directory experiments" in run("experiment", "ls").stderr
     assert f"There is no directory {Path.home()}/no " in run("experiment", "ls", "--experiments=~/no").stderr
-    assert "No checkpoint in memory://none names its experiment" in run("experiment", "show", "memory://none").stderr

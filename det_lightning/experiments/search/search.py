@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from det_lightning.config.searchers import Searcher
     from det_lightning.experiments.search.space import SearchSpace
 
-# A list of this many trials takes next to no time.
-_MOST_PLANNED = 100_000
-
 
 class Search:
     """Decides which trials to run and which to stop, as Determined 0.38.1 does.
@@ -143,29 +140,15 @@ class SamplingSearch:
 
 
 def plan_trials(searcher: Searcher, space: SearchSpace, experiment_seed: int) -> list[CreateTrial]:
-    """Return the trials known before any result: all of single, random and grid, otherwise the initial trials.
-
-    Raise a ValueError if there are too many to list.
-    """
-    if count_most_trials(searcher, space) > _MOST_PLANNED:
-        raise ValueError(f"At most {_MOST_PLANNED:,} trials can be listed; the experiment has more.")
+    """Return the first trials known before any result: of single, random and grid, otherwise the initial trials."""
     search = Search(searcher, space, experiment_seed)
     planned = [operation for operation in search.initial() if isinstance(operation, CreateTrial)]
     for trial in planned:  # the list grows by followers
+        if len(planned) == MOST_AT_ONCE:
+            break
         followers = search.trial_exited(trial.trial_id, ExitReason.COMPLETED)
         planned += [operation for operation in followers if isinstance(operation, CreateTrial)]
     return planned
-
-
-def count_most_trials(searcher: Searcher, space: SearchSpace) -> int:
-    """Return the largest possible number of trials, not counting replacements of invalid ones."""
-    if searcher.name == "single":
-        return 1
-    if searcher.name == "random":
-        return searcher.max_trials
-    if searcher.name == "grid":
-        return Grid(space).size
-    return sum(bracket.max_trials for bracket in make_brackets(searcher))
 
 
 def _make_methods(
