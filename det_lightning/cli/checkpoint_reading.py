@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
 from det_lightning import errors
 from det_lightning.cli.arguments import Checkpoint, JsonFlag, Options, Storage, TrustedFlag, parse_options
@@ -15,7 +16,6 @@ from det_lightning.cli.output import (
     as_command_line,
     describe_age,
     describe_metric,
-    describe_size,
     pairs,
     print_json,
     print_lines,
@@ -70,7 +70,7 @@ def _print_checkpoints(found: list[dict[str, Any]], links: dict[str, str], *, wi
             *([entry["experiment"], entry["trial"]] if with_trial else []),
             entry["steps_completed"],
             describe_metric(entry["metric"], with_name=common is None),
-            describe_size(entry["size_bytes"]),
+            decimal(entry["size_bytes"]),
             None if entry["written_s"] is None else describe_age(now - entry["written_s"]),
             "yes" if entry["complete"] else "NO",
         ]
@@ -180,9 +180,9 @@ def _file_rows(sizes: dict[str, int]) -> Iterator[list[Any]]:
     code = {name: size for name, size in sizes.items() if name.startswith(f"{CODE_DIR}/")}
     for name, size in sizes.items():
         if name not in code:
-            yield [name, describe_size(size)]
+            yield [name, decimal(size)]
     if code:
-        yield [f"{CODE_DIR}/ (files: {len(code)})", describe_size(sum(code.values()))]
+        yield [f"{CODE_DIR}/ (files: {len(code)})", decimal(sum(code.values()))]
 
 
 def _model_rows(models: list[dict[str, Any]]) -> Iterator[list[Any]]:

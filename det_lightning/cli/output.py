@@ -101,17 +101,6 @@ def pairs(entries: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in entries.items())
 
 
-def describe_size(size_bytes: int) -> str:
-    """Return a number of bytes as three digits and a unit."""
-    size = float(size_bytes)
-    *units, largest = ["B", "kB", "MB", "GB", "TB"]
-    for unit in units:
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} {largest}"
-
-
 def describe_age(age_s: float) -> str:
     """Return a duration in the largest unit."""
     for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):

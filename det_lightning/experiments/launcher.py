@@ -21,6 +21,7 @@ from det_lightning.experiments.hook_progress import add_hook
 from det_lightning.experiments.log_policies import find_retry_policy
 from det_lightning.experiments.state import ExperimentState, TrialRecord
 from det_lightning.experiments.trial_process import OrphanedRun, RecordReader, TrialProcess
+from det_lightning.files.local_files import write_whole
 from det_lightning.files.logs import find_error, read_end
 from det_lightning.files.strict_json import to_json
 
@@ -146,7 +147,6 @@ class Launcher(abc.ABC):
         directory: ExperimentDirectory,
         config: dict[str, Any],
         options: Options,
-        demand: Demand,
         *,
         are_gpus: bool = False,
     ) -> None:
@@ -210,6 +210,12 @@ class Launcher(abc.ABC):
     def adopt(self, trial: TrialRecord) -> StartedRun:
         """Return the run that a killed runner left behind, whose trial saves and ends by itself."""
         return OrphanedRun(self._directory.trial(trial.trial_id), trial.runs, read_grace(self._config))
+
+    def publish_best(self, state: ExperimentState) -> None:
+        """Write the best metric of each trial to the file that trials read at each validation."""
+        best = {trial.trial_id: state.find_best(trial) for trial in state.trials.values()}
+        known = {trial_id: value for trial_id, value in best.items() if value is not None}
+        write_whole(self._directory.best, to_json(known).encode())
 
     def open_records(self, trial: TrialRecord) -> RecordReader:
         """Return a reader for those reports of the trial that are not in the log yet."""

@@ -25,7 +25,7 @@ from det_lightning.experiments.search.operations import ExitReason
 from det_lightning.experiments.search.search import Search
 from det_lightning.experiments.state import ExperimentState
 from det_lightning.experiments.warm_start import find_source
-from det_lightning.files.local_files import make_private, write_private, write_whole
+from det_lightning.files.local_files import make_private, write_private
 from det_lightning.files.strict_json import to_json
 from det_lightning.missing_parts import how_to_install
 from det_lightning.startup_hook import STARTUP_HOOK
@@ -112,14 +112,8 @@ def run(
         state = ExperimentState(searcher.metric or "", searcher.smaller_is_better, log.events)
         search = Search(searcher, config.hyperparameters, config.reproducibility.experiment_seed)
         launcher = launcher_class(directory, config.as_dict(), options, make_demand(config, options))
-        best = BestValidations(directory.best)
-
-        def on_change(state: ExperimentState) -> None:
-            best.publish(state)
-            show(state)
-
         max_restarts = None if options.tries else config.max_restarts
-        runner = ExperimentRunner(log, search, state, launcher, max_restarts, on_change)
+        runner = ExperimentRunner(log, search, state, launcher, max_restarts, show)
         with _handle_signals(runner):
             outcome = runner.run(retry_failed=retry_failed)
             if outcome is None:
@@ -164,23 +158,6 @@ def _handle_signals(runner: ExperimentRunner) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class BestValidations:
-    """Writes the best metric of each trial to a file, which trials read at each validation."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._reports: int | None = None
-
-    def publish(self, state: ExperimentState) -> None:
-        """Write the file if metrics of a validation were reported since the last call."""
-        if state.validation_reports == self._reports:
-            return
-        best = {trial.trial_id: state.find_best(trial) for trial in state.trials.values()}
-        known = {trial_id: value for trial_id, value in best.items() if value is not None}
-        write_whole(self._file, to_json(known).encode())
-        self._reports = state.validation_reports
 
 
 def delete_checkpoints(

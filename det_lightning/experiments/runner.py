@@ -119,6 +119,7 @@ class ExperimentRunner:
             if trial.is_open:
                 trial.orphaned = True
                 self._add(trial, self._launcher.adopt(trial))
+        self._launcher.publish_best(self.state)
         self._carry_out(operation for operation in operations if not self._is_done(operation))
 
     def _retry(self, trial_id: int, operations: list[Operation]) -> list[Operation]:
@@ -240,6 +241,8 @@ class ExperimentRunner:
         if reported is None:
             return
         event = self._append({**reported, "time": time.time()})
+        if event["type"] in ("validation", "validation_extended"):
+            self._launcher.publish_best(self.state)
         if event["type"] == "validation":
             self._carry_out(self._answer_to_validation(event))
             if self._is_try:

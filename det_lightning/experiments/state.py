@@ -201,8 +201,6 @@ class ExperimentState:
         self.metric = metric
         self.smaller_is_better = smaller_is_better
         self.trials: dict[int, TrialRecord] = {}
-        #: How many reports of validations there were in all trials.
-        self.validation_reports = 0
         self.started_at: float | None = None
         self.outcome: str | None = None
         self.messages: list[str] = []
@@ -218,7 +216,6 @@ class ExperimentState:
         for changed in (self, self.trials.get(event.get("trial", 0))):
             if hasattr(changed, name):
                 getattr(changed, name)(event)
-        self.validation_reports += event["type"] in ("validation", "validation_extended")
         if "lines" in event:
             self.trials[event["trial"]].lines_read = event["lines"]
 
