@@ -67,11 +67,10 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
 def output_file(output: str, force: bool) -> pathlib.Path:
     """Return the local file of ``--output``; raise if the file exists, unless ``force``."""
     file = _expand_path(output)
-    if file.is_dir() or not file.name:
-        raise ValueError(f"--output takes the path of a file; {output!r} is a directory.")
-    if not file.parent.is_dir():
-        raise ValueError(f"--output {output!r}: there is no directory {file.parent}.")
-    require_output(file)
+    try:
+        require_output(file)
+    except OSError as e:
+        raise ValueError(f"--output {output!r}: {e}") from e
     if file.exists() and not force:
         raise ValueError(f"--output {output!r} exists; --force replaces it.")
     return file

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from det_lightning.checkpoint.storage.checkpoint_info import CheckpointInfo
     from det_lightning.checkpoint.storage.location import Location
 
-# How many tensors of a model are shown, unless all are asked for.
-_SHOWN_TENSORS = 10
-
 
 @report_errors()
 def list_checkpoints(
@@ -121,7 +118,7 @@ def _as_date(time_s: float | None) -> str | None:
 @report_errors()
 def show(
     checkpoint: Checkpoint,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Name every tensor.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also name every tensor.")] = False,
     trusted: TrustedFlag = False,
     option: Options = None,
     json: JsonFlag = False,
@@ -148,8 +145,9 @@ def show(
         if "models" in content:
             print_lines([""])
             print_table(["model", ">values", "types", "tensors"], _model_rows(content["models"]))
-            print_lines([""])
-            print_table(["tensor", "type", "shape"], _tensor_rows(content["models"], tensors))
+            if tensors:
+                print_lines([""])
+                print_table(["tensor", "type", "shape"], _tensor_rows(content["models"]))
             print_lines(["", *_training_lines(content)])
         print_lines(f"PROBLEM: {problem}" for problem in problems)
     if problems:
@@ -192,14 +190,11 @@ def _model_rows(models: list[dict[str, Any]]) -> Iterator[list[Any]]:
         yield [index, f"{model['values']:,}", dtypes, f"{len(model['tensors'])}{others}"]
 
 
-def _tensor_rows(models: list[dict[str, Any]], all_tensors: bool) -> Iterator[list[Any]]:
+def _tensor_rows(models: list[dict[str, Any]]) -> Iterator[list[Any]]:
     for index, model in enumerate(models):
         prefix = f"{index}: " if len(models) > 1 else ""
-        shown = model["tensors"] if all_tensors else model["tensors"][:_SHOWN_TENSORS]
-        for tensor in shown:
+        for tensor in model["tensors"]:
             yield [prefix + tensor["name"], tensor["dtype"], " x ".join(map(str, tensor["shape"])) or "scalar"]
-        if len(shown) < len(model["tensors"]):
-            yield [f"{prefix}... and {len(model['tensors']) - len(shown)} more (--tensors)", None, None]
 
 
 def _training_lines(content: dict[str, Any]) -> Iterator[str]:

@@ -51,8 +51,7 @@ def show(
     ] = False,
 ) -> None:
     """Show the trials of an experiment, best first, with hyperparameters, metrics and best checkpoints."""
-    _require_alone("--html", html is not None, {"--json": json, "--best": best})
-    _require_alone("--best", best, {"--json": json})
+    _require_one({"--json": json, "--html": html is not None, "--best": best})
     details = _describe(experiment, with_curves=html is not None)
     if html is not None:
         _write_page(details, html)
@@ -76,7 +75,7 @@ def compare(
     """Compare the best trials of several experiments: metrics, seeds, different hyperparameters."""
     from det_lightning.experiments.trial_table import compare_experiments
 
-    _require_alone("--html", html is not None, {"--json": json})
+    _require_one({"--json": json, "--html": html is not None})
     compared = compare_experiments([_describe(given, with_curves=html is not None) for given in experiments])
     if html is not None:
         _write_page(compared, html, compared=True)
@@ -93,11 +92,11 @@ def _describe(experiment: Path, *, with_curves: bool) -> dict[str, Any]:
     return describe_experiment(ExperimentDirectory.existing(experiment), with_curves=with_curves)
 
 
-def _require_alone(option: str, is_given: bool, others: dict[str, bool]) -> None:
-    """Raise a ValueError if an option with an output of its own is given beside ``others``."""
-    beside = [name for name, is_beside in others.items() if is_beside]
-    if is_given and beside:
-        raise ValueError(f"{option} replaces all other output; leave out {' and '.join(beside)}.")
+def _require_one(outputs: dict[str, bool]) -> None:
+    """Raise a ValueError if several options with an output of their own are given."""
+    given = [option for option, is_given in outputs.items() if is_given]
+    if len(given) > 1:
+        raise ValueError(f"Use only one of {' and '.join(given)}.")
 
 
 def _write_page(details: dict[str, Any], file: Path, *, compared: bool = False) -> None:
