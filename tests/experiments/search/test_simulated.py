@@ -9,11 +9,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.config.searchers import Searcher
+from det_lightning.config.searchers import AdaptiveAshaSearcher, Searcher
 from det_lightning.experiments.search.halving import make_brackets
-from det_lightning.experiments.search.operations import ExitReason, Shutdown
+from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Shutdown, StopTrial
 from det_lightning.experiments.search.search import Search, plan_trials
 from det_lightning.experiments.search.space import Grid
+from tests.experiments.search.oracle import Oracle
 from tests.experiments.search.simulation import Chances, Simulation, report
 from tests.experiments.search.spaces import choice, integer, number, searcher
 
@@ -44,6 +45,7 @@ all_chances = st.builds(
     nan=st.sampled_from([0.0, 0.2, 1.0]),
     ignore_stop=st.sampled_from([0.0, 0.5]),
 )
+harmless = st.builds(Chances, nan=st.sampled_from([0.0, 0.2]), ignore_stop=st.sampled_from([0.0, 0.5]))
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -122,3 +124,17 @@ def test_trial_k_is_the_same_in_any_order(of: Searcher, first: int, second: int,
     common = min(len(trials) for trials in created)
     assert created[0][:common] == created[1][:common]
     assert created[0][: len(planned)] == planned
+
+
+@given(of=halving_settings, chances=harmless, seed=seeds)
+def test_oracle_stops_the_same_trials(of: AdaptiveAshaSearcher, chances: Chances, seed: int) -> None:
+    simulation = simulated(of, chances, seed)
+    oracle = Oracle(make_brackets(of), of.divisor, of.smaller_is_better)
+    for event, answer in zip(simulation.events, simulation.answers[1:], strict=True):
+        stopped = [operation.trial_id for operation in answer if isinstance(operation, StopTrial)]
+        expected = [event[0]] if len(event) == 3 and oracle.stops(*event) else []
+        assert stopped == expected
+        for operation in answer:
+            if isinstance(operation, CreateTrial):
+                oracle.follow(event[0], operation.trial_id)
+    assert all(rungs[-1] for rungs in oracle.seen), "each bracket has a trial that trained for max_time"
