@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import importlib.util
 import pathlib
 import re
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,11 +60,7 @@ def port(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file of --output.")] = False,
     report: Annotated[
         pathlib.Path | None,
-        typer.Option(metavar="FILE", help="Also write a page (.html or .md) on the finished and the remaining work."),
-    ] = None,
-    checks: Annotated[
-        list[pathlib.Path] | None,
-        typer.Option(metavar="FILE", help="With --report: a file of pytest --trial --junitxml. May be repeated."),
+        typer.Option(metavar="FILE", help="Also write a page (.html) on the finished and the remaining work."),
     ] = None,
     try_out: Annotated[
         bool,
@@ -94,26 +88,18 @@ def port(
         raise ValueError("--output and --force need --to lightning; --write changes the files in place.")
     if write and (check or diff):
         raise ValueError(f"--write changes files and --{'check' if check else 'diff'} does not: use only one.")
-    if checks and report is None:
-        raise ValueError("--checks needs --report.")
-    write_page = None if report is None else _page_writer(report, checks or [])
+    if report is not None:
+        require_output(report, (".html",))
+        if importlib.util.find_spec("jinja2") is None:
+            raise ValueError(f"--report needs jinja2: {how_to_install('port')}.")
     project, is_done = _port_project(paths, write, diff or not (write or check), json, try_out)
-    if write_page is not None:
-        write_page(project, written=write)
+    if report is not None:
+        from det_lightning.porting.move_report import write_report
+
+        write_report(report, project, written=write)
         warn(f"Wrote {report}.")
     if check and not is_done:
         raise typer.Exit(1)
-
-
-def _page_writer(file: pathlib.Path, check_files: list[pathlib.Path]) -> Callable[..., None]:
-    """Return a function that writes the page of ``--report``; wrong options are refused at once."""
-    from det_lightning.porting import move_report
-
-    require_output(file, move_report.FORMATS)
-    if importlib.util.find_spec("jinja2") is None:
-        raise ValueError(f"--report needs jinja2: {how_to_install('port')}.")
-    checks = [check for found in check_files for check in move_report.read_checks(found)]
-    return functools.partial(move_report.write_report, file, checks=checks)
 
 
 def _port_project(

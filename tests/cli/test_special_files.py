@@ -35,8 +35,7 @@ COMMANDS = {
     "export": ["checkpoint", "export", "{checkpoint}", "--to", "weights", "-o", "{}.pt", "--force"],
     "show --html": ["experiment", "show", "{experiment}", "--html", "{}.html"],
     "port": ["port", "{}.py"],
-    "port --report": ["port", "project", "--report", "{}.md"],
-    "port --checks": ["port", "project", "--report", "new.md", "--checks", "{}.xml"],
+    "port --report": ["port", "project", "--report", "{}.html"],
     "port --output": ["port", "--to", "lightning", "project/file.py", "-o", "{}.py", "--force"],
 }
 

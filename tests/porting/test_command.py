@@ -225,7 +225,7 @@ def test_equal_lines_take_no_longer(tmp_path: Path) -> None:
     last = "python3 -m determined.launch.torch_distributed x\n"
     (tmp_path / "start.sh").write_text("echo determined\n" * 20_000 + last)
     run(tmp_path, "--json")
-    run(tmp_path, "--report", tmp_path / "page.md")
+    run(tmp_path, "--report", tmp_path / "page.html")
 
 
 def test_sparse_files_are_not_passed_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page on a move: what was done, what is left, which checks passed."""
+"""The page on a move: what was done and what is left."""
 
 from __future__ import annotations
 
@@ -11,17 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from det_lightning.cli.app import app
-from det_lightning.porting.file_port import FilePort
-from det_lightning.porting.move_report import MovedProject
 from det_lightning.porting.requirements import list_installed
 
 PROJECTS = Path(__file__).parent / "projects"
-CHECKS = """<?xml version="1.0"?><testsuites><testsuite>
-<testcase classname="model_def:PriceTrial" name="is deterministic under a seed"/>
-<testcase classname="model_def:PriceTrial" name="resumes exactly">
-<failure message="batch 3&#10;differs | &lt;b&gt;">x</failure></testcase>
-<testcase classname="model_def:PriceTrial" name="equals Determined"><skipped message="not installed"/></testcase>
-</testsuite></testsuites>"""
 
 
 class Words(HTMLParser):
@@ -42,14 +34,6 @@ def port(*arguments: object, ends_with: int = 0) -> Result:
     return result
 
 
-@pytest.fixture(autouse=True)
-def projects() -> None:
-    """Two projects in the working directory, and what was found out about one of them."""
-    for name in ("classic", "deepspeed"):
-        shutil.copytree(PROJECTS / name, name)
-    Path("checks.xml").write_text(CHECKS)
-
-
 @pytest.mark.parametrize(
     ("hook", "lines"),
     [
@@ -67,63 +51,36 @@ def test_packages_of_hooks_are_requirements(hook: str, lines: list[str]) -> None
 
 @pytest.mark.slow
 def test_page_lists_done_and_left() -> None:
-    assert "Wrote move.html." in port(".", "--write", "--report", "move.html", "--checks", "checks.xml").stderr
+    for name in ("classic", "deepspeed"):
+        shutil.copytree(PROJECTS / name, name)
+    with Path("classic/startup-hook.sh").open("a") as hook:
+        hook.write("pip install timm\n")
+    assert "Wrote move.html." in port(".", "--report", "move.html").stderr
+    assert "To be done by port --write: classic/data.py" in " ".join(Words(Path("move.html").read_text()).found)
+    port(".", "--write", "--report", "move.html")
     page = Path("move.html").read_text()
     words = " ".join(Words(page).found)
     assert "5 of 8 entry points should run on det_lightning" in words
     assert "classic/const.yaml should run with `det-lightning run classic/const.yaml classic --hook skip`" in words
     assert "deepspeed/zero.yaml still needs Determined because of deepspeed/model_def.py:2" in words
-    assert re.findall('<th scope="col"[^>]*>([^<]*)', page)[-2:] == ["Outcome", "Check"]
-    assert "Done: classic/data.py : 1 line" in words
+    assert re.findall('<th scope="col"[^>]*>([^<]*)', page)[-2:] == ["Outcome", "Entry point"]
+    assert "Done: classic/data.py" in words
+    assert words.count("timm") == 1  # in a project of several configurations
     assert "deepspeed/model_def.py:2 (problem): determined.pytorch.deepspeed.DeepSpeedTrial: DeepSpeedTrial is" in words
-    assert "resumes exactly model_def:PriceTrial batch 3 differs | <b>" in words
-    assert "not checked equals Determined" in words
     assert "src=" not in page
     assert "http" not in page
 
 
-@pytest.mark.slow
-def test_markdown_says_the_same() -> None:
-    with Path("classic/startup-hook.sh").open("a") as hook:
-        hook.write("pip install timm\n")
-    port(".", "--report", "move.md", "--checks", "checks.xml")
-    lines = Path("move.md").read_text().splitlines()
-    assert lines[0] == "# Move to det_lightning: 5 of 8 entry points should run on it"
-    sentence = "should run with `det-lightning run classic/const.yaml classic --hook skip`; 1 finding to look at"
-    assert f"| classic/const.yaml | should run | {sentence} |" in lines
-    assert "To be done by `port --write`:" in lines
-    assert "- classic/data.py: 1 line" in lines
-    assert lines.count("    timm") == 1  # in a project of several configurations
-    assert r"| failed | resumes exactly: batch 3 differs \| \<b\> | model_def:PriceTrial |" in lines
-    # A page without checks says how to make them.
-    port("classic", "--report", "move.md")
-    assert "`pytest --trial MODULE:CLASS --junitxml checks.xml`" in Path("move.md").read_text()
-
-
-WRONG = [
-    (["--report", "move.pdf"], "The file of the page must end with .html or .md; got move.pdf."),
-    (["--report", "no/move.md"], "There is no directory no for move.md."),
-    (["--checks", "checks.xml"], "--checks needs --report."),
-    (["--report", "move.md", "--checks", "classic/data.py"], "is not a file that pytest --junitxml writes"),
-    (["--report", "move.md", "--to", "lightning"], "--to lightning writes a new file"),
-]
-
-
-@pytest.mark.parametrize("encoding", ["foo", "utf-7"])
-def test_unreadable_checks_are_named(encoding: str) -> None:
-    Path("checks.xml").write_text(f'<?xml version="1.0" encoding="{encoding}"?><testsuite/>')
-    said = port("classic", "--report", "move.md", "--checks", "checks.xml", ends_with=2).stderr
-    assert "checks.xml is not a file that pytest --junitxml writes" in said
-
-
-@pytest.mark.parametrize(("options", "message"), WRONG)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--write", "--report", "move.pdf"], "The file of the page must end with .html; got move.pdf."),
+        (["--write", "--report", "no/move.html"], "There is no directory no for move.html."),
+        (["--report", "move.html", "--to", "lightning"], "--to lightning writes a new file"),
+    ],
+)
 def test_wrong_options_write_nothing(options: list[str], message: str) -> None:
-    assert message in port("classic", *([] if "--to" in options else ["--write"]), *options, ends_with=2).stderr
-    assert not Path("move.md").exists()
-    assert "determined" in Path("classic/data.py").read_text()
-
-
-def test_changed_lines_are_counted() -> None:
-    for after, lines in (("b\na\nc\n", 2), ("a\nb\n", 1), ("a\nb\nc", 1), ("a\nB\nC\n", 2)):
-        changed = FilePort(Path("data.py"), "a\nb\nc\n", after, [])
-        assert MovedProject("", [], [changed]).changed == [(changed, lines)]
+    Path("data.py").write_text("import determined\n")
+    assert message in port("data.py", *options, ends_with=2).stderr
+    assert not Path("move.html").exists()
+    assert Path("data.py").read_text() == "import determined\n"
