@@ -1,4 +1,4 @@
-"""HTML and Markdown reports from Jinja templates; HTML pages contain style, script and plotly's library."""
+"""HTML reports from Jinja templates; the pages contain style, script and plotly's library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def render_page(
         raise ImportError(f"The report needs jinja2 and plotly: {how_to_install(extra)}.") from error
     environment = Environment(
         loader=FunctionLoader(_read),
-        autoescape=template.endswith(".html.jinja"),
+        autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,

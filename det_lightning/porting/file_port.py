@@ -39,12 +39,12 @@ _KINDS: dict[str, tuple[str, _FactsOf | None]] = {
     r"(?is).+\.pyi": ("python_files.port_python", None),
     r"(?is).+\.ipynb": ("notebooks.port_notebook", read_notebook_facts),
     r"(?is).+\.ya?ml": ("yaml_files.port_yaml", read_yaml_facts),
-    r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("shell_files.port_dockerfile", None),
+    r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("commands.port_dockerfile", None),
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", None),
     r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", None),
-    r"startup-hook\.sh": ("shell_files.port_startup_hook", read_command_facts),
+    r"startup-hook\.sh": ("commands.port_startup_hook", read_command_facts),
     r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile": (
-        "shell_files.port_shell",
+        "commands.port_shell",
         read_command_facts,
     ),
 }

@@ -12,9 +12,9 @@ from typing import Any
 
 import libcst as cst
 
+from det_lightning.porting.commands import port_shell
 from det_lightning.porting.findings import Finding, Severity, drop_resolved, line_at
 from det_lightning.porting.python_files import port_python
-from det_lightning.porting.shell_files import port_shell
 
 _END_OF_CELL = "#:::end of cell:::\n"
 _MARK = "#:::"

@@ -54,9 +54,8 @@ def rewrite_strings(file: PythonFile, imports: ImportRewriter) -> None:
             elif "determined" in value:
                 _rewrite(file, node, value)
     for text in file.find(cst.FormattedStringText):
-        new, findings = commands.port_commands(text.value, file.line(text))
-        file.findings += findings
-        if (new := port_installs(new)) != text.value:
+        new = _port_command(file, text, text.value)
+        if new != text.value:
             file.replace(text, new)
 
 
@@ -76,9 +75,15 @@ def _rewrite(file: PythonFile, node: cst.SimpleString, value: str) -> None:
     elif _INSIDE.fullmatch(value) and isinstance(file.parent(node), cst.Element):
         file.findings += commands.port_commands(f"-m {value}", line)[1]
     else:
-        new, findings = commands.port_commands(value, line)
-        file.findings += findings
-        _put(file, node, port_installs(new))
+        _put(file, node, _port_command(file, node, value))
+
+
+def _port_command(file: PythonFile, node: cst.CSTNode, text: str) -> str:
+    line = file.line(node)
+    ported, launched = commands.port_commands(text, line)
+    ported, packages = port_installs(ported, line)
+    file.findings += [*launched, *packages]
+    return ported
 
 
 def _put(file: PythonFile, node: cst.CSTNode, value: str) -> None:

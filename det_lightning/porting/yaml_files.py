@@ -16,13 +16,13 @@ from det_lightning.porting.commands import (
     find_trial_class,
     launcher_counterpart,
     missing_launcher,
+    port_shell,
     runs_a_class,
 )
 from det_lightning.porting.counterparts import package_finding
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
 from det_lightning.porting.requirements import port_requirement
-from det_lightning.porting.shell_files import port_shell
 
 # An image or a name of a service of the cluster, or a template of Helm.
 _OF_CLUSTER = re.compile(r"\bdetermined[-_](?:master|agent|db)\b|/etc/determined/")

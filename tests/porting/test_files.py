@@ -58,11 +58,6 @@ PARTS: dict[str, dict[str, str | None]] = {
         "python -mdetermined.launch.torch_distributed t.py": None,
         "# python -m determined.launch.horovod": "# python -m determined.launch.horovod",
         "python -m determined.launch.horovod -np 2 -- a.py": None,
-        "pip install 'determined @ https://x/d.whl'": "pip install 'determined @ https://x/d.whl'",
-        "pip install -U git+https://github.com/determined-ai/determined#subdirectory=harness torch # -U": (
-            "pip install -U det-lightning torch # -U"
-        ),
-        "pip install --no-deps ./determined-0.38.1-py3-none-any.whl": "pip install --no-deps det-lightning",
         "ls determined-0.38.1-py3-none-any.whl": "ls determined-0.38.1-py3-none-any.whl",
         "cd x && det e create c.yaml .": "cd x && det-lightning run c.yaml .",
         'det -m h e create \\\n "a c.yaml" $(x) \\\n --config a=2;': (
@@ -84,9 +79,6 @@ PARTS: dict[str, dict[str, str | None]] = {
     "Dockerfile": {
         'RUN pip3 install -U \\\n  "determined[x]>=0.17,<1" t': 'RUN pip3 install -U \\\n  "det-lightning~=0.1" t',
         'CMD ["python", "-m", "determined.launch.torch_distributed", "t.py"]': None,
-        "RUN pip install torch \\\n  'determined @ https://x/determined-0.1.whl' && cp determined-0.1.whl /x": (
-            "RUN pip install torch \\\n  'det-lightning' && cp determined-0.1.whl /x"
-        ),
     },
     "a.py": {
         "os.system(f'{python} -m determined.launch.torch_distributed {script}')": None,
@@ -100,11 +92,6 @@ PARTS: dict[str, dict[str, str | None]] = {
         "determined [cloud]==0.20": "det-lightning~=0.1",
         "determined == 0.19.2  # pinned\r": "det-lightning~=0.1  # pinned\r",
         "determined-like\r": "determined-like\r",
-        "determined[x] @ https://x/determined-0.38.1.whl ; os_name > '3'": "det-lightning ; os_name > '3'",
-        "https://x/determined-0.38.1-py3-none-any.whl": "det-lightning",
-        "./determined-0.38.1.tar.gz#sha256=00": "det-lightning",
-        "-e git+ssh://git@github.com/determined-ai/determined.git#egg=determined": "det-lightning",
-        "git+https://github.com/determined-ai/determined.git@0.38.1#subdirectory=harness": "det-lightning",
         "https://x/determined-ai/determined-examples # not it": "https://x/determined-ai/determined-examples # not it",
     },
     "dev-requirements.in": {'determined;python_version>"3"': 'det-lightning;python_version>"3"'},
@@ -114,12 +101,6 @@ PARTS: dict[str, dict[str, str | None]] = {
         "requires = [\"determined[x]>=0.2; os < '3'\", 'x']": "requires = [\"det-lightning~=0.1; os < '3'\", 'x']",
         '[tool.poetry.dependencies]\ndetermined = "^0.2" #': '[tool.poetry.dependencies]\ndet-lightning = "~=0.1" #',
         '[tool.ruff]\nk = ["determined"]': '[tool.ruff]\nk = ["determined"]',
-        "[tool.uv.sources]\ndetermined = { url = 'x/determined-0.3.whl' }\nx = { index = 'y' }": (
-            "[tool.uv.sources]\nx = { index = 'y' }"
-        ),
-        '[dependency-groups]\nx = ["determined @ https://x/determined-0.38.1.whl"]': (
-            '[dependency-groups]\nx = ["det-lightning"]'
-        ),
         '[project.optional-dependencies]\ndetermined = ["determined", "x"]': (
             '[project.optional-dependencies]\ndetermined = ["det-lightning", "x"]'
         ),
@@ -146,6 +127,8 @@ model_hub
 determined-cli==0.12
 determined @ git+https://x/y
 -e git+https://x/y.git#egg=determined
+./determined-0.38.1.tar.gz#sha256=00
+git+https://github.com/determined-ai/determined.git@0.38.1#subdirectory=harness
 determined==1 \\
   --hash=sha256:00
 """
@@ -191,14 +174,20 @@ version = '^0.20'
             REQUIREMENTS,
             "1: model_hub: it is built on determined, 2: determined-cli: it talks to a Determined master, "
             "3: Determined is installed from a URL, 4: Determined is installed from a URL, "
-            "5: Determined is required with hashes of its files",
+            "5: Determined is installed from a URL, 6: Determined is installed from a URL, "
+            "7: Determined is required with hashes of its files",
+        ),
+        (
+            "a.sh",
+            "pip install x \\\n  'determined @ https://x/d.whl' && ls determined-0.whl\n",
+            "2: Determined is installed",
         ),
         ("pyproject.toml", "[project]\ndependencies = ['determined @ https://x/d.whl']", "2: Determined is installed"),
         (
             "pyproject.toml",
             DEPENDENCIES,
-            "2: Determined is required by a table, 4: uv has a source for Determined, "
-            "7: uv has a source for Determined, 10: Determined is required by a table",
+            "2: Determined is required by a table, 4: Determined is required by a table, "
+            "7: Determined is required by a table, 10: Determined is required by a table",
         ),
         ("a.py", "import determined\nprint 'x'\n", "0: not ported: it is not Python 3: line 2"),
         ("a.py", "x = 1\n\\\nimport determined\n", "0: not ported: it is not Python 3: line 2: a statement begins"),
