@@ -34,10 +34,10 @@ _TRIAL = re.compile(
     r"(?:determined|det_lightning)\.launch\.(?:torch_distributed|\w*horovod)\b[^#;]{0,200}?"
     r"\s[\"']?(?:--trial[\"'\s,=]+)?(--trial\b|[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=[\"'\s]|$))"
 )
-# Determined's variables of a task, as set by `det-lightning run` or, like DET_CHIEF_IP, by the launcher.
-_SET_HERE = {
-    "DET_CHIEF_IP", "DET_EXPERIMENT_CONFIG", "DET_EXPERIMENT_ID", "DET_HPARAMS", "DET_LATEST_CHECKPOINT",
-    "DET_SLOT_IDS", "DET_STEPS_COMPLETED", "DET_TASK_TYPE", "DET_TRIAL_ID", "DET_TRIAL_RUN_ID", "DET_TRIAL_SEED",
+# Determined's variables of a task that neither `det-lightning run` nor a launcher sets.
+_NOT_SET = {
+    "DET_AGENT_ID", "DET_ALLOCATION_ID", "DET_CLUSTER_ID", "DET_CONTAINER_ID", "DET_RESOURCES_ID", "DET_TASK_ID",
+    "DET_UNIQUE_PORT_OFFSET", "DET_USE_GPU",
 }  # fmt: skip
 # Variables for Determined's own tools, without effect here.
 _READ_BY_DETERMINED = {
@@ -98,15 +98,13 @@ _VARIABLE = re.compile(r"(?<![\w.-])DET_(?!LIGHTNING_)[A-Z][A-Z0-9_]*(?!\w)")
 
 
 def note_variables(text: str, first_line: int) -> list[Finding]:
-    """Return a finding for each of Determined's variables in a text, except those set by ``det-lightning run``."""
+    """Return a finding for each of Determined's variables in a text that ``det-lightning run`` does not set."""
     findings = []
     for found in _VARIABLE.finditer(text):
-        if (name := found.group()) not in _SET_HERE:
-            premise = Premise.variable_unset
-            advice = "set it yourself, as in environment.environment_variables"
-            if name in _READ_BY_DETERMINED:
-                premise = Premise.unneeded
-                advice = "remove it"
+        is_of_tools = (name := found.group()) in _READ_BY_DETERMINED
+        if is_of_tools or name in _NOT_SET:
+            premise = Premise.unneeded if is_of_tools else Premise.nothing
+            advice = "remove it" if is_of_tools else "set it yourself, as in environment.environment_variables"
             line = line_at(text, found.start(), first_line)
             reason = f"{name}: det-lightning run does not set it"
             findings.append(Finding(line, Severity.check, reason, advice, premise=premise))

@@ -1,4 +1,4 @@
-"""What kind of file each is, and which other files it imports or starts."""
+"""What each file of a project is: its kind, what it imports and starts, and the values of a configuration it reads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import enum
 import itertools
 import posixpath
 import re
-import warnings
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from det_lightning.porting.commands import IMPORTED
 from det_lightning.porting.counterparts import CORE_CONTEXT
-from det_lightning.porting.read_values import DATA, HPARAMS, Read
 
 if TYPE_CHECKING:
     from det_lightning.config.document import Document
+import math
+
+from det_lightning.porting.bypass_rules import get_name, parse
 
 #: The packages of Determined, also of older releases, and det_lightning.
 OF_DETERMINED = (
@@ -38,6 +39,16 @@ _APIS = {"pytorch": re.compile(r"\bpytorch\b"), "core": re.compile(r"\.core\b|\b
 _WITH_SEARCHER = {"entrypoint", "hyperparameters"}
 
 
+HPARAMS = "hyperparameters"
+DATA = "data"
+# By method of a context: the section that it returns, or the value that it reads.
+_SECTIONS = {"get_hparams": HPARAMS, "get_data_config": DATA}
+_VALUES = ("get_per_slot_batch_size", "get_global_batch_size")
+_CHANGE = {"pop", "setdefault", "update"}
+# A value in these is read under a condition only.
+_CONDITIONAL = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.While, ast.Match, ast.Lambda, ast.comprehension)
+
+
 class Kind(str, enum.Enum):
     """The part of a file in a project."""
 
@@ -46,6 +57,16 @@ class Kind(str, enum.Enum):
     commands = "commands"  #: for a shell or for make
     notebook = "notebook"
     other = "other"
+
+
+class Read(NamedTuple):
+    """A value that code reads whenever the function around it runs."""
+
+    section: str  # of a configuration
+    name: str
+    line: int
+    owner: str  # the class around; empty outside of classes
+    function: str  # the innermost function around, or empty
 
 
 class Given(NamedTuple):
@@ -71,7 +92,6 @@ class Facts:
     modules: tuple[str, ...] = ()  # imports run as scripts by commands
     classes: tuple[str, ...] = ()  # module:Class as named in commands
     names: tuple[str, ...] = ()  # names bound by a module of Python; * for unknown names
-    sets: tuple[str, ...] = ()  # variables set by a configuration for trials
     slots: int = 1  # of a configuration's trials
     given: tuple[Given, ...] = ()  # values given by a configuration
     reads: tuple[Read, ...] = ()  # values read from a configuration, by lines before porting
@@ -80,12 +100,7 @@ class Facts:
 
 def read_python_facts(text: str, kind: Kind = Kind.script) -> Facts:
     """Return the facts in Python source."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # for example about escapes
-            tree = ast.parse(text)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return Facts()
+    tree = parse(text)
     imported = list(_find_imports(tree))
     ours = [name for name in imported if name.split(".")[0] in OF_DETERMINED]
     apis = {api for api, name in _APIS.items() if ours and name.search(text)}
@@ -154,21 +169,6 @@ def _does_something(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.For | ast.While | ast.With)
 
 
-def read_notebook_facts(text: str) -> Facts:
-    """Return the facts in the code and the commands of a ported notebook."""
-    from det_lightning.porting.notebooks import split_notebook
-
-    program, commands = split_notebook(text)
-    python = read_python_facts(program, Kind.notebook)
-    started = read_command_facts(commands, Kind.notebook)
-    return dataclasses.replace(
-        python,
-        kind=Kind.notebook,
-        starts=(*python.starts, *started.starts),
-        uses_determined=python.uses_determined or started.uses_determined,
-    )
-
-
 def read_yaml_facts(text: str) -> Facts:
     """Return the facts in YAML: in an experiment configuration, or in any other file with commands."""
     from det_lightning.config.yaml_reader import YamlDocument
@@ -197,7 +197,6 @@ def read_yaml_facts(text: str) -> Facts:
         uses_determined=True,
         has_entrypoint=bool(command),
         executes=words[0] if words and "/" in words[0] and _FILE.fullmatch(words[0]) else "",
-        sets=_find_variables(content),
         slots=slots if isinstance(slots, int) else 1,
         given=(_find_given(document, HPARAMS), _find_given(document, DATA)),
     )
@@ -206,14 +205,6 @@ def read_yaml_facts(text: str) -> Facts:
 def _find_given(document: Document, section: str) -> Given:
     values = document.data.get(section)
     return Given(section, tuple(map(str, values)) if isinstance(values, dict) else (), document.lines.find((section,)))
-
-
-def _find_variables(config: dict[Any, Any]) -> tuple[str, ...]:
-    environment = config.get("environment")
-    given = environment.get("environment_variables") if isinstance(environment, dict) else None
-    lists = list(given.values()) if isinstance(given, dict) else [given]
-    names = {str(item).partition("=")[0] for items in lists if isinstance(items, list) for item in items}
-    return tuple(sorted(names))
 
 
 def read_command_facts(text: str, kind: Kind = Kind.commands) -> Facts:
@@ -227,3 +218,90 @@ def read_command_facts(text: str, kind: Kind = Kind.commands) -> Facts:
     starts = tuple(word for word in words if _FILE.fullmatch(word))
     uses = _DET.search(text) or _LAUNCHED.search(text) or IMPORTED.search(text)
     return Facts(kind, tuple(own), starts, bool(uses), modules=modules, classes=classes)
+
+
+def find_reads(text: str) -> tuple[Read, ...]:
+    """Return the values read in a Python file, except those that the file also sets or asks for."""
+    tree = parse(text)
+    sections = _find_variables(tree)
+    reads = [*_walk(tree, sections, "", "")]
+    known = {*_find_known(tree)}
+    return tuple(dict.fromkeys(read for read in reads if read.name not in known))
+
+
+def list_bases(text: str) -> tuple[tuple[str, str], ...]:
+    """Return each class of a file with each of its bases."""
+    classes = [node for node in ast.walk(parse(text)) if isinstance(node, ast.ClassDef)]
+    return tuple((node.name, get_name(base)) for node in classes for base in node.bases)
+
+
+def _find_variables(tree: ast.Module) -> dict[str, str]:
+    """Return the variables that always hold an unchanged section of the configuration, with that section."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                found.setdefault(ast.unparse(target), set()).add(_find_section(node.value, {}))
+        elif isinstance(node, ast.arg):
+            found.setdefault(node.arg, set()).add("")
+        elif isinstance(node, ast.Call) and get_name(node.func) in _CHANGE and isinstance(node.func, ast.Attribute):
+            found.setdefault(ast.unparse(node.func.value), set()).add("")
+    return {name: section for name, (section, *others) in found.items() if section and not others}
+
+
+def _find_section(node: ast.expr | None, variables: dict[str, str]) -> str:
+    """Return the section that an expression stands for, or an empty text."""
+    if isinstance(node, ast.Call):
+        return _SECTIONS.get(get_name(node.func), "") if not node.args else ""
+    if isinstance(node, ast.Attribute) and node.attr == "hparams" and get_name(node.value) == "trial":
+        return HPARAMS
+    return variables.get(ast.unparse(node), "") if isinstance(node, ast.Name | ast.Attribute) else ""
+
+
+def _find_known(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that a file sets or asks for in some section."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            yield str(getattr(node.slice, "value", ""))
+        elif isinstance(node, ast.Compare):
+            yield str(getattr(node.left, "value", ""))
+
+
+def _walk(node: ast.AST, sections: dict[str, str], owner: str, function: str) -> Iterator[Read]:
+    """Yield the reads below a node, without those under a condition."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield from _walk(child, sections, child.name, "")
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            end = _find_exit(child)
+            yield from (read for read in _walk(child, sections, owner, child.name) if read.line <= end)
+        elif not isinstance(child, _CONDITIONAL) or _is_start(child):
+            if (found := _find_read(child, sections)) is not None:
+                yield Read(*found, getattr(child, "lineno", 0), owner, function)
+            yield from _walk(child, sections, owner, function)
+
+
+def _find_exit(function: ast.AST) -> float:
+    """Return the line of the first conditional return or raise, below which code may not run."""
+    choices = [node for node in ast.walk(function) if isinstance(node, (*_CONDITIONAL, ast.For))]
+    exits = [inner for node in choices for inner in ast.walk(node) if isinstance(inner, ast.Return | ast.Raise)]
+    return min((node.lineno for node in exits), default=math.inf)
+
+
+def _is_start(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and get_name(getattr(node.test, "left", None)) == "__name__"
+
+
+def _find_read(node: ast.AST, sections: dict[str, str]) -> tuple[str, str] | None:
+    """Return the section and the name that an expression reads, or None."""
+    if isinstance(node, ast.Call) and get_name(node.func) in _VALUES:
+        return HPARAMS, "global_batch_size"
+    if isinstance(node, ast.Call) and get_name(node.func) == "get_hparam" and len(node.args) == 1:
+        section, name = HPARAMS, node.args[0]
+    elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        section, name = _find_section(node.value, sections), node.slice
+    else:
+        return None
+    value = name.value if isinstance(name, ast.Constant) else None
+    return (section, value) if section and isinstance(value, str) else None

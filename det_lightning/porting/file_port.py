@@ -10,18 +10,11 @@ import pathlib
 import re
 import tokenize
 from collections.abc import Callable
+from typing import Any
 
 from det_lightning.files.local_files import write_whole
-from det_lightning.porting.facts import (
-    Facts,
-    Kind,
-    read_command_facts,
-    read_notebook_facts,
-    read_python_facts,
-    read_yaml_facts,
-)
+from det_lightning.porting.facts import Facts, Kind, find_reads, list_bases
 from det_lightning.porting.findings import Finding, Need, Premise, Severity, drop_resolved
-from det_lightning.porting.read_values import find_reads, list_bases
 
 #: Directories for continuous integration.
 OF_CI = (".github", ".circleci")
@@ -33,19 +26,19 @@ _PYTHON = (".py", ".pyi", ".pyw")
 _MENTIONED = re.compile(r"\bdetermined", re.IGNORECASE)
 _FactsOf = Callable[[str], Facts]
 # By pattern of a file's name, the first match counts: the function to port the text, and the reader of facts, if any.
-# The function is imported late, because each module needs a library of its own.
-_KINDS: dict[str, tuple[str, _FactsOf | None]] = {
-    r"(?is).+\.pyw?": ("python_files.port_python", read_python_facts),
+# The functions are imported late, because each module needs a library of its own.
+_KINDS: dict[str, tuple[str, str | None]] = {
+    r"(?is).+\.pyw?": ("python_files.port_python", "facts.read_python_facts"),
     r"(?is).+\.pyi": ("python_files.port_python", None),
-    r"(?is).+\.ipynb": ("notebooks.port_notebook", read_notebook_facts),
-    r"(?is).+\.ya?ml": ("yaml_files.port_yaml", read_yaml_facts),
+    r"(?is).+\.ipynb": ("notebooks.port_notebook", "notebooks.read_notebook_facts"),
+    r"(?is).+\.ya?ml": ("yaml_files.port_yaml", "facts.read_yaml_facts"),
     r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("commands.port_dockerfile", None),
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", None),
     r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", None),
-    r"startup-hook\.sh": ("commands.port_startup_hook", read_command_facts),
+    r"startup-hook\.sh": ("commands.port_startup_hook", "facts.read_command_facts"),
     r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile": (
         "commands.port_shell",
-        read_command_facts,
+        "facts.read_command_facts",
     ),
 }
 _Port = Callable[[str], tuple[str, list[Finding]]]
@@ -137,17 +130,20 @@ def import_port(path: pathlib.Path) -> tuple[_Port, _FactsOf | None] | None:
     kind = _find_kind(path)
     if kind is None:
         return None
-    name, facts_of = kind
+    port, facts_of = kind
+    return _import(port), None if facts_of is None else _import(facts_of)
+
+
+def _import(name: str) -> Any:
     module, _, function = name.partition(".")
-    port = getattr(importlib.import_module(f"det_lightning.porting.{module}"), function)
-    return port, facts_of
+    return getattr(importlib.import_module(f"det_lightning.porting.{module}"), function)
 
 
 def _lists_requirements(path: pathlib.Path) -> bool:
     return path.absolute().parent.name.lower() == "requirements"
 
 
-def _find_kind(path: pathlib.Path) -> tuple[str, _FactsOf | None] | None:
+def _find_kind(path: pathlib.Path) -> tuple[str, str | None] | None:
     given = [path.name, *([f"requirements/{path.name}"] if _lists_requirements(path) else [])]
     return next((kind for name in given for names, kind in _KINDS.items() if re.fullmatch(names, name)), None)
 

@@ -34,7 +34,6 @@ class Premise(str, enum.Enum):
     in_trial = "in trial"  #: the file is used beside the context of a trial
     outside_trial = "outside trial"  #: the file is used, but beside no context of a trial
     unneeded = "unneeded"  #: nothing in the project needs Determined
-    variable_unset = "variable unset"  #: no configuration sets the variable at the beginning of the reason
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -22,10 +21,10 @@ from det_lightning.porting import installed
 from det_lightning.porting.facts import OF_DETERMINED
 from det_lightning.porting.file_port import FilePort
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
-from det_lightning.porting.guards import Guards
+from det_lightning.porting.installed import Guards
 from det_lightning.startup_hook import is_accepted
 
-# For pyrefly: the time, and the processor time of all threads together.
+# The time for pyrefly.
 _MOST_S = 120
 # No configuration of the project is read, no interpreter is run, and no comment of the project hides an error. The
 # libraries come before the stubs in pyrefly, which may be of other releases.
@@ -200,7 +199,6 @@ def _run(command: list[str], directory: pathlib.Path, most_s: int) -> bytes:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYREFLY_")}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=directory, env=environment, stdout=pipe, stderr=pipe) as process:
-        _limit_time(process.pid, most_s)
         try:
             output, errors = process.communicate(timeout=most_s)
         except subprocess.TimeoutExpired as e:
@@ -210,10 +208,3 @@ def _run(command: list[str], directory: pathlib.Path, most_s: int) -> bytes:
         last = errors.decode(errors="replace").strip().rpartition("\n")[2]
         raise _NotChecked(f"pyrefly ended with status {process.returncode}: {last}")
     return output
-
-
-def _limit_time(process_id: int, most_s: int) -> None:
-    with contextlib.suppress(ImportError, AttributeError, ProcessLookupError):  # Linux only; there is a timeout too
-        import resource
-
-        resource.prlimit(process_id, resource.RLIMIT_CPU, (most_s, most_s))

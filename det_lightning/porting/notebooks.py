@@ -13,6 +13,7 @@ from typing import Any
 import libcst as cst
 
 from det_lightning.porting.commands import port_shell
+from det_lightning.porting.facts import Facts, Kind, read_command_facts, read_python_facts
 from det_lightning.porting.findings import Finding, Severity, drop_resolved, line_at
 from det_lightning.porting.python_files import port_python
 
@@ -99,6 +100,19 @@ def split_notebook(text: str) -> tuple[str, str]:
     hidden = [_hide(source) for _, source in _select_cells(notebook)]
     commands = [_reveal(found).lstrip("%!") for source in hidden for found in _HIDDEN.finditer(source)]
     return "\n".join(hidden), "\n".join(commands)
+
+
+def read_notebook_facts(text: str) -> Facts:
+    """Return the facts in the code and the commands of a ported notebook."""
+    program, commands = split_notebook(text)
+    python = read_python_facts(program, Kind.notebook)
+    started = read_command_facts(commands, Kind.notebook)
+    return dataclasses.replace(
+        python,
+        kind=Kind.notebook,
+        starts=(*python.starts, *started.starts),
+        uses_determined=python.uses_determined or started.uses_determined,
+    )
 
 
 def _read(text: str) -> tuple[dict[str, Any], _Dump]:

@@ -13,13 +13,11 @@ from collections.abc import Iterable, Iterator
 
 from det_lightning.files.file_kinds import require_file
 from det_lightning.porting.counterparts import read_methods
-from det_lightning.porting.entry_points import EntryPoint, find_entry_points, find_needs, shorten
-from det_lightning.porting.facts import Facts
-from det_lightning.porting.file_graph import FileGraph
+from det_lightning.porting.entry_points import EntryPoint, FileGraph, find_entry_points, find_needs, shorten
+from det_lightning.porting.facts import Facts, Read
 from det_lightning.porting.file_port import OF_CI, FilePort, is_portable, port_file
 from det_lightning.porting.findings import Finding, Need, Premise, Severity
 from det_lightning.porting.library_names import check_libraries
-from det_lightning.porting.read_values import Read
 from det_lightning.startup_hook import is_accepted
 
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv"}
@@ -222,9 +220,6 @@ def _is_relevant(finding: Finding, configurations: list[Facts], users: list[Fact
         return not needs_determined
     if finding.premise is Premise.by_hand:
         return not configurations
-    if finding.premise is Premise.variable_unset:
-        name = finding.reason.partition(":")[0]
-        return not configurations or any(name not in config.sets for config in configurations)
     if finding.premise in (Premise.in_trial, Premise.outside_trial):
         moving = [user.apis for user in users if not user.imports_determined]
         is_in_trial = any("pytorch" in apis for apis in moving)

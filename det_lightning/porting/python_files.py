@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from det_lightning.porting.bindings import Bindings
 from det_lightning.porting.bypasses import note_bypasses, note_cluster_uses, note_devices
 from det_lightning.porting.counterparts import CORE_CONTEXT, counterpart, missing, missing_prefix
 from det_lightning.porting.findings import Finding
-from det_lightning.porting.imports import ImportRewriter
+from det_lightning.porting.imports import Bindings, ImportRewriter
 from det_lightning.porting.older_releases import rewrite_core_api, rewrite_older_releases
 from det_lightning.porting.python_syntax import PythonFile, find_classes
 from det_lightning.porting.ruff_rules import may_have_old_names, port_old_names

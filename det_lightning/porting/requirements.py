@@ -61,7 +61,7 @@ def port_installs(text: str, first_line: int) -> tuple[str, list[Finding]]:
     def require(found: re.Match[str]) -> str:
         return found["before"] + _NAME + (_compatible() if found["spec"] else "")
 
-    findings = []
+    findings: list[Finding] = []
     for command in _INSTALL.finditer(text):
         findings += _note_packages(command.group(), line_at(text, command.start(), first_line))
     return _INSTALL.sub(lambda command: _IN_COMMAND.sub(require, command.group()), text), findings

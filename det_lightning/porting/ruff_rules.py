@@ -14,7 +14,7 @@ from ruff.__main__ import find_ruff_bin
 
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Premise, Severity
-from det_lightning.porting.guards import Guards
+from det_lightning.porting.installed import Guards
 from det_lightning.porting.python_syntax import PythonFile
 
 # Names gone from unittest and collections, and from numpy 1.24; from numpy 2.

@@ -128,14 +128,6 @@ class _YamlPort:
                 finding = package_finding(trial.partition(":")[0], _line(entrypoint))
                 if finding is not None and finding.severity is Severity.problem:  # not covered
                     self.findings.append(finding)
-        precision = _entries(entries.get("optimizations")).get("mixed_precision")
-        if precision is not None and precision.value != "O0":
-            reason = f"optimizations.mixed_precision: {precision.value} was removed in Determined 0.13"
-            advice = (
-                f'call context.configure_apex_amp(models, optimizers, opt_level="{precision.value}") or '
-                "context.experimental.use_amp() in the trial; a trial with build_model() needs no change"
-            )
-            self._note(precision, Severity.check, reason, advice)
 
     def _note(self, node: Node, severity: Severity, reason: str, advice: str) -> None:
         self.findings.append(Finding(_line(node), severity, reason, advice))
@@ -164,8 +156,7 @@ def _findings_of_run(text: str, *, partial: bool) -> list[Finding]:
         if field.path == "environment.image" and not is_of_determined:
             severity = Severity.check
             advice = "before the run, install the needed packages of the image in a virtual environment"
-        # The porting tool has advice of its own for mixed_precision.
-        if severity is not None and field.path != "optimizations.mixed_precision":
+        if severity is not None:
             reason = f"{field.path} has no effect under det-lightning run"
             findings.append(Finding(field.line or 0, severity, reason, advice))
     return findings

@@ -363,6 +363,7 @@ def test_a_custom_image_is_a_check(image: str, severity: str, tmp_path: Path) ->
         ("a.sh", "det -m $M e list\nDET_MASTER=x det e list\n", 2),
         ("a.sh", "det -m $DET_MASTER e list\n", None),
         ("a.py", "os.getenv('DET_TRIAL_ID', 'DET_HPARAMS')\n", None),
+        ("a.py", "os.environ['DET_DATA']\n", None),  # of the project
         ("a.py", "log('DET_MASTER is where the master is')\n", None),
         ("a.sh", "echo $DET_EXPERIMENT_ID $MY_DET_MASTER\n", None),
     ],

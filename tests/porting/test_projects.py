@@ -327,20 +327,6 @@ def test_staying_files_have_no_changes() -> None:
     assert [found.severity for found in findings_of(project, "data.py")] == [Severity.problem]
 
 
-def test_configured_variables_are_set() -> None:
-    variables = "environment:\n  environment_variables: [DET_DATA=/data, 'DET_MASTER=http://x']\n"
-    read = "import os\nos.environ['DET_DATA'], os.environ['DET_MASTER'], os.environ['DET_OTHER']\n"
-    script = f"from determined import core\n{read}with core.init() as context: pass\n"
-    project = made(const_yaml=CONFIG.format("python3 train.py") + variables, train_py=script)
-    named = [reason.partition(":")[0] for reason in reasons(project, "train.py")]
-    assert named == ["DET_MASTER", "DET_OTHER"]
-    of_config = [reason for reason in reasons(project, "const.yaml") if "DET_" in reason]
-    assert of_config == ["DET_MASTER: det-lightning run does not set it"]
-    # Another configuration that starts the script, and does not set it.
-    Path("other.yaml").write_text(CONFIG.format("python3 train.py"))
-    assert "DET_DATA" in [reason.partition(":")[0] for reason in reasons(ported(), "train.py")]
-
-
 def test_started_scripts_have_cluster_info() -> None:
     read = "from determined import get_cluster_info, pytorch\ninfo = get_cluster_info()\nprint(info.trial.hparams)\n"
     script = f"{read}with pytorch.init() as c: pytorch.Trainer(T(c), c).fit()\n"

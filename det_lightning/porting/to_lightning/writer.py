@@ -20,10 +20,13 @@ from det_lightning.porting.python_syntax import (
 )
 from det_lightning.porting.ruff_rules import sort_imports
 from det_lightning.porting.to_lightning import hooks, steps
-from det_lightning.porting.to_lightning.context_calls import calls_init_of_trial, rewrite_context
-from det_lightning.porting.to_lightning.imports import ADVICE, Imports, remove_unused_imports
-from det_lightning.porting.to_lightning.leftovers import mark_leftovers
-from det_lightning.porting.to_lightning.members import drop_own_hparams, rename_members
+from det_lightning.porting.to_lightning.context_calls import (
+    calls_init_of_trial,
+    drop_own_hparams,
+    rename_members,
+    rewrite_context,
+)
+from det_lightning.porting.to_lightning.leftovers import ADVICE, Imports, mark_leftovers, remove_unused_imports
 from det_lightning.porting.to_lightning.module_file import ModuleFile, expand_blocks, list_statements
 from det_lightning.porting.to_lightning.trial import Trial
 
