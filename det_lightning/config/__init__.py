@@ -5,8 +5,7 @@ from __future__ import annotations
 from det_lightning.config.effects import FieldEffect, field_effects, without_effect_in_calls
 from det_lightning.config.experiment import ExperimentConfig
 from det_lightning.config.length import Length
-from det_lightning.config.overrides import with_overrides
-from det_lightning.config.reading import GivenConfig, read_config, read_given
+from det_lightning.config.reading import GivenConfig, read_config, read_given, with_overrides
 from det_lightning.config.training import TrainingSettings
 
 __all__ = [

@@ -1,52 +1,16 @@
-"""The sections about where trials run: ``resources``, ``environment``, ``bind_mounts`` and the like."""
+"""The sections about where trials run: ``resources``, ``environment``, ``bind_mounts`` and the like.
+
+Settings of containers, which nothing reads here, are checked only in outline.
+"""
 
 from __future__ import annotations
 
-import re
-from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from det_lightning.config.document import KeyPath
-from det_lightning.config.section import Count, Integer, Positive, Section, show_value
-
-_MEMORY_SIZE = re.compile(r"([0-9]*[.])?[0-9]+ ?(([kmgtpKMGTP]([iI]?[bB])?)|[bB])?")
-
-
-def _memory_size(size: Any) -> Any:
-    is_size = _MEMORY_SIZE.fullmatch(size) if isinstance(size, str) else isinstance(size, int) and size is not True
-    if not is_size:
-        raise ValueError(f"must be a number of bytes, or a size such as 4G; got {show_value(size)}")
-    return size
-
-
-def _absolute(path: str) -> str:
-    if not PurePosixPath(path).is_absolute():
-        raise ValueError(f"must be an absolute path; got {show_value(path)}")
-    return path
-
-
-def _below_the_code(path: str) -> str:
-    if PurePosixPath(path) == PurePosixPath("."):
-        raise ValueError("must not be the directory of the code itself; name a directory below")
-    return path
-
-
-def _device(value: Any) -> Any:
-    """Return the mapping abbreviated as ``host:container:mode``."""
-    parts = value.split(":") if isinstance(value, str) else []
-    if len(parts) not in (2, 3):
-        return value
-    return dict(zip(("host_path", "container_path", "mode"), parts, strict=False))
-
-
-class Device(Section):
-    """A device of the machine, for containers."""
-
-    host_path: str
-    container_path: str
-    mode: str = "mrw"
+from det_lightning.config.section import Count, Integer, Positive, Section
 
 
 class Resources(Section):
@@ -58,8 +22,8 @@ class Resources(Section):
     weight: float = 1
     priority: Annotated[Positive, Field(le=99)] | None = None
     resource_pool: str = ""
-    shm_size: Annotated[int | str | None, BeforeValidator(_memory_size)] = None
-    devices: list[Annotated[Device, BeforeValidator(_device)]] = []
+    shm_size: int | str | None = None
+    devices: list[Any] = []
     is_single_node: bool | None = None
     native_parallel: bool = False
     agent_label: str | None = None
@@ -68,8 +32,8 @@ class Resources(Section):
 class BindMount(Section):
     """A directory of the machine that containers see."""
 
-    host_path: Annotated[str, AfterValidator(_absolute)]
-    container_path: Annotated[str, AfterValidator(_below_the_code)]
+    host_path: str
+    container_path: str
     read_only: bool = False
     propagation: str = "rprivate"
 
@@ -113,29 +77,6 @@ class EnvironmentVariables(Section):
     rocm: _Variables = []
 
 
-class ProxyPort(Section):
-    """A port forwarded by the master."""
-
-    proxy_port: Integer
-    proxy_tcp: bool = False
-    unauthenticated: bool = False
-    default_service_id: bool = False
-
-
-class RegistryAuth(Section):
-    """How to log in to an image registry."""
-
-    place: ClassVar[KeyPath] = ("environment", "registry_auth")
-
-    username: str | None = None
-    password: str | None = None
-    auth: str | None = None
-    email: str | None = None
-    serveraddress: str | None = None
-    identitytoken: str | None = None
-    registrytoken: str | None = None
-
-
 class Environment(Section):
     """The environment of a trial: variables and containers."""
 
@@ -144,12 +85,12 @@ class Environment(Section):
     environment_variables: Annotated[EnvironmentVariables, BeforeValidator(_same_variables)] = EnvironmentVariables()
     image: Annotated[Images, BeforeValidator(_same_image)] = Images()
     force_pull_image: bool = False
-    registry_auth: RegistryAuth | None = None
+    registry_auth: dict[str, Any] | None = None
     add_capabilities: list[str] = []
     drop_capabilities: list[str] = []
     pod_spec: dict[str, Any] | None = None
     ports: dict[str, Integer] = {}
-    proxy_ports: list[ProxyPort] = []
+    proxy_ports: list[dict[str, Any]] = []
 
 
 class Slurm(Section):

@@ -115,10 +115,6 @@ def test_files_of_0_38_stay() -> None:
 BATCHES_45 = {"searcher": {"max_length": {"batches": 45}}}
 BATCHES_300 = {"batches": 300}
 IMAGE = {"cpu": None, "cuda": "a", "rocm": None}
-DEVICES = [
-    {"host_path": "/a", "container_path": "/b", "mode": "mrw"},
-    {"host_path": "/c", "container_path": "/d", "mode": "r"},
-]
 POLICIES = {
     "policy: {type: on_failure_dont_retry}": "cancel_retries",
     "policy: {type: on_failure_exclude_node, restarts: 2}": "exclude_node",
@@ -150,7 +146,6 @@ POLICIES = {
             for policy, action in POLICIES.items()
         ],
         ("integration: {pachyderm: {}}", {"integrations": {"pachyderm": {}}}),
-        ("resources: {devices: ['/a:/b', '/c:/d:r']}", {"resources": {"devices": DEVICES}}),
     ],
 )
 def test_older_spellings_are_rewritten(text: str, changed: dict[str, Any]) -> None:
