@@ -218,16 +218,6 @@ def test_deep_nesting_is_a_finding(project: Path) -> None:
     assert "bad.py cannot be read: " in run(project / "bad.py", "--to", "lightning", ends_with=2).stderr
 
 
-@pytest.mark.slow
-def test_equal_lines_take_no_longer(tmp_path: Path) -> None:
-    rows = "  determined==0.38.1\n" * 20_000
-    (tmp_path / "setup.cfg").write_text("[options]\ninstall_requires =\n" + rows)
-    last = "python3 -m determined.launch.torch_distributed x\n"
-    (tmp_path / "start.sh").write_text("echo determined\n" * 20_000 + last)
-    run(tmp_path, "--json")
-    run(tmp_path, "--report", tmp_path / "page.html")
-
-
 def test_sparse_files_are_not_passed_on(tmp_path: Path) -> None:
     huge, large = tmp_path / "huge.py", tmp_path / "large.py"
     for file, size in ((huge, 2**36), (large, 2**25)):
@@ -259,15 +249,3 @@ def test_missing_libraries_are_named(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
     assert "pip install -e '.[port]' in a clone" in done.stderr
-
-
-@pytest.mark.slow
-def test_porting_does_not_import_torch(project: Path) -> None:
-    code = (
-        "import sys; sys.argv = ['det-lightning', 'port', '.']\n"
-        "from det_lightning.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: print(sorted({'torch', 'pytorch_lightning', 'numpy'} & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=project, check=True)
-    assert done.stderr.endswith("[]\n")

@@ -236,12 +236,6 @@ def test_what_is_missing_and_used_stays(use: str) -> None:
     assert import_line in ported(f"{import_line}from determined.pytorch import PyTorchTrial\n{use}\n")
 
 
-def test_missing_modules_stay() -> None:
-    before = "import determined.experimental as e\nfrom determined.pytorch import PyTorchTrial\ne.client\n"
-    assert ported(before).startswith("import determined.experimental as e\n")
-    assert findings_of(before) == ["1: determined.experimental: it talks to a Determined master"]
-
-
 TRIAL = """
 from determined.pytorch import PyTorchCallback, PyTorchTrial
 class T(PyTorchTrial):

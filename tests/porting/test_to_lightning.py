@@ -437,10 +437,3 @@ def test_wrong_arguments_are_usage_errors(tmp_path: Path) -> None:
     assert "takes one file" in run(TRIALS / "words.py", TRIALS / "images.py", ends_with=2).stderr
     assert "There is no file" in run(tmp_path, ends_with=2).stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_imports_are_sorted_with_comments() -> None:
-    imports = "from torch import nn\nimport torch\nimport math\n# of the project\nimport numpy as np\n"
-    in_order = "import math\n\n# of the project\nimport numpy as np\nimport torch\nfrom torch import nn\n"
-    rest = "\nX = 1\n"
-    assert sort_imports(imports + rest) == in_order + rest
