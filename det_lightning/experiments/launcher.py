@@ -147,6 +147,7 @@ class Launcher(abc.ABC):
         directory: ExperimentDirectory,
         config: dict[str, Any],
         options: Options,
+        demand: Demand,
         *,
         are_gpus: bool = False,
     ) -> None:

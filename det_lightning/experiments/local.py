@@ -49,7 +49,7 @@ class LocalLauncher(Launcher):
         self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, demand: Demand
     ) -> None:
         self._devices = find_devices(demand)
-        super().__init__(directory, config, options, are_gpus=bool(self._devices.gpus))
+        super().__init__(directory, config, options, demand, are_gpus=bool(self._devices.gpus))
         self._slots_per_trial = max(demand.slots_per_trial, 1)
         self._free = list(self._devices.slots)
         self._held: dict[int, list[int]] = {}

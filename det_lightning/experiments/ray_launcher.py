@@ -65,7 +65,7 @@ class RayLauncher(Launcher):
         self, directory: ExperimentDirectory, config: dict[str, Any], options: Options, demand: Demand
     ) -> None:
         self._places = Places(demand)
-        super().__init__(directory, config, options, are_gpus="GPU" in self._places.resources)
+        super().__init__(directory, config, options, demand, are_gpus="GPU" in self._places.resources)
         self._runs: dict[int, RayRun] = {}
 
     @staticmethod
