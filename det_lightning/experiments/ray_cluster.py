@@ -69,8 +69,8 @@ def _check_address(address: str) -> None:
 
 
 def list_nodes() -> list[Node]:
-    """Return the living nodes of the connected cluster."""
-    return [Node.from_ray(node) for node in ray.nodes() if node["Alive"]]
+    """Return the living nodes of the connected cluster, by name; Ray lists them in any order."""
+    return sorted((Node.from_ray(node) for node in ray.nodes() if node["Alive"]), key=lambda node: node.name)
 
 
 def check_shared(folder: Path, nodes: list[Node]) -> None:
