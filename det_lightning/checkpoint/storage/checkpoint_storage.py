@@ -125,6 +125,11 @@ class CheckpointStorage:
 
     def require_writable(self) -> None:
         """Raise a ``StorageError`` with the reason unless the storage can be written to, before hours of training."""
+        if self.root.is_local and self.root.local_path.is_file():
+            raise errors.StorageError(
+                f"{self.root} is a file, and no checkpoints can be written to it: a storage is a directory, or a URL "
+                "such as s3://bucket/prefix."
+            )
         with explain_errors("trying to write to", self.root):
             probe = self.root.bookkeeping(f"probe-{new_id()}")
             probe.write(b"to see whether it can be written")
