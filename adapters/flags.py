@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -167,11 +168,13 @@ logger = get_logger(__name__)
 _LATER = "do it in on_fit_start(), when the trial is built, or in the trial's __init__"
 
 
-_MODULES = {
-    "pytorch_lightning": ("pytorch_lightning", "lightning_fabric"),
-    "lightning": ("lightning.pytorch", "lightning.fabric"),
+# By the start of a module's name, the package of the module, and the module's name in the other package.
+_COUNTERPARTS = {
+    "pytorch_lightning": ("pytorch_lightning", "lightning.pytorch"),
+    "lightning_fabric": ("pytorch_lightning", "lightning.fabric"),
+    "lightning.pytorch": ("lightning", "pytorch_lightning"),
+    "lightning.fabric": ("lightning", "lightning_fabric"),
 }
-_OF_OTHER = _MODULES[OTHER]
 
 
 def warn_of_mixture() -> None:
@@ -200,13 +203,29 @@ def describe_other_package(trainer: pl.Trainer) -> list[str]:
 
 
 def _describe(part: Any) -> str | None:
-    if not any(kind.__module__.startswith(_OF_OTHER) for kind in type(part).__mro__):
-        return None
-    return (
-        f"{type(part).__name__}, which derives from {OTHER}: the trainer is from {PACKAGE}. Import Lightning as "
-        f"{PACKAGE} everywhere; or for a library that needs {OTHER}, import {OTHER} before det_lightning, or set "
-        f"{VARIABLE}={OTHER}"
-    )
+    for kind in type(part).__mro__:
+        start = ".".join(kind.__module__.split(".")[: 2 if kind.__module__.startswith("lightning.") else 1])
+        package, counterpart = _COUNTERPARTS.get(start, (PACKAGE, ""))
+        if package != PACKAGE:
+            public = kind.__module__.removeprefix(start).split(".")[1:2]
+            line = f"from {'.'.join([counterpart, *public])} import {kind.__name__}"
+            derived = "" if kind is type(part) else f"a {kind.__name__} "
+            if library := _find_library(type(part), kind):
+                return (
+                    f"{type(part).__name__} of {library}, {derived}of {OTHER}: the trainer is from {PACKAGE}, and must "
+                    f"be from {OTHER} too. Train with {OTHER}: import {start} before det_lightning, or set "
+                    f"{VARIABLE}={OTHER}"
+                )
+            return f"{type(part).__name__}, {derived}of {OTHER}: the trainer is from {PACKAGE}, so write `{line}`"
+    return None
+
+
+def _find_library(derived: type, kind: type) -> str:
+    """Return the installed library whose class derives from one of Lightning's; empty for a class of the user."""
+    name = derived.__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    is_own = name == "__main__" or (file is not None and not {"site-packages", "dist-packages"} & {*Path(file).parts})
+    return "" if is_own or derived is kind else name.partition(".")[0]
 
 
 def refuse_changed_hparams(module: pl.LightningModule) -> None:

@@ -7,13 +7,13 @@ package named in the source of the importing program, else ``pytorch_lightning``
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import linecache
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ VARIABLE = "DET_LIGHTNING_PACKAGE"
 _DEFAULT = "pytorch_lightning"
 # By the name in programs, the module with Lightning's classes.
 _MODULES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}
-_IMPORT = re.compile(r"^\s*(?:import|from)\s+(pytorch_lightning|lightning)\b", re.MULTILINE)
 
 
 def _choose() -> str:
@@ -55,7 +54,22 @@ def _search_sources() -> Iterator[set[str]]:
         if frame.f_globals.get("__name__", "").partition(".")[0] in ("det_lightning", "importlib"):
             continue
         source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
-        yield set(_IMPORT.findall(source))
+        if "lightning" in source:
+            yield _find_imports(source)
+
+
+def _find_imports(source: str) -> set[str]:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a notebook's cell with magics
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names} & _MODULES.keys()
 
 
 #: The chosen package, by the name in programs.

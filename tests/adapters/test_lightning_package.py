@@ -84,15 +84,28 @@ def fit(**flags):
     except Exception as error:
         print(type(error).__name__, error)
 
+class Foreign(L.Callback):
+    pass
+Foreign.__module__ = "optuna_integration.pytorch_lightning"
+
 module = TrialModule(SmallTrial)
+fit(callbacks=[Foreign()])
 fit(callbacks=[L.pytorch.callbacks.EarlyStopping("loss"), Own()])
 fit(logger=L.pytorch.loggers.CSVLogger("logs"))
 fit(profiler=L.pytorch.profilers.SimpleProfiler())
 """
     printed = run(code, tmp_path)
-    assert printed.count("UnsupportedTrainerFlags") == 3
-    for wrong in ("EarlyStopping", "Own", "CSVLogger", "SimpleProfiler"):
-        assert f"{wrong}, which derives from lightning: the trainer is from pytorch_lightning. Import" in printed
+    assert printed.count("UnsupportedTrainerFlags") == 4
+    of_library = "Foreign of optuna_integration, a Callback of lightning: the trainer is from pytorch_lightning"
+    assert f"{of_library}, and must be from lightning too. Train with lightning: import lightning.pytorch" in printed
+    way_out = "of lightning: the trainer is from pytorch_lightning, so write `from pytorch_lightning.callbacks import"
+    for wrong in (
+        f"EarlyStopping, {way_out} EarlyStopping`",
+        f"Own, a Callback {way_out} Callback`",
+        "write `from pytorch_lightning.loggers import CSVLogger`",
+        "write `from pytorch_lightning.profilers import SimpleProfiler`",
+    ):
+        assert wrong in printed
 
 
 def test_a_module_warns_of_a_mixture(caplog: pytest.LogCaptureFixture) -> None:
