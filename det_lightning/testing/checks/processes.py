@@ -234,9 +234,8 @@ def validate_like_one(runs: TrialRuns) -> None:
         raise NotCompared("the validation loader is not a det_lightning.pytorch.DataLoader with a batch_size")
     if any(result.observer.draws for result in (*ranks, results.one)):
         raise NotCompared("the validation draws random numbers, and two processes draw others than one")
-    alone = (runs.half_validation, results.one)
-    one = next((run for run in alone if run.observer.validation.batch_size == batch_size), None)
-    if one is None or not one.observer.validations:
+    one = {result.observer.validation.batch_size: result for result in (results.halved, results.one)}.get(batch_size)
+    if one is None:
         raise NotCompared(f"batches of {batch_size} validation samples were not tried in one")
     two_metrics, one_metrics = (result.record.select("validation")[0]["reported"] for result in (ranks[0], one))
     pairs = {name: (read_number(value), read_number(two_metrics.get(name))) for name, value in one_metrics.items()}

@@ -53,6 +53,7 @@ class ProcessRuns:
     ranks: list[Run]
     one: Run
     elsewhere: Run  # in the process alone, as long as the runs in this process
+    halved: Run  # one process that validates with half as many samples in a batch
     sets_batch_size: bool  # whether there is a global batch size to share
     remarks: list[str]
 
@@ -149,8 +150,8 @@ def train_two_and_one(
         where = [*freezing, "the trial freezes parameters"][0]
         remarks.append(f"{where} ({list_names(frozen)}): several processes need strategy={FIND_UNUSED!r} from then on")
     _require_success(results, seen.calls["process group"])
-    first, second, another, one = itertools.chain.from_iterable(results)
-    return ProcessRuns([first, second], one, another, "global_batch_size" in settings.hparams, remarks)
+    first, second, another, halved, one = itertools.chain.from_iterable(results)
+    return ProcessRuns([first, second], one, another, halved, "global_batch_size" in settings.hparams, remarks)
 
 
 def make_options(data: ShortenedData) -> dict[str, Any]:
@@ -172,7 +173,11 @@ def _plan_roles(
     data = ShortenedData(validation_samples=None if batch_size is None else 4 * batch_size, loads_here=True)
     options = make_options(data)
     plan = make_plan("two processes", settings, strategy=strategy, **options)
-    alone = [elsewhere, make_plan("one process", settings, **options)]
+    once = dataclasses.replace(settings, batches=1)
+    half_data = dataclasses.replace(data, halves_validation_batch=True)
+    halved = make_plan("half batches", once, **{**options, "data": half_data})
+    one = make_plan("one process", settings, **options)
+    alone = [elsewhere, halved, one]
     groups = [[each] for each in alone] if builds_once else [alone]
     return [*(([plan], rank) for rank in range(SIZE)), *((group, None) for group in groups)]
 
