@@ -158,6 +158,6 @@ def find_counterpart(strategy: pl.strategies.DDPStrategy | pl.strategies.FSDPStr
         except TypeError as e:
             others = [str(e)]
     raise errors.UnsupportedTrainerFlags(
-        f"pl.Trainer cannot train a trial with these options of {type(strategy).__name__}: {'; '.join(others)}. Use "
-        f"{kind.__name__} of det_lightning.adapters.strategies, with its own options."
+        f"pl.Trainer cannot train a trial with these options of {type(strategy).__name__}: {'; '.join(others)}. "
+        f"Leave them out, or use {kind.__name__} of det_lightning.adapters.strategies, with its own options."
     )

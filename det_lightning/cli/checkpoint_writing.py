@@ -146,7 +146,10 @@ def annotate(
     plan = plan_annotation(annotated, export)
     if not dry_run:
         carry_out_annotation(plan)
-    lacking = {"experiments_without_metric": export.experiments_without_metric()}
+    lacking = {
+        "experiments_without_metric": export.experiments_without_metric(),
+        "experiments_without_checkpoints": export.experiments_without_checkpoints(),
+    }
     if json:
         lists = {name: value for name, value in vars(plan).items() if name != "changes"}
         print_json({"dry_run": dry_run, **lists, **lacking})
@@ -169,6 +172,9 @@ def _describe_annotation(plan: Annotation, export: MasterExport) -> Iterator[str
     for experiment_id in export.experiments_without_metric():
         command = f"det experiment describe {experiment_id} --json"
         yield f"The searcher metric of experiment {experiment_id} is in none of the files; add the output of: {command}"
+    for experiment_id in export.experiments_without_checkpoints():
+        command = "det trial describe TRIAL --json"
+        yield f"No file names checkpoints of experiment {experiment_id}; add the output of: {command}"
 
 
 @report_errors()

@@ -22,7 +22,7 @@ class Resources(Section):
     weight: float = 1
     priority: Annotated[Positive, Field(le=99)] | None = None
     resource_pool: str = ""
-    shm_size: int | str | None = None
+    shm_size: Any = None
     devices: list[Any] = []
     is_single_node: bool | None = None
     native_parallel: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import pickle
 from typing import Any, cast
 
 import numpy as np
@@ -178,7 +179,8 @@ class RankExchange:
 
     Objects go through the process group, if all ranks have one: through the store of ``distributed``, the bytes of an
     exchange would grow with the square of the number of ranks. First the ranks meet at the store, which names a rank
-    that does not come, while a collective would wait for the group's timeout.
+    that does not come, while a collective would wait for the group's timeout. So what may fail on one rank, such as
+    pickling, comes before.
     """
 
     def __init__(self, distributed: DistributedContext) -> None:
@@ -186,12 +188,12 @@ class RankExchange:
         self.is_alone = distributed.size == 1
         self._uses_group: bool | None = False if self.is_alone else None
 
-    def _meet(self) -> bool:
+    def _meet(self, operation: str) -> bool:
         """Return whether to use the process group, once all ranks are there; the first call asks all ranks."""
         if self._uses_group is None:
-            self._uses_group = all(self.distributed.allgather(_has_group(self.distributed)))
+            self._uses_group = all(self.distributed.allgather_as(operation, _has_group(self.distributed)))
         elif self._uses_group:
-            self.distributed.allgather(None)
+            self.distributed.allgather_as(operation)
         return self._uses_group
 
     def unite(self, flags: int) -> int:
@@ -201,19 +203,23 @@ class RankExchange:
 
     def allgather(self, stuff: Any) -> list[Any]:
         """Return the objects of all ranks, in rank order: copies, except the chief's own object on the chief."""
-        if not self._meet():
-            return self.distributed.allgather(stuff)
-        found: list[Any] = [None] * self.distributed.size
-        dist.all_gather_object(found, stuff)
-        return [stuff, *found[1:]] if self.distributed.rank == 0 else found
+        pickled = pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL)
+        if not self._meet("run_allgather"):
+            return self.distributed.allgather_as("run_allgather", stuff)
+        found = [b""] * self.distributed.size
+        with self.distributed.in_batches():  # watched
+            dist.all_gather_object(found, pickled)
+        own = [stuff] if self.distributed.rank == 0 else []
+        return [*own, *map(pickle.loads, found[len(own) :])]
 
     def broadcast(self, stuff: Any) -> Any:
         """Return the chief's object."""
-        if not self._meet():
+        of_chief = [pickle.dumps(stuff, pickle.HIGHEST_PROTOCOL) if self.distributed.rank == 0 else b""]
+        if not self._meet("run_broadcast"):
             return self.distributed.broadcast(stuff)
-        of_chief = [stuff]
-        dist.broadcast_object_list(of_chief)
-        return of_chief[0]
+        with self.distributed.in_batches():  # watched
+            dist.broadcast_object_list(of_chief)
+        return stuff if self.distributed.rank == 0 else pickle.loads(of_chief[0])
 
 
 def average_over_ranks(

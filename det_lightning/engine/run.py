@@ -26,7 +26,8 @@ from det_lightning.engine.metrics import average_metrics
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.engine.train_and_evaluate import Evaluation, Training, TrialEvents, require_trainable
 from det_lightning.escaping import get_logger
-from det_lightning.masking import MASK
+from det_lightning.hyperparameters import flatten
+from det_lightning.masking import is_masked
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTrial, original_trial
 from det_lightning.pytorch._random_state import capture_rng, require_rng, restore_rng
@@ -413,13 +414,10 @@ def _find_changed_hparams(resumed: CheckpointContent, context: PyTorchTrialConte
     saved = read_settings(resumed.resume, resumed.load_data)["hparams"]
     if not isinstance(saved, dict):
         return []
+    before, now = flatten(saved), flatten(context.settings.to_plain()["hparams"] or {})
+    names = [name for name in {**before, **now} if not is_masked(before.get(name))]  # earlier releases masked some
     # By their text, since NaN is not equal to itself.
-    before, now = (
-        {name: repr(value) for name, value in hparams.items()}
-        for hparams in (saved, context.settings.to_plain()["hparams"] or {})
-    )
-    different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return [name for name in different if MASK not in before.get(name, "")]  # earlier releases masked some
+    return [name for name in names if repr(before.get(name)) != repr(now.get(name))]
 
 
 def _report_cut_validation(context: PyTorchTrialContext, steps_completed: int, batches: int) -> None:

@@ -113,7 +113,10 @@ _MOST_TRIED = 100
 
 
 class Training:
-    """Trains a trial batch by batch; collects the metrics in ``window``. A legacy trial is ``original``."""
+    """Trains a trial batch by batch; collects the metrics in ``window``.
+
+    ``original`` is the user's trial, which ``trial`` may adapt.
+    """
 
     def __init__(
         self,

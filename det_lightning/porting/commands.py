@@ -36,8 +36,10 @@ _TRIAL = re.compile(
 )
 # Determined's variables of a task that neither `det-lightning run` nor a launcher sets.
 _NOT_SET = {
-    "DET_AGENT_ID", "DET_ALLOCATION_ID", "DET_CLUSTER_ID", "DET_CONTAINER_ID", "DET_RESOURCES_ID", "DET_TASK_ID",
-    "DET_UNIQUE_PORT_OFFSET", "DET_USE_GPU",
+    "DET_AGENT_ID", "DET_ALLOCATION_ID", "DET_CLUSTER_ID", "DET_CONTAINER_ID", "DET_INITIAL_WORKLOAD",
+    "DET_INTER_NODE_NETWORK_INTERFACE", "DET_RENDEZVOUS_PORT", "DET_RENDEZVOUS_PORTS", "DET_RESOURCES_ID",
+    "DET_TASK_ID", "DET_TRIAL_RUNNER_NETWORK_INTERFACE", "DET_TRIAL_UNIQUE_PORT_OFFSET", "DET_UNIQUE_PORT_OFFSET",
+    "DET_USE_GPU", "DET_WORKLOAD_MANAGER_TYPE",
 }  # fmt: skip
 # Variables for Determined's own tools, without effect here.
 _READ_BY_DETERMINED = {
@@ -95,6 +97,7 @@ _READS_AROUND = re.compile(r"(?:\$\(|`|=[ \t]*!)[ \t]*$")
 _IN_COMMENT = re.compile(r"(?:^|\s)#")
 _OTHER_ARGUMENTS = re.compile(r"\s-(?!-config[=\s])|\$[@*]|\$\{[@*]\}")
 _VARIABLE = re.compile(r"(?<![\w.-])DET_(?!LIGHTNING_)[A-Z][A-Z0-9_]*(?!\w)")
+_IS_SET = re.compile(r"\s*[=:](?!=)")
 
 
 def note_variables(text: str, first_line: int) -> list[Finding]:
@@ -102,9 +105,11 @@ def note_variables(text: str, first_line: int) -> list[Finding]:
     findings = []
     for found in _VARIABLE.finditer(text):
         is_of_tools = (name := found.group()) in _READ_BY_DETERMINED
-        if is_of_tools or name in _NOT_SET:
+        if is_of_tools or (name in _NOT_SET and not _IS_SET.match(text, found.end())):
             premise = Premise.unneeded if is_of_tools else Premise.nothing
-            advice = "remove it" if is_of_tools else "set it yourself, as in environment.environment_variables"
+            advice = (
+                "remove it" if is_of_tools else "set it in environment.environment_variables, then accept this line"
+            )
             line = line_at(text, found.start(), first_line)
             reason = f"{name}: det-lightning run does not set it"
             findings.append(Finding(line, Severity.check, reason, advice, premise=premise))

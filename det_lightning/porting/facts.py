@@ -6,19 +6,18 @@ import ast
 import dataclasses
 import enum
 import itertools
+import math
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from det_lightning.porting.bypass_rules import get_name, parse
 from det_lightning.porting.commands import IMPORTED
 from det_lightning.porting.counterparts import CORE_CONTEXT
 
 if TYPE_CHECKING:
     from det_lightning.config.document import Document
-import math
-
-from det_lightning.porting.bypass_rules import get_name, parse
 
 #: The packages of Determined, also of older releases, and det_lightning.
 OF_DETERMINED = (

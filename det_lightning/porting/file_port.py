@@ -34,7 +34,8 @@ _KINDS: dict[str, tuple[str, str | None]] = {
     r"(?is).+\.ya?ml": ("yaml_files.port_yaml", "facts.read_yaml_facts"),
     r"(?i)(?:docker|container)file.*|.*\.(?:docker|container)file": ("commands.port_dockerfile", None),
     r"(?i).*(?:requirements|constraints).*\.(?:txt|in)": ("requirements.port_requirements_file", None),
-    r"pyproject\.toml|setup\.cfg|tox\.ini|Pipfile": ("requirements.port_config_file", None),
+    r"pyproject\.toml|Pipfile": ("requirements.port_toml_file", None),
+    r"setup\.cfg|tox\.ini": ("requirements.port_ini_file", None),
     r"startup-hook\.sh": ("commands.port_startup_hook", "facts.read_command_facts"),
     r"(?i).*\.(?:ba|z|k)?sh|.*\.(?:mk|slurm|sbatch|pbs)|(?:gnu)?makefile|justfile": (
         "commands.port_shell",

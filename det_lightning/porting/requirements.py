@@ -20,7 +20,7 @@ _IN_COMMAND = re.compile(
 )
 # With options before the command, also in a list of quoted words.
 _INSTALLER = r"\b(?:pip3?|pipenv|poetry|uv)\b(?:[\"',\s]+(?:pip|-[\w=-]+)){0,4}[\"',\s]+(?:install|add)\b"
-_INSTALL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|(?!&&)[^\n;|])*")
+_INSTALL = re.compile(rf"{_INSTALLER}(?:\\\r?\n|(?!&&|\s[&#])[^\n;|])*")
 _GONE = re.compile(r"(?<![\w./-])(determined[-_](?:cli|common|deploy|sdk)|model[-_]hub)(?![\w-])")
 # A release, the repository, or any other place of Determined.
 _FROM_URL = re.compile(
@@ -36,8 +36,9 @@ _WITH_VALUE = ("-t", "--target", "--prefix", "--root", "--trusted-host", "--time
 _KEYS = {"dependencies", "dev-dependencies", "requires", "install_requires", "tests_require", "setup_requires", "deps"}
 _SECTIONS = ("optional-dependencies", "dependency-groups", "dev-dependencies", "extras_require")
 _NAMED_SECTIONS = ("dependencies", "packages", "dev-packages", "tool.uv.sources")
-_SECTION = re.compile(r"\[+([^\[\]]+)\]+\s*(?:#.*)?$")
-_KEY = re.compile(r"[\"']?(?P<key>[\w.-]+)[\"']?\s*(?:=(?!=)|:)\s*(?P<value>.*)", re.DOTALL)
+_SECTION = re.compile(r"\s*\[+([^\[\]]+)\]+\s*(?:#.*)?$")
+_KEY_OF_TOML = re.compile(r"\s*[\"']?(?P<key>[\w.-]+)[\"']?\s*=(?!=)\s*(?P<value>.*)", re.DOTALL)
+_KEY_OF_INI = re.compile(r"(?P<key>[\w.-]+)\s*(?:=(?!=)|:)\s*(?P<value>.*)", re.DOTALL)
 _VERSION = re.compile(r"[\"'](\*?)[^\"']*[\"']")
 _QUOTED = re.compile(r"([\"'])(determined\b(?:(?!\1).)*)\1")
 
@@ -63,11 +64,11 @@ def port_installs(text: str, first_line: int) -> tuple[str, list[Finding]]:
 
     findings: list[Finding] = []
     for command in _INSTALL.finditer(text):
-        findings += _note_packages(command.group(), line_at(text, command.start(), first_line))
+        findings += note_packages(command.group(), line_at(text, command.start(), first_line))
     return _INSTALL.sub(lambda command: _IN_COMMAND.sub(require, command.group()), text), findings
 
 
-def _note_packages(text: str, first_line: int) -> Iterator[Finding]:
+def note_packages(text: str, first_line: int) -> Iterator[Finding]:
     """Yield findings for packages of no use outside of Determined, and for Determined by a URL."""
     for found in _GONE.finditer(text):
         of_models = found[1].startswith("model")
@@ -108,7 +109,8 @@ def port_requirements_file(text: str) -> tuple[str, list[Finding]]:
     findings: list[Finding] = []
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         content = _without_comment(line)
-        findings += _note_packages(content, number)
+        if not content.lstrip().startswith(("-r", "-c", "-f", "--")):  # a file's name or a place
+            findings += note_packages(content, number)
         if content.endswith("\\") and content.strip().startswith("determined"):
             reason = "Determined is required with hashes of its files"
             advice = f"replace it with {_NAME} and generate the file again"
@@ -123,27 +125,40 @@ def _without_comment(line: str) -> str:
     return line[: comment.start()] if comment else line.rstrip()
 
 
-def port_config_file(text: str) -> tuple[str, list[Finding]]:
-    """Return ``pyproject.toml``, ``setup.cfg``, ``tox.ini`` or a ``Pipfile`` with other requirements."""
+def port_toml_file(text: str) -> tuple[str, list[Finding]]:
+    """Return ``pyproject.toml`` or a ``Pipfile`` with other requirements."""
+    return _port_config_file(text, _KEY_OF_TOML)
+
+
+def port_ini_file(text: str) -> tuple[str, list[Finding]]:
+    """Return ``setup.cfg`` or ``tox.ini`` with other requirements; there, indented lines go on with a value."""
+    return _port_config_file(text, _KEY_OF_INI)
+
+
+def _port_config_file(text: str, key_pattern: re.Pattern[str]) -> tuple[str, list[Finding]]:
     lines = []
     findings: list[Finding] = []
     section = key = ""
     for number, line in enumerate(text.splitlines(keepends=True), 1):
-        found = _KEY.match(line)
+        found = key_pattern.match(line)
+        if line.lstrip().startswith("#"):
+            lines.append(line)
+            continue
         if header := _SECTION.match(line):
             section, key = header[1].strip(), ""
         elif found:
             key = found["key"]
         lists = key in _KEYS or section.endswith(_SECTIONS)
+        is_table = section.endswith(tuple(f"{name}.determined" for name in _NAMED_SECTIONS))
         is_named = found is not None and key == "determined" and section.endswith(_NAMED_SECTIONS)
         value = found["value"] if found and is_named else ""
         if version := _VERSION.match(value):
             line = line.replace("determined", _NAME, 1).replace(version[0], f'"{version[1] or _compatible()}"', 1)
-        elif (header and section.endswith(".determined")) or (value and not (lists and value.startswith("["))):
+        elif (header and is_table) or (value and not (lists and value.startswith("["))):
             advice = f"require {_NAME} instead"
             findings.append(Finding(number, Severity.problem, "Determined is required by a table", advice))
         elif lists:
-            findings += _note_packages(_without_comment(line), number)
+            findings += note_packages(_without_comment(line), number)
             line = _port_listed(line, found)
         lines.append(line)
     return "".join(lines), findings

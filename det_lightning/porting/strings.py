@@ -21,7 +21,7 @@ from det_lightning.porting.python_syntax import (
     read_string,
     rename_in_code,
 )
-from det_lightning.porting.requirements import is_install, port_installs, port_requirement
+from det_lightning.porting.requirements import is_install, note_packages, port_installs, port_requirement
 
 _PATH = re.compile(r"determined(\.\w+)*")
 _LAUNCHER = re.compile(r"determined\.launch\.(\w+)")
@@ -62,6 +62,7 @@ def rewrite_strings(file: PythonFile, imports: ImportRewriter) -> None:
 def _rewrite(file: PythonFile, node: cst.SimpleString, value: str) -> None:
     line = file.line(node)
     if _is_requirement(file, node):
+        file.findings += note_packages(value, line)
         _put(file, node, port_requirement(value) or value)
     elif _PATH.fullmatch(value) and _is_first_argument(file, node, _TAKE_PATHS):
         is_logger = _is_first_argument(file, node, {"getLogger"})  # which may have any name

@@ -22,7 +22,7 @@ from det_lightning.porting.commands import (
 from det_lightning.porting.counterparts import package_finding
 from det_lightning.porting.edits import Edits
 from det_lightning.porting.findings import Finding, Severity
-from det_lightning.porting.requirements import port_requirement
+from det_lightning.porting.requirements import note_packages, port_requirement
 
 # An image or a name of a service of the cluster, or a template of Helm.
 _OF_CLUSTER = re.compile(r"\bdetermined[-_](?:master|agent|db)\b|/etc/determined/")
@@ -108,8 +108,10 @@ class _YamlPort:
                 reason = "conda has no package of det-lightning"
                 self._note(item, Severity.problem, reason, "require det-lightning in the list of pip")
             for package in _items(_entries(item).get("pip")):
-                ported = port_requirement(package.value) if isinstance(package, ScalarNode) else None
-                if ported is not None:
+                if not isinstance(package, ScalarNode):
+                    continue
+                self.findings += note_packages(package.value, _line(package))
+                if (ported := port_requirement(package.value)) is not None:
                     self._replace(package, _quote(ported, package))
 
     def check_configuration(self, entries: dict[str, Node]) -> None:
@@ -128,6 +130,14 @@ class _YamlPort:
                 finding = package_finding(trial.partition(":")[0], _line(entrypoint))
                 if finding is not None and finding.severity is Severity.problem:  # not covered
                     self.findings.append(finding)
+        precision = _entries(entries.get("optimizations")).get("mixed_precision")
+        if precision is not None and precision.value != "O0":
+            reason = f"optimizations.mixed_precision: {precision.value} was removed in Determined 0.13"
+            advice = (
+                f'call context.configure_apex_amp(models, optimizers, opt_level="{precision.value}") or '
+                "context.experimental.use_amp() in the trial; a trial with build_model() needs no change"
+            )
+            self._note(precision, Severity.check, reason, advice)
 
     def _note(self, node: Node, severity: Severity, reason: str, advice: str) -> None:
         self.findings.append(Finding(_line(node), severity, reason, advice))
@@ -153,6 +163,8 @@ def _findings_of_run(text: str, *, partial: bool) -> list[Finding]:
         is_mount = field.path.startswith("bind_mounts")  # nothing in the file can be changed
         severity = Severity.note if is_mount else _SEVERITIES.get(field.effect)
         advice = field.note.rstrip(".")
+        if field.path == "optimizations.mixed_precision":  # check_configuration() has advice of its own
+            continue
         if field.path == "environment.image" and not is_of_determined:
             severity = Severity.check
             advice = "before the run, install the needed packages of the image in a virtual environment"

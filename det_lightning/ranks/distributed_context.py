@@ -196,6 +196,10 @@ class DistributedContext:
         """Return the objects of all ranks, in rank order, on every rank."""
         return [stuff] if self._all is None else self._all.allgather(stuff)
 
+    def allgather_as(self, operation: str, stuff: Any = None) -> list[Any]:
+        """Like :meth:`allgather`, under a name of its own: ranks that call another operation meanwhile raise."""
+        return [stuff] if self._all is None else self._all.allgather(stuff, operation)
+
     def allgather_local(self, stuff: Any) -> list[Any]:
         """Like :meth:`allgather`, among the processes of this node."""
         return [stuff] if self._local is None else self._local.allgather(stuff)

@@ -2,7 +2,8 @@
 
 The object collectives of a process group will not do: if a rank is missing, has left, or calls another operation, they
 wait for the group's timeout and name no rank. Also, object collectives must not interleave with the collectives of a
-backward pass. The engine, which does not call them then, lets the ranks meet here before each of its collectives.
+backward pass. The engine, which does not call them then, lets the ranks meet here before each of its collectives, and
+does nothing that may fail between the two.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,28 @@ def test_objects_of_any_size_use_the_group(tmp_path: Path) -> None:
     for size, (gathered, of_chief) in zip(sizes, ranks[0], strict=True):
         assert gathered == [{"rank": rank, "bytes": bytes([rank]) * size} for rank in range(3)]
         assert of_chief == gathered[0]
+
+
+def test_failed_pickle_of_one_rank_ends_the_others(tmp_path: Path) -> None:
+    def exchange_once(context: DistributedContext) -> Any:
+        exchange = RankExchange(context)
+        exchange.allgather(context.rank)
+        try:
+            return exchange.allgather(threading.Lock() if context.rank == 1 else 0)
+        except BaseException as error:
+            context.abandon(error)
+            raise
+
+    first, second = in_processes(2, tmp_path, exchange_once)
+    assert "rank 1 takes part no more, since it has failed with TypeError: cannot pickle" in str(first)
+    assert "cannot pickle" in str(second)
+
+
+def test_exchange_of_a_run_is_no_exchange_of_the_user(tmp_path: Path) -> None:
+    def differ(context: DistributedContext) -> Any:
+        exchange = RankExchange(context)
+        exchange.allgather(context.rank)
+        return exchange.allgather("metrics") if context.rank == 0 else context.allgather("of the user")
+
+    found = in_processes(2, tmp_path, differ)
+    assert all("All ranks must call the same" in str(error) for error in found)

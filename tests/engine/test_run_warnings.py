@@ -100,7 +100,7 @@ def test_changed_hparams_of_a_resume_are_warned_of(caplog: pytest.LogCaptureFixt
     changed = {"lr": 0.2, "width": 5, "optimizer": {"name": "adam", "beta": 0.8}, "api_token": "secret-2"}
     fit(hparams=changed, latest_checkpoint="last", max_length=pytorch.Batch(8))
     assert warnings_in(caplog) == [
-        f"The hparams differ from those of checkpoint {checkpoint}: lr, depth, optimizer, api_token, width."
+        f"The hparams differ from those of checkpoint {checkpoint}: lr, depth, optimizer.beta, api_token, width."
     ]
 
 

@@ -68,6 +68,8 @@ PARTS: dict[str, dict[str, str | None]] = {
         "det e list 2> /dev/null": "det-lightning experiment ls 2> /dev/null",
         "ssh host 'det e create c.yaml .'": "ssh host 'det-lightning run c.yaml .'",
         "# det e create x .": "# det e create x .",
+        "pip install x  # determined, determined-cli": "pip install x  # determined, determined-cli",
+        "pip install determined & wait": "pip install det-lightning & wait",
         **dict.fromkeys(["echo the det is 3", "x=det", "detect e create", "echo training det model"]),
         "train --name 'det task a'": None,
     },
@@ -92,6 +94,7 @@ PARTS: dict[str, dict[str, str | None]] = {
         "determined [cloud]==0.20": "det-lightning~=0.1",
         "determined == 0.19.2  # pinned\r": "det-lightning~=0.1  # pinned\r",
         "determined-like\r": "determined-like\r",
+        "-r model-hub.txt": "-r model-hub.txt",
         "https://x/determined-ai/determined-examples # not it": "https://x/determined-ai/determined-examples # not it",
     },
     "dev-requirements.in": {'determined;python_version>"3"': 'det-lightning;python_version>"3"'},
@@ -101,6 +104,11 @@ PARTS: dict[str, dict[str, str | None]] = {
         "requires = [\"determined[x]>=0.2; os < '3'\", 'x']": "requires = [\"det-lightning~=0.1; os < '3'\", 'x']",
         '[tool.poetry.dependencies]\ndetermined = "^0.2" #': '[tool.poetry.dependencies]\ndet-lightning = "~=0.1" #',
         '[tool.ruff]\nk = ["determined"]': '[tool.ruff]\nk = ["determined"]',
+        "[tool.x.determined]\nk = 1": "[tool.x.determined]\nk = 1",
+        '[project]\n  dependencies = [\n # "determined"\n "determined"]': (
+            '[project]\n  dependencies = [\n # "determined"\n "det-lightning"]'
+        ),
+        '[tool.poetry.dependencies]\n  determined = "^0.2"': '[tool.poetry.dependencies]\n  det-lightning = "~=0.1"',
         '[project.optional-dependencies]\ndetermined = ["determined", "x"]': (
             '[project.optional-dependencies]\ndetermined = ["det-lightning", "x"]'
         ),
@@ -183,6 +191,9 @@ version = '^0.20'
             "2: Determined is installed",
         ),
         ("pyproject.toml", "[project]\ndependencies = ['determined @ https://x/d.whl']", "2: Determined is installed"),
+        ("setup.py", "setup(install_requires=['determined @ https://x/d.whl'])\n", "1: Determined is installed"),
+        ("a.py", "run(['pip', 'install', 'determined @ https://x/d.whl'])\n", "1: Determined is installed"),
+        ("environment.yml", "dependencies:\n- pip:\n  - determined @ https://x/d.whl\n", "3: Determined is installed"),
         (
             "pyproject.toml",
             DEPENDENCIES,
@@ -364,6 +375,7 @@ def test_a_custom_image_is_a_check(image: str, severity: str, tmp_path: Path) ->
         ("a.sh", "det -m $DET_MASTER e list\n", None),
         ("a.py", "os.getenv('DET_TRIAL_ID', 'DET_HPARAMS')\n", None),
         ("a.py", "os.environ['DET_DATA']\n", None),  # of the project
+        ("a.yaml", "environment:\n  environment_variables: [DET_CLUSTER_ID=a]\n", None),  # sets it
         ("a.py", "log('DET_MASTER is where the master is')\n", None),
         ("a.sh", "echo $DET_EXPERIMENT_ID $MY_DET_MASTER\n", None),
     ],

@@ -161,6 +161,11 @@ class MasterExport:
         ids = {checkpoint.experiment_id for checkpoint in self.checkpoints.values()}
         return sorted(one for one in ids if not self._experiments.get(one, {}).get("config"))
 
+    def experiments_without_checkpoints(self) -> list[int]:
+        """Return the ids of described experiments without any checkpoint in the files."""
+        ids = {checkpoint.experiment_id for checkpoint in self.checkpoints.values()}
+        return sorted(self._experiments.keys() - ids)
+
     def _add(self, file: str, printed: _Printed) -> None:
         if isinstance(printed, _Experiment):
             config = printed.config or printed.known_config

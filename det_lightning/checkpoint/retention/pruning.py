@@ -55,8 +55,7 @@ class PrunePlan:
 def plan_pruning(storage: CheckpointStorage, retention: Retention) -> PrunePlan:
     """Choose the checkpoints to delete by the rule, for each experiment; delete nothing.
 
-    Raise a ``ValueError`` if the trials of an experiment disagree on whether smaller metrics are
-    better.
+    Raise a ``ValueError`` if the trials of an experiment disagree on whether smaller metrics are better.
     """
     infos = {info.id: info for info in storage.list_checkpoints()}
     by_rule: dict[Trial, list[CheckpointRecord]] = {}

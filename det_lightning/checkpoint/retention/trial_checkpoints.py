@@ -153,9 +153,12 @@ class TrialCheckpoints:
         storage = self._storage
         if not self._written:
             return
-        with explain_errors("listing", storage.root):
-            there = {*storage.root.list_names()}
-        gone = [name for name in self._written if name not in there]
+        if storage.is_local:
+            gone = [name for name in self._written if not storage.is_complete(name)]
+        else:  # one listing
+            with explain_errors("listing", storage.root):
+                there = {*storage.root.list_names()}
+            gone = [name for name in self._written if name not in there]
         if gone:
             raise errors.StorageError(
                 f"{len(gone)} checkpoints that this run has written to {storage} no longer exist: {', '.join(gone)}. "

@@ -130,10 +130,16 @@ class CheckpointStorage:
                 f"{self.root} is a file, and no checkpoints can be written to it: a storage is a directory, or a URL "
                 "such as s3://bucket/prefix."
             )
+        content = b"to see whether it can be written"
         with explain_errors("trying to write to", self.root):
-            probe = self.root.bookkeeping(f"probe-{new_id()}")
-            probe.write(b"to see whether it can be written")
-            probe.remove()
+            if self.root.is_local:
+                self.root.local_path.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=self.root.local_path) as file:
+                    file.write(content)
+            else:
+                probe = self.root.bookkeeping(f"probe-{new_id()}")
+                probe.write(content)
+                probe.remove()
 
     def delete(self, checkpoint_id: str) -> None:
         """Remove a checkpoint. An interruption leaves an incomplete checkpoint, never a damaged one.

@@ -403,6 +403,12 @@ def download(source: Location, names: Iterable[str], target: pathlib.Path, progr
             f"{source} holds files whose names lead out of the checkpoint: {', '.join(map(repr, outside))}. "
             "Nothing was copied."
         )
+    parents = {parent.as_posix() for name in names for parent in pathlib.PurePosixPath(name).parents}
+    if ambiguous := sorted(parents & set(names)):
+        raise errors.UnsafeCheckpointError(
+            f"{source} holds files with the names of directories: {', '.join(map(repr, ambiguous))}. An object store "
+            "can hold both, a disk cannot: remove or rename the files. Nothing was copied."
+        )
     for name in names:
         local = target / name
         remote = source / name

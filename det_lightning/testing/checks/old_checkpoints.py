@@ -45,8 +45,10 @@ def reproduces_metrics(runs: TrialRuns) -> None:
         raise CheckFailed(f"{path} cannot be validated: the trial fails {validated.failure.description}")
     validations = validated.observer.validations
     measured = select_scalars(validations[-1][1]) if validations else {}
-    metric = metadata.get("metric")  # of det_lightning
-    recorded = runs.options.metrics or (select_scalars({metric["name"]: metric["value"]}) if metric else {})
+    metric = metadata.get("metric")
+    recorded = runs.options.metrics
+    if not recorded and isinstance(metric, dict) and {"name", "value"} <= metric.keys():
+        recorded = select_scalars({metric["name"]: metric["value"]})
     if not recorded:
         raise NotCompared(
             f"{path} does not have its validation metrics (metadata.json has none); pass them with --trial-metrics. "

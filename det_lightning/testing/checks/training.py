@@ -198,7 +198,7 @@ def trains_under_aggregation(runs: TrialRuns) -> list[str]:
 
 
 def matches_reference(runs: TrialRuns) -> None:
-    """The trial trains as on Determined, batch by batch, including weights and callbacks."""
+    """The trial trains as on Determined, batch by batch; in one environment that includes weights and callbacks."""
     reference, ours, difference = runs.conversion
     if difference is None:
         return

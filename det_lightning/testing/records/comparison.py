@@ -131,6 +131,7 @@ class _Comparison:
     def __init__(self, reference: TrainingRecord, ours: TrainingRecord, tolerance: Tolerance) -> None:
         self._records = (reference, ours)
         self._tolerance = tolerance
+        self._is_same_environment = choose_tolerance(reference, ours).exact
         # A part of a record may lack its start.
         events = [event for record in self._records for event in record.events]
         fields = {"start": "parameters", "batch_end": "gradients"}
@@ -173,7 +174,7 @@ class _Comparison:
 
     def _compare_events(self, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
         for field, kind in _KINDS.items():
-            is_compared = self._tolerance.exact or kind in _OF_ANY_ENVIRONMENT
+            is_compared = self._is_same_environment or kind in _OF_ANY_ENVIRONMENT
             if not is_compared or field not in theirs or field not in mine:
                 continue
             pair = (theirs[field], mine[field])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -270,11 +271,12 @@ class TrialRuns:
 
     def find_records(self) -> tuple[dict[str, TrainingRecord], Difference | None]:
         """Return the records of the ``"reference"``, if any, and of ``"ours"``, and the first difference."""
-        try:
+        with contextlib.suppress(BadTrial, CheckFailed, NotCompared):
             reference, ours, difference = self.conversion
-        except (BadTrial, CheckFailed, NotCompared):
+            return {"reference": reference, "ours": ours}, difference
+        with contextlib.suppress(BadTrial, CheckFailed, NotCompared):
             return {"ours": self.straight.record}, None
-        return {"reference": reference, "ours": ours}, difference
+        return {}, None
 
     def require(self, run: Run) -> Run:
         """Return the run; raises NotCompared if the run failed, because another check reports the failure."""

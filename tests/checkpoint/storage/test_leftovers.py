@@ -238,7 +238,7 @@ def test_checkpoint_whose_file_is_a_directory_is_refused(s3_options: dict[str, A
     fs, checkpoint = storage.root.fs, storage.root / odd
     for name in ("a", "a/b", "code/x", "code/x/y/z"):
         fs.pipe_file((checkpoint / name).path, b"content")
-    with pytest.raises(errors.StorageError, match=r"Failed while reading .*/a/b: .*Error"):
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"files with the names of directories: 'a'\. .*"):
         load_checkpoint(str(checkpoint), s3_options)
     assert storage.list_ids() == sorted([odd, fine])
     load_checkpoint(storage.find(fine), s3_options)
