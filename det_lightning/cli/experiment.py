@@ -106,10 +106,12 @@ def run(
     from det_lightning.config import field_effects
     from det_lightning.experiments import lifecycle
     from det_lightning.experiments.directory import Options
-    from det_lightning.experiments.search.search import plan_trials
+    from det_lightning.experiments.search.search import MOST_PLANNED, plan_trials
 
     if dry_run:
         planned = plan_trials(config.searcher, config.hyperparameters, config.reproducibility.experiment_seed)
+        if len(planned) >= MOST_PLANNED:
+            warn(f"note: these are the first {len(planned):,} trials.")
         trials = [{"id": one.trial_id, "trial_seed": one.trial_seed, "hparams": one.hparams} for one in planned]
         print_json({"trials": trials})
         return

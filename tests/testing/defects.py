@@ -68,7 +68,7 @@ DEFECTS = {
         ),
         case("order of a set", "Under another PYTHONHASHSEED", "metric loss", r"LINE: \{'a', ", "sort the set")(
             above="ORDER = list({'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'})",
-            loss="self.loss(batch) * (1 + ORDER.index('a') + 8 * ORDER.index('b'))",
+            loss="self.loss(batch) * (1 + sum(2**i * ord(letter) for i, letter in enumerate(ORDER)) / 1e4)",
         ),
     ],
     "moves every trainable parameter": [

@@ -139,12 +139,16 @@ class SamplingSearch:
         self._retried.add(trial_id)
 
 
+#: How many trials a plan lists at most.
+MOST_PLANNED = 10_000
+
+
 def plan_trials(searcher: Searcher, space: SearchSpace, experiment_seed: int) -> list[CreateTrial]:
     """Return the first trials known before any result: of single, random and grid, otherwise the initial trials."""
     search = Search(searcher, space, experiment_seed)
     planned = [operation for operation in search.initial() if isinstance(operation, CreateTrial)]
     for trial in planned:  # the list grows by followers
-        if len(planned) == MOST_AT_ONCE:
+        if len(planned) >= MOST_PLANNED:
             break
         followers = search.trial_exited(trial.trial_id, ExitReason.COMPLETED)
         planned += [operation for operation in followers if isinstance(operation, CreateTrial)]

@@ -9,7 +9,7 @@ import pytest
 
 from det_lightning.experiments.search.operations import CreateTrial, ExitReason, Operation, Shutdown, Warn
 from det_lightning.experiments.search.powers import raise_to_power
-from det_lightning.experiments.search.search import Search, plan_trials
+from det_lightning.experiments.search.search import MOST_PLANNED, Search, plan_trials
 from tests.experiments.search.spaces import choice, constant, integer, number, power, searcher
 
 SPACE: dict[str, Any] = {
@@ -58,7 +58,7 @@ def test_grid_draws_ids_and_seeds_only() -> None:
 def test_most_trials_of_a_huge_grid_are_created_later() -> None:
     space = {str(i): integer(0, 1000, count=1000) for i in range(10)}
     assert ids(Search(searcher("grid", max_concurrent_trials=1), space, 5).initial()) == [1]
-    assert len(plan_trials(searcher("grid"), space, 5)) == 100_000
+    assert len(plan_trials(searcher("grid"), space, 5)) == MOST_PLANNED
 
 
 @pytest.mark.parametrize(("at_once", "initial"), [(2, [1, 2]), (5, [1, 2, 3, 4]), (0, [1, 2, 3, 4])])
