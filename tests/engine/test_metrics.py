@@ -40,6 +40,9 @@ class Threads(DistributedContext):
         self._barrier.wait(timeout=10)
         return found
 
+    def allgather_as(self, operation: str, stuff: Any = None) -> list[Any]:
+        return self.allgather(stuff)
+
 
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.float64, torch.int64, torch.int8, torch.bfloat16]

@@ -66,10 +66,6 @@ DEFECTS = {
         case("number of the process", "Another process does not train the same", "metric loss at batch 0")(
             loss="self.loss(batch) * (1 + os.getpid() % 9999)"
         ),
-        case("order of a set", "Under another PYTHONHASHSEED", "metric loss", r"LINE: \{'a', ", "sort the set")(
-            above="ORDER = list({'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'})",
-            loss="self.loss(batch) * (1 + sum(2**i * ord(letter) for i, letter in enumerate(ORDER)) / 1e4)",
-        ),
     ],
     "moves every trainable parameter": [
         case("layer that the loss does not use", "never get a gradient: body.2.weight, body.2.bias")(
