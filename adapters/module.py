@@ -124,7 +124,7 @@ class TrialModule(InferenceModule):
         self._type_at_first = self.dtype
         self._training_names: set[str] = set()
         self._reading = reading or CheckpointReading()
-        vars(self).update(_make_state_without_run(), **_make_state_without_runs())
+        vars(self).update(_make_state_of_call(), **_make_state_of_runs())
         hparams = self.trial_builder.plain_hparams
         if hparams:
             self.save_hyperparameters(hparams)  # for Lightning's checkpoints and loggers, under the variable's name
@@ -142,23 +142,23 @@ class TrialModule(InferenceModule):
                 "and call TrialModule.load_from_checkpoint(path, trial=...)."
             )
         state: dict[str, Any] = super().__getstate__()
-        return state | _make_state_without_run() | _make_state_without_runs()
+        return state | _make_state_of_call() | _make_state_of_runs()
 
     def check_before_launch(self, trainer: pl.Trainer) -> None:
         """Refuse unsupported flags before a strategy starts processes."""
         flags.refuse_unsupported_flags(trainer, self.trial_builder.aggregation, before_launch=True)
 
-    def _set_trainer(self, trainer: pl.Trainer | None) -> None:
+    @property
+    def trainer(self) -> pl.Trainer:
+        """The trainer of the module; setting one prepares it for the trial."""
+        return super().trainer
+
+    @trainer.setter
+    def trainer(self, trainer: pl.Trainer | None) -> None:
         pl.LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]
         if isinstance(trainer, pl.Trainer) and not self._is_part(trainer.lightning_module):
             self._prepare_trainer(trainer)
-            vars(self).update(_make_state_without_run())
-
-    trainer = property(
-        pl.LightningModule.trainer.fget,  # type: ignore[attr-defined]
-        _set_trainer,
-        doc="The trainer of the module; setting one prepares it for the trial.",
-    )
+            vars(self).update(_make_state_of_call())
 
     def _prepare_trainer(self, trainer: pl.Trainer) -> None:
         """Adapt a trainer that begins a call to the trial, or refuse the trainer."""
@@ -361,12 +361,14 @@ class TrialModule(InferenceModule):
             self._fitted_by = trainer
 
 
-def _make_state_without_run() -> dict[str, Any]:
+def _make_state_of_call() -> dict[str, Any]:
+    """Return the attributes of one call of a trainer, before it."""
     without: dict[str, Any] = dict.fromkeys(["driver", "checkpoints", "stop_request", "resume_content"])
     return {**without, "reporters": [], "called_super": {}, "_tested": None}
 
 
-def _make_state_without_runs() -> dict[str, Any]:
+def _make_state_of_runs() -> dict[str, Any]:
+    """Return the attributes that outlive a call, before the first."""
     return dict.fromkeys(["_latest_run", "_fitted_run", "_fitted_by", "_intercepted"])
 
 
