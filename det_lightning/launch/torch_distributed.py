@@ -42,6 +42,8 @@ If a process fails, the launcher ends with the status of the process, or 128 + N
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 #: The signals that ask a run to save and end; see ``det_lightning.callbacks.PreemptionHandler``.
 _PREEMPTING = ("SIGTERM", "SIGUSR1")
+#: How torchrun ended, with the store of its rendezvous: destroying the store has aborted a launcher that was done.
+_endings: list[Exception] = []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,11 +82,13 @@ def _launch(options: list[str], command: list[str]) -> int:
     try:
         run.run(parsed)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
+        _endings.append(error)
         _, failure = error.get_first_failure()
         if failure.exitcode != PREEMPTED_EXIT_CODE:
             print(error, file=sys.stderr)
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except SignalException as error:
+        _endings.append(error)
         preempted = error.sigval.name in _PREEMPTING
         return PREEMPTED_EXIT_CODE if preempted else 128 + error.sigval
     return 0
@@ -130,4 +134,7 @@ def _is_given(name: str, options: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # without destroying what torchrun left behind, see _endings
