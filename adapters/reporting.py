@@ -1,4 +1,4 @@
-"""A trial's metrics for Lightning's loggers and callbacks; progress bars during steps of many batches."""
+"""A trial's metrics for any loggers and callbacks of Lightning; progress bars during steps of many batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``ExperimentReporter``: reports a trial's metrics, checkpoints and ``InvalidHP`` to ``det-lightning run``."""
+"""``ExperimentReporter``: reports a trial to ``det-lightning run``, and makes the loggers that it was asked for.
+
+Change here: a logger of ``det-lightning run --logger`` is an entry of ``_LOGGERS``, and of ``PACKAGES`` in
+``det_lightning/experiments/lifecycle.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiling a trial with torch's profiler."""
+"""Starts, steps and stops the profiler of ``context.set_profiler``, which takes all options of torch's profiler."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Decides how the processes of a run train: exchange of objects, backend, and Lightning's strategy by its name.
 
-Change here: a strategy by name is an entry of ``TRIAL_STRATEGIES``; ``det_lightning/distributed`` trains the models.
+Change here: a strategy by name is an entry of ``TRIAL_STRATEGIES``. Its class registers the name in a module beside
+this file, which ``adapters/strategies/__init__.py`` imports; a backend in ``det_lightning/distributed`` trains the
+models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """Chooses the device of a process, and says what a backend does with models, gradients and states.
 
-Change here: a kind of device is chosen in ``choose_device``; its random state is kept by
-``det_lightning/pytorch/_random_state.py``, and its half precision chosen in ``det_lightning/precision/choice.py``.
+Change here: a kind of device is chosen in ``choose_device``. Other places compare its type with ``"cuda"``: process
+groups in ``det_lightning/distributed/processes.py``, DDP in ``det_lightning/distributed/ddp.py``, flags of
+``pl.Trainer`` in ``det_lightning/pytorch/_trainer.py``, the random state in ``det_lightning/pytorch/_random_state.py``
+and half precision in ``det_lightning/precision/choice.py``. ``det_lightning/launch/command_line.py`` and
+``det_lightning/experiments/local.py`` count GPUs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Creates, runs and resumes an experiment."""
+"""Creates, runs and resumes an experiment: gives the search, the launcher and the runner their settings."""
 
 from __future__ import annotations
 

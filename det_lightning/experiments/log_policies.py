@@ -1,4 +1,8 @@
-"""Decides by the lines of a trial's log whether a failed trial may start again."""
+"""Decides by the lines of a trial's log whether a failed trial may start again.
+
+Change here: an action is a value of ``LogPolicy`` in ``det_lightning/config/experiment.py``. The runner,
+``det_lightning/experiments/runner.py``, asks through ``Launcher`` in ``det_lightning/experiments/launcher.py``.
+"""
 
 from __future__ import annotations
 

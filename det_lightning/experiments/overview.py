@@ -1,7 +1,7 @@
 """The description of an experiment for ``experiment ls``, ``show`` and ``compare``, from files alone.
 
 Change here: a field of a trial in ``experiment show --json`` is an entry of ``_describe_trial``; its column is in
-``det_lightning/experiments/trial_table.py``.
+``det_lightning/experiments/trial_table.py``. ``TrialRecord`` in ``det_lightning/experiments/state.py`` has the facts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A hyperparameter search: events of trials in, operations out.
 
-Change here: choose a new search method by its name; its fields are in ``det_lightning/config/searchers.py``.
+Change here: choose a new search method, a module beside this file, by its name. The model of its fields is in
+``det_lightning/config/searchers.py``, and their effects are in ``det_lightning/config/effects.py``.
 """
 
 from __future__ import annotations
