@@ -1,4 +1,8 @@
-"""``det-lightning checkpoint ls``, ``show`` and ``verify``; torch is imported for an existing checkpoint only."""
+"""``det-lightning checkpoint ls``, ``show`` and ``verify``; torch is imported for an existing checkpoint only.
+
+Change here: options, order and columns; the facts are read by ``det_lightning/checkpoint/storage/checkpoint_info.py``
+for ``ls``, and by ``det_lightning/checkpoint/safe_load/inspection.py`` for ``show``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""States of sharded models and optimizers: gathered on the chief or written by all ranks, and sharded again."""
+"""States of sharded models and optimizers: gathered on the chief or written by all ranks, and sharded again.
+
+Change here: ``write_parts`` has torch write, and name, the file of each rank.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ Determined 0.38 writes ``state_dict.pth``, ``trial_state.pkl``, ``load_data.json
 ``metadata.json``; Determined ignores both. A sharded checkpoint has ``shards/`` in place of ``state_dict.pth``, and
 Determined cannot read the shards; see ``det_lightning/checkpoint/format/shards.py``. Without a manifest, or a checksum
 of the entries, as in checkpoints of Determined, nothing is compared.
+
+Change here: what the manifest says of a file is written by ``describe_file`` and compared by ``find_damage``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sharded checkpoints: each rank's file of tensors and its index, and the names of the tensors.
+"""Sharded checkpoints: the index of each rank's file, which torch names and writes, and the names of the tensors.
 
 ``shards/state.pth`` and ``resume.pth`` have tensors on the meta device in place of the sharded tensors. The values are
 in files of ``torch.distributed.checkpoint``, one per rank. An *index* per rank, in JSON, says where in the file each

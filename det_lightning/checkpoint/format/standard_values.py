@@ -1,4 +1,4 @@
-"""How values of numpy and the standard library are written to state files and read back."""
+"""Which values of numpy and the standard library state files may hold, and how they are written and read back."""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 numpy's functions do, and forged arguments crash the process. So pickled arrays, scalars and data types are read into
 plain descriptions, and :func:`finish` turns these into numpy objects.
+
+Change here: a class of the standard library that may be read is an entry of ``CONSTRUCTORS`` in
+``det_lightning/checkpoint/format/standard_values.py``; any other is an entry of ``_DECLARED``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Files and directories on any file system that fsspec supports: errors that explain failures, and copies."""
+"""Files and directories on any file system that fsspec supports: errors that explain failures, and copies.
+
+Change here: ``upload`` copies the files of a checkpoint one by one, in the order of
+``det_lightning/checkpoint/storage/staging.py``, in which ``metadata.json`` is last.
+"""
 
 from __future__ import annotations
 

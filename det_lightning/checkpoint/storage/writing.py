@@ -1,4 +1,7 @@
-"""Writing checkpoints in order, at once or in the background: the files, then ``metadata.json`` with the manifest."""
+"""Writing checkpoints in order, at once or in the background: the files, then ``metadata.json`` with the manifest.
+
+Change here: an entry of every ``metadata.json`` is written in ``complete``.
+"""
 
 from __future__ import annotations
 
