@@ -1,7 +1,8 @@
-"""Decides with all ranks whether a run ends early, and hands the metrics of a boundary to reports and the log.
+"""Decides with all ranks whether a run ends early; gives the metrics of a boundary to reports; logs the progress.
 
-Change here: a reason to end early is a flag of ``EarlyEnd.stop_flags``; ``adapters/driver.py`` handles the
-exceptions of trials.
+Change here: a reason to end early, or another request of one rank to all, is a flag of ``EarlyEnd.stop_flags``.
+``det_lightning/engine/schedule.py`` yields the actions that follow; ``adapters/driver.py`` handles the exceptions of
+trials.
 """
 
 from __future__ import annotations

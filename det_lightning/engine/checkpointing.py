@@ -1,4 +1,4 @@
-"""The checkpoints of a run: their content, when to save besides the schedule, which is the best."""
+"""The checkpoints of a run: their content, whether one follows a validation by the policy, and which is the best."""
 
 from __future__ import annotations
 

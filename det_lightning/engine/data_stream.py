@@ -1,4 +1,7 @@
-"""The loaders of a run: training data repeat without end, resume at the exact batch, and are divided into epochs."""
+"""The loaders of a run: training data repeat without end, resume at the exact batch, and are divided into epochs.
+
+Change here: ``continue_batches`` decides what a resume does with another batch size or number of ranks, and warns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One run of a trial: resuming, batches, workloads and boundaries. A RunDriver calls it from Lightning's hooks."""
+"""One run of a trial: resuming, batches, workloads and boundaries. A RunDriver calls it from Lightning's hooks.
+
+Change here: a warning about settings at the start or the resume of a run is an entry of ``_warn_of_settings``.
+"""
 
 from __future__ import annotations
 

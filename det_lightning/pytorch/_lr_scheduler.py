@@ -1,4 +1,8 @@
-"""Decides when a learning rate scheduler steps: ``LRScheduler`` and its step modes."""
+"""Decides when a learning rate scheduler steps: ``LRScheduler`` and its step modes.
+
+Change here: a step mode is a member of ``StepMode`` and a case of ``steps_after``; ``port --to lightning`` writes it in
+``det_lightning/porting/to_lightning/hooks.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides at which batch, and with which samples on how many ranks, a resumed run continues."""
+"""The position of a run in its data: the current batch, a batch sampler that resumes, batches for other ranks."""
 
 from __future__ import annotations
 

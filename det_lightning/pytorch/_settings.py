@@ -1,4 +1,8 @@
-"""Decides the settings of a run by its arguments and configuration: hyperparameters, batch sizes, aggregation."""
+"""Decides the settings of a run by its arguments and configuration: hyperparameters, batch sizes, aggregation.
+
+Change here: the messages about missing settings; ``det_lightning/testing/training/requirements.py`` knows them by their
+first words.
+"""
 
 from __future__ import annotations
 
