@@ -1,7 +1,7 @@
 """Decides what names and calls of older releases of Determined become.
 
-Change here: a call that ``port`` rewrites is an entry of ``_RENAMED``; ``det_lightning/porting/imports.py`` rewrites
-imports, and ``det_lightning/parts_of_determined.py`` has the parts without a counterpart.
+Change here: a renamed member of a trial's context is an entry of ``_RENAMED``. ``det_lightning/porting/imports.py``
+rewrites imports, and ``det_lightning/parts_of_determined.py`` has the parts without a counterpart.
 """
 
 from __future__ import annotations

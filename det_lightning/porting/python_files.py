@@ -1,4 +1,8 @@
-"""``port_python``: all rewrites and findings for the source of one Python file."""
+"""``port_python``: all rewrites and findings for the source of one Python file.
+
+Change here: call a new kind of rewrite or finding, a function in a module beside this file. Modules of Determined that
+have no counterpart are listed in ``det_lightning/porting/counterparts.py``.
+"""
 
 from __future__ import annotations
 

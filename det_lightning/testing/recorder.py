@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Records the training of a Determined trial: trains a few batches, and writes what it observes to a JSON file.
+"""Trains a Determined trial for a few batches, and writes samples, metrics, norms of gradients and weights as JSON.
 
 Copy this file to the environment whose training is the reference. The recorder needs nothing but ``determined``
 (0.21 or later) and runs on Python 3.8::

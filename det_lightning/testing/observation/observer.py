@@ -1,4 +1,4 @@
-"""The record of a run: calls, weights, gradients, modes, samples, states of objects and loaders, in plain values."""
+"""Observes a run for the checks: calls, weights, gradients, modes, samples, states of objects, in plain values."""
 
 from __future__ import annotations
 

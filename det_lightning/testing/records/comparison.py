@@ -1,4 +1,8 @@
-"""Comparison of two recorded trainings: the first difference and its size."""
+"""Comparison of two recorded trainings: the first difference and its size.
+
+Change here: ``_KINDS`` has the fields of an event that are compared. ``det_lightning/testing/recorder.py`` writes them;
+``det_lightning/testing/records/difference.py`` has the usual causes and the tolerances.
+"""
 
 from __future__ import annotations
 

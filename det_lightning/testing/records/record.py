@@ -1,4 +1,4 @@
-"""The record of a training: settings, events, values, and the file, which the recorder writes."""
+"""Reads the file of a recorded training: settings, events and values."""
 
 from __future__ import annotations
 
