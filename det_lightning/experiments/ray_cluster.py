@@ -74,7 +74,10 @@ def list_nodes() -> list[Node]:
 
 
 def check_shared(folder: Path, nodes: list[Node]) -> None:
-    """Check that the nodes see the same files in a folder as this process; warn if they do not see its locks."""
+    """Check that the nodes see the same files in a folder as this process; warn if they do not see its locks.
+
+    A node that dies meanwhile, or has died unnoticed, is passed over.
+    """
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".det-lightning-") as file:
         content = os.urandom(16)
         file.write(content)
@@ -106,6 +109,8 @@ def _ask(node: Node, path: str, content: bytes) -> Any:
 def _answer(reference: Any) -> str | None:
     try:
         problem: str | None = ray.get(reference, timeout=_ANSWER_S)
+    except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
+        return None  # Ray lists a dead node for some 15 s more; no trial gets a place there
     except ray.exceptions.RayError as error:
         return str(error).strip().splitlines()[-1]
     return problem

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.experiments.ray.conftest import add_node
+from tests.experiments.ray.conftest import NAMES, add_node
 from tests.experiments.running import (
     events_of,
     kill,
@@ -174,6 +174,15 @@ def test_trial_of_a_dead_node_goes_on(cluster: Any, tmp_path: Path) -> None:
         (False, "COMPLETED"),
     ]
     assert validations_in(experiment) == validations_in(undisturbed)
+
+
+def test_node_that_died_a_moment_ago_is_passed_over(cluster: Any, tmp_path: Path) -> None:
+    config = write_project(tmp_path / "project")
+    cluster.remove_node(add_node(cluster, cpus=1, node_name="lost"), allow_graceful=False)
+    # Ray has not noticed yet, and would take the node for one of those that must share files.
+    assert [node["Alive"] for node in cluster.global_state.node_table() if node["NodeName"] == "lost"] == [True]
+    run("run", config, config.parent, "--experiments", tmp_path, "--ray", cluster.address)
+    assert events_of(tmp_path / "small-1", "run_placed")[0]["nodes"][0] in NAMES
 
 
 @contextlib.contextmanager
