@@ -61,10 +61,11 @@ def run_once(cluster: Any, folder: Path, generator: random.Random) -> str:
     options = ("--cpu", "--experiments", folder, "--ray", cluster.address)
     process = start("run", config, config.parent, *options)
     try:
-        wait_for(lambda: bool(events_of(experiment, "run_placed")), timeout_s=LIMIT_S)
-    except AssertionError:
+        wait_for(lambda: bool(events_of(experiment, "run_placed")) or process.poll() is not None, timeout_s=LIMIT_S)
+        assert events_of(experiment, "run_placed"), f"the runner ended with {process.returncode}"
+    except AssertionError as error:
         process.kill()
-        raise AssertionError(f"the trial was not placed: {process.communicate()[1]}") from None
+        raise AssertionError(f"the trial was not placed, {error}: {process.communicate()[1]}") from None
     after = generator.randrange(BATCHES - 1)  # so many batches
     if generator.random() < 0.8:
         wait_for(lambda: len(events_of(experiment, "validation")) >= after, timeout_s=LIMIT_S)
