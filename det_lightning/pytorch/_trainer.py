@@ -32,7 +32,6 @@ from det_lightning.pytorch._pytorch_trial import ExternalStateTrial, PyTorchTria
 from det_lightning.pytorch._random_state import isolated_rng, seed_everything
 from det_lightning.pytorch._settings import ExpConf, RunConfiguration
 from det_lightning.ranks.distributed_context import DistributedContext
-from det_lightning.ranks.topology import elastic_job, restarts
 from det_lightning.tracebacks import shorten_traceback
 from det_lightning.units import Batch, Epoch, TrainUnit
 
@@ -259,7 +258,7 @@ class Trainer:
                 "profiling_enabled has no effect without a Determined master; profile with context.set_profiler(...)."
             )
         self._context.wrapped.require_same_on_all_ranks()
-        job = None if (elastic := elastic_job()) is None else f"{elastic}/{next(_fits)}"
+        job = None if (elastic := _elastic_job()) is None else f"{elastic}/{next(_fits)}"
         names = {} if self._experiment is None else self._experiment.checkpoint_arguments()
         self._checkpoints = checkpoints = choose_callback(
             self._context,
@@ -344,6 +343,19 @@ def choose_preemption(callbacks: list[pl.Callback]) -> PreemptionHandler:
     """Return the first handler of signals among the callbacks, or a new handler."""
     given = (callback for callback in callbacks if isinstance(callback, PreemptionHandler))
     return next(given, None) or PreemptionHandler()
+
+
+def _elastic_job() -> str | None:
+    """Return the id of torchrun's job, the same after a restart; None without torchrun or without an id."""
+    # torchrun calls a job without an id "none".
+    job = os.environ.get("TORCHELASTIC_RUN_ID")
+    return None if job in (None, "", "none") else job
+
+
+def _restarts() -> int:
+    """Return how often torchrun has restarted the processes of this job."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0
 
 
 def choose_callback(
@@ -447,7 +459,7 @@ def _find_latest(
     storage: CheckpointStorage, latest: str | os.PathLike[str] | None, job: str | None, most: int
 ) -> list[str]:
     """Return the checkpoint to resume from; if the newest, followed by earlier ones, at most ``most`` in all."""
-    if restarts():
+    if _restarts():
         if job is None:
             logger.warning(
                 "The script was restarted, but the job has no id to find checkpoints by. Start torchrun with "

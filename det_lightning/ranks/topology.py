@@ -137,19 +137,6 @@ def topology_from_horovod(hvd: Any) -> ProcessTopology:
     return ProcessTopology(**{field.name: getattr(hvd, field.name)() for field in dataclasses.fields(ProcessTopology)})
 
 
-def elastic_job() -> str | None:
-    """Return the id of torchrun's job, the same after a restart; None without torchrun or without an id."""
-    # torchrun calls a job without an id "none".
-    job = os.environ.get("TORCHELASTIC_RUN_ID")
-    return None if job in (None, "", "none") else job
-
-
-def restarts() -> int:
-    """Return how often torchrun has restarted the processes of this job."""
-    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    return int(count) if count.isdecimal() else 0
-
-
 def free_port(host: str = "") -> int:
     """Return an unused TCP port, on an interface or by default on any."""
     with socket.socket() as found:
