@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, SerializeAsAny, ValidationError, ValidationInfo, model_validator
 
-from det_lightning.config.length import UNITS, Length, MaxLength
+from det_lightning.config.length import UNITS, MaxLength
 from det_lightning.config.section import Count, Integer, Positive, Section, read_variant, refuse, variants
 
 # 1000 to the power of 100 is a float.
@@ -25,15 +25,6 @@ class SearcherConfig(Section):
     source_trial_id: Integer | None = None
     source_checkpoint_uuid: str | None = None
     max_length: MaxLength | None = None
-
-    @property
-    def training_length(self) -> Length | None:
-        """How long a trial class trains; None if the section does not say."""
-        max_time: int | None = getattr(self, "max_time", None)
-        unit: str | None = getattr(self, "time_metric", None)
-        if self.max_length is None and max_time is not None and unit in ("batches", "epochs"):
-            return Length(max_time, "epochs" if unit == "epochs" else "batches")
-        return self.max_length
 
     @property
     def clock(self) -> str:

@@ -43,7 +43,7 @@ class TrainingSettings:
     @property
     def max_length(self) -> TrainUnit | None:
         """The training length. Raises a ValueError for a missing unit, or records without batch size."""
-        length = self._config.searcher.training_length
+        length = self._search_length()
         return None if length is None else self._unit("searcher.max_length", length)
 
     @property
@@ -65,8 +65,16 @@ class TrainingSettings:
         period: Length | None = _get_if_given(self._config, name)
         return None if period is None else self._unit(name, period)
 
+    def _search_length(self) -> Length | None:
+        searcher = self._config.searcher
+        max_time: int | None = getattr(searcher, "max_time", None)
+        unit: str | None = getattr(searcher, "time_metric", None)
+        if searcher.max_length is None and max_time is not None and unit in ("batches", "epochs"):
+            return Length(max_time, "epochs" if unit == "epochs" else "batches")
+        return searcher.max_length
+
     def _validations_for_search(self) -> TrainUnit | None:
-        length = self._config.searcher.training_length
+        length = self._search_length()
         if not self._rungs or length is None:
             return None
         if length.unit == "epochs":
