@@ -90,8 +90,8 @@ class RunConfiguration:
         """Return the configuration's values for the arguments that are None; see :meth:`complete`."""
         if self.settings is None:
             return {}
-        found = {name: getattr(self.settings, name) for name, value in said.items() if value is None}
-        return {name: value for name, value in found.items() if value is not None}
+        missing = [name for name, value in said.items() if value is None]
+        return {name: value for name in missing if (value := getattr(self.settings, name)) is not None}
 
     def report(self, call: str, idle: Collection[str] = (), read: Collection[str] = ()) -> None:
         """Log, once, the notes on a call's configuration and its fields without effect.

@@ -365,14 +365,14 @@ def choose_callback(
 
     What ``given`` leaves open comes from the call, the configuration, and the ``names`` of the experiment and the job.
     """
-    arguments = context.settings.configuration.complete(**call)
-    if given is None:
-        given = DeterminedCheckpoint()
-    else:
+    completed = context.settings.configuration.complete(**call)
+    arguments = {name.removeprefix("checkpoint_"): value for name, value in completed.items()}
+    if given is not None:
         require(isinstance(given, DeterminedCheckpoint), "fit(checkpoints=...)", "a DeterminedCheckpoint", given)
         given.require_agreement(**call)
-    given.fill_in(**{name.removeprefix("checkpoint_"): value for name, value in arguments.items()}, **names)
-    return given
+    callback = given or DeterminedCheckpoint()
+    callback.fill_in(**arguments, **names)
+    return callback
 
 
 def _find_for_try(
