@@ -184,6 +184,7 @@ class RunCheckpoints:
         complete: id of the latest complete checkpoint, and the number of batches.
     """
 
+    _trial: TrialCheckpoints  # of the chief
     def __init__(self, storage: CheckpointStorage, policy: CheckpointPolicy, saving: Saving | None = None) -> None:
         self.storage = storage
         self.policy = policy
@@ -210,7 +211,6 @@ class RunCheckpoints:
         self.last_id: str | None = None
         self.complete: tuple[str, int] | None = None
         self._notes: dict[str, Any] = {}  # for the metadata of checkpoints
-        self._trial = TrialCheckpoints(self.storage, self.policy)
         self._unreadable: UnsafeValues | None = None  # until the first checkpoint
         self._metrics: dict[int, float] = {}  # of the latest validation, by the number of batches
         self._unreported = 0
@@ -343,7 +343,7 @@ class RunCheckpoints:
     def finish(self) -> None:
         """Wait until everything is written; raise a StorageError if a checkpoint of this run has vanished."""
         self._report_complete(wait=True)
-        _run_on_chief(self._distributed, self._trial.finish)
+        _run_on_chief(self._distributed, lambda: self._trial.finish())
 
     def abandon(self, exception: BaseException) -> None:
         """Finish checkpoints under way on this rank after the run has failed; other ranks may be gone."""
