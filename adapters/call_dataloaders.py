@@ -10,7 +10,6 @@ from typing import Any
 import torch.utils.data
 
 from det_lightning import errors
-from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import pl
 from det_lightning.engine.data_stream import (
     LoaderFactory,
@@ -48,9 +47,8 @@ def refuse_moving_hooks(datamodule: pl.LightningDataModule | None) -> None:
         )
 
 
-def warn_of_lost_state(trainer: pl.Trainer) -> None:
+def warn_of_lost_state(datamodule: pl.LightningDataModule | None) -> None:
     """Warn if a data module has a state, which ``DeterminedCheckpoint`` does not write."""
-    datamodule = lightning_internals.find_datamodule(trainer)
     if datamodule is not None and overrides(datamodule, pl.LightningDataModule, "state_dict"):
         logger.warning(
             "DeterminedCheckpoint writes the trial, without the state_dict() of %s. A ModelCheckpoint writes both.",

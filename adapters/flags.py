@@ -137,14 +137,15 @@ class InterceptedFlags:
     """Flags that the trial obeys itself; they are off for Lightning until :meth:`restore`.
 
     Attributes:
-        data: functions for the data of the call.
+        datamodule, data: the data module of the call, and functions for its data.
         accumulated_batches, clip_val, clip_algorithm, precision: the values of flags, for the trial.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
+        self.datamodule = lightning_internals.find_datamodule(trainer)
         self.data: dict[str, Callable[[], Any]] = {}
         if trainer.training or trainer.validating:
-            call_dataloaders.refuse_moving_hooks(lightning_internals.find_datamodule(trainer))
+            call_dataloaders.refuse_moving_hooks(self.datamodule)
             self.data = lightning_internals.take_call_dataloaders(trainer)
         self._trainer = trainer
         self._clip_val = trainer.gradient_clip_val

@@ -324,7 +324,7 @@ class TrialModule(InferenceModule):
             self._fitted_run.keep_state_before_validation()  # for later checkpoints
         checkpoints = self.checkpoints
         if checkpoints is not None:
-            warn_of_lost_state(trainer)
+            warn_of_lost_state(intercepted.datamodule)
         if trainer.training and self._fitted_by not in (None, trainer) and self.resume_content is None:
             flags.warn_of_second_trainer(context)
         period = None if checkpoints is None else checkpoints.policy.period
