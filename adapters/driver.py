@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
@@ -16,7 +17,7 @@ from det_lightning.adapters import flags, lightning_internals, lightning_loops
 from det_lightning.adapters.hooks import DrivenModule, WatchedHooks
 from det_lightning.adapters.lightning_loops import TrialCalls
 from det_lightning.adapters.lightning_package import pl
-from det_lightning.adapters.reporting import BarRefresh, LightningReporter
+from det_lightning.adapters.reporting import LightningReporter
 from det_lightning.core._task import current_task
 from det_lightning.engine.boundary import all_ranks_end, interrupts_end_the_process
 from det_lightning.engine.checkpointing import RunCheckpoints
@@ -27,6 +28,8 @@ from det_lightning.escaping import get_logger
 from det_lightning.tracebacks import shorten_traceback
 
 logger = get_logger(__name__)
+
+_BAR_INTERVAL_S = 0.1
 
 
 class StopIterationGuard:
@@ -54,6 +57,38 @@ def _end_run_on_invalid_hp() -> Iterator[None]:
     except errors.InvalidHP as e:
         logger.warning("A callback gave up on the hyperparameters while a checkpoint was saved: %s", e)
         raise errors.ShouldExit(skip_exit_checkpoint=True) from e
+
+
+class BarRefresh:
+    """Draws the progress bars of a trainer at most ten times a second, through documented hooks.
+
+    Attributes:
+        any_on_a_rank: some rank draws bars; only the first one does.
+        any_drawn: this rank draws bars.
+    """
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
+        self._trainer = trainer
+        bars = [callback for callback in callbacks if isinstance(callback, pl.callbacks.ProgressBar)]
+        self.any_on_a_rank = bool(bars)
+        self._bars = [bar for bar in bars if getattr(bar, "is_enabled", True)]
+        self.any_drawn = bool(self._bars)
+        self._next_s = time.monotonic() + _BAR_INTERVAL_S
+
+    def is_due(self) -> bool:
+        """Return whether a tenth of a second has passed since bars were drawn."""
+        return time.monotonic() >= self._next_s
+
+    def draw(self, hook: str, batches: int) -> None:
+        """Call the ``hook`` of each bar for the end of a batch, with the number of finished batches."""
+        self._next_s = time.monotonic() + _BAR_INTERVAL_S
+        for bar in self._bars:
+            # tqdm's bar is drawn only at multiples of the refresh rate.
+            rate = bar.refresh_rate if isinstance(bar, pl.callbacks.TQDMProgressBar) else 1
+            if batches >= rate:
+                shown = batches - batches % rate
+                getattr(bar, hook)(self._trainer, self._trainer.lightning_module, None, None, shown - 1)
 
 
 class RunDriver:

@@ -1,8 +1,7 @@
-"""A trial's metrics for any loggers and callbacks of Lightning; progress bars during steps of many batches."""
+"""A trial's metrics for any loggers and callbacks of Lightning."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -10,8 +9,6 @@ import torch
 from det_lightning.adapters import lightning_internals
 from det_lightning.adapters.lightning_package import TrainerFn, pl
 from det_lightning.core._reports import select_scalars
-
-_BAR_INTERVAL_S = 0.1
 
 
 class LightningReporter:
@@ -85,35 +82,3 @@ class LightningReporter:
 def as_tensors(scalars: dict[str, float]) -> dict[str, torch.Tensor]:
     """Return the scalars as float64 tensors: Lightning would round a Python float to float32."""
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()}
-
-
-class BarRefresh:
-    """Draws the progress bars of a trainer at most ten times a second, through documented hooks.
-
-    Attributes:
-        any_on_a_rank: some rank draws bars; only the first one does.
-        any_drawn: this rank draws bars.
-    """
-
-    def __init__(self, trainer: pl.Trainer) -> None:
-        callbacks: list[pl.Callback] = getattr(trainer, "callbacks")  # noqa: B009 (set by a connector; mypy)
-        self._trainer = trainer
-        bars = [callback for callback in callbacks if isinstance(callback, pl.callbacks.ProgressBar)]
-        self.any_on_a_rank = bool(bars)
-        self._bars = [bar for bar in bars if getattr(bar, "is_enabled", True)]
-        self.any_drawn = bool(self._bars)
-        self._next_s = time.monotonic() + _BAR_INTERVAL_S
-
-    def is_due(self) -> bool:
-        """Return whether a tenth of a second has passed since bars were drawn."""
-        return time.monotonic() >= self._next_s
-
-    def draw(self, hook: str, batches: int) -> None:
-        """Call the ``hook`` of each bar for the end of a batch, with the number of finished batches."""
-        self._next_s = time.monotonic() + _BAR_INTERVAL_S
-        for bar in self._bars:
-            # tqdm's bar is drawn only at multiples of the refresh rate.
-            rate = bar.refresh_rate if isinstance(bar, pl.callbacks.TQDMProgressBar) else 1
-            if batches >= rate:
-                shown = batches - batches % rate
-                getattr(bar, hook)(self._trainer, self._trainer.lightning_module, None, None, shown - 1)
