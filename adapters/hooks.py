@@ -69,9 +69,7 @@ class DrivenModule(pl.LightningModule):
             ``super()``.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.called_super: dict[str, Any] = {}
+    called_super: dict[str, Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -138,10 +136,10 @@ def refuse_unsupported_methods(module: DrivenModule, trains: bool) -> None:
     If the module ``trains`` or validates, overrides of methods that a trial does not use are included.
     """
     marked = module.list_marked_methods()
-    wrong = {name: marked[name].instead for name in find_overridden(module, type(module), marked)}
-    if trains:
-        wrong |= {name: _UNUSED_METHODS[name] for name in find_overridden(module, pl.LightningModule, _UNUSED_METHODS)}
-        wrong |= module.find_wrong_steps()
+    replaced = find_overridden(module, type(module), marked)
+    unused = find_overridden(module, pl.LightningModule, _UNUSED_METHODS) if trains else []
+    wrong = {name: marked[name].instead for name in replaced} | {name: _UNUSED_METHODS[name] for name in unused}
+    wrong |= module.find_wrong_steps() if trains else {}
     _refuse(type(module), wrong)
 
 

@@ -76,7 +76,8 @@ def take_content(
     own.
     """
     content: CheckpointContent | None = checkpoint.get(DETERMINED_KEY)
-    fitting = module.trainer.state.fn is TrainerFn.FITTING
+    trainer = module.trainer
+    fitting = trainer.state.fn is TrainerFn.FITTING
     if content is not None:
         require_resumable(content)
         if not fitting:
@@ -84,7 +85,7 @@ def take_content(
             modernize(content.state, content.source)
             load_models(context, content.state, content.source, content.trial_class)
         rest = (content.lightning or {}).get("state_dict", {})
-        if fitting and "current_model_state" in checkpoint and _averages_weights(module.trainer):
+        if fitting and "current_model_state" in checkpoint and _averages_weights(trainer):
             # The callback expects its averages in the place of the weights.
             rest = {**join_models(content.state["models_state_dict"]), **rest}
             content.state["models_state_dict"], _ = split_models(checkpoint["current_model_state"])
@@ -100,7 +101,7 @@ def take_content(
         checkpoint["state_dict"] = {**module.state_dict(), **rest}
     checkpoint.pop("loops", None)
     if content is not None and fitting and not checkpoint.get("callbacks"):
-        flags.warn_of_lost_callbacks(module.trainer)
+        flags.warn_of_lost_callbacks(trainer)
     return content
 
 

@@ -185,6 +185,7 @@ class RunCheckpoints:
     """
 
     _trial: TrialCheckpoints  # of the chief
+
     def __init__(self, storage: CheckpointStorage, policy: CheckpointPolicy, saving: Saving | None = None) -> None:
         self.storage = storage
         self.policy = policy

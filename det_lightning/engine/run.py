@@ -379,7 +379,7 @@ def require_same_checkpoint(distributed: DistributedContext, content: Checkpoint
     """Raise a CheckpointError if the ranks resume from different checkpoints; all ranks must call this."""
     own = None if content is None else content.name
     found = distributed.allgather(own)
-    if any(name != own for name in found):
+    if {*found} != {own}:
         choices = ", ".join(f"rank {rank} from {name or 'none'}" for rank, name in enumerate(found))
         raise errors.CheckpointError(
             f"The ranks resume from different checkpoints: {choices}. All ranks must see the same storage. Let one "
