@@ -119,6 +119,7 @@ class DeterminedCheckpoint(pl.Callback):
         self._place = place
         self._configured_policy = {"policy": policy, "period": period, "retention": in_section}
         self._saving = dataclasses.replace(self._given, **missing)
+        self.job = self._saving.job
         for opened in ("storage", "_checkpoints"):
             self.__dict__.pop(opened, None)
 
@@ -147,11 +148,6 @@ class DeterminedCheckpoint(pl.Callback):
                 f"fit(checkpoints=DeterminedCheckpoint(...)) also got {'; and '.join(wrong)}. Pass the option once, to "
                 "the callback."
             )
-
-    @property
-    def job(self) -> str | None:
-        """Name of the job of the checkpoints."""
-        return self._saving.job
 
     @property
     def last_checkpoint_id(self) -> str | None:
@@ -189,16 +185,15 @@ class DeterminedCheckpoint(pl.Callback):
     def _make_path(self, checkpoint_id: str | None) -> str | None:
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         """Complete the policy, and connect the module with the writer of checkpoints.
 
         Raises:
             TypeError: the module is not a ``TrialModule``.
         """
-        module = require_trial_module(self, pl_module)
-        module.checkpoints = self._checkpoints
+        require_trial_module(self, pl_module).checkpoints = self._checkpoints
         if stage == "fit":
-            searcher = module.require_built_trial()[1].settings.section("searcher")
+            searcher = pl_module.context.settings.section("searcher")
             self.policy, warnings = complete_policy(self._own_policy, self._configured_policy, searcher)
             self._checkpoints.policy = self.policy
             if trainer.is_global_zero:
