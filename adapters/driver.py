@@ -200,13 +200,10 @@ class RunDriver:
         if self._ends_training_step() or self._lightning_ends_here():
             return False
         run.end_workload()
-        self._report_complete()
-        return run.continues() and not self._trainer.should_stop  # a logger may have set the flag
-
-    @_end_run_on_invalid_hp()
-    def _report_complete(self) -> None:
         if self._checkpoints is not None:
-            self._checkpoints.report_complete()
+            with _end_run_on_invalid_hp():
+                self._checkpoints.report_complete()
+        return run.continues() and not self._trainer.should_stop  # a logger may have set the flag
 
     def _ends_training_step(self) -> bool:
         """Return whether the step ends after a batch that is no boundary. The answer is the same in equal runs."""
@@ -265,7 +262,8 @@ class RunDriver:
         state = self.run.state
         is_over = self.run.early_end.preempted or state.last_val == state.batches_trained
         validates_at_stop = not is_over and lightning_internals.validates_at_stop(self._trainer)
-        self._report_complete()
+        if self._checkpoints is not None:
+            self._checkpoints.report_complete()
         while (action := self.run.next_action()) is not None:
             if action is Action.VALIDATE:
                 if self._trainer.enable_validation:
