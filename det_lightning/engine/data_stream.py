@@ -23,6 +23,7 @@ from det_lightning.checkpoint.format.content import CheckpointContent
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.engine.boundary import RunOptions
 from det_lightning.engine.loaders import RunLoader, ShownLoader, SideStream, copy_aside
+from det_lightning.engine.train_and_evaluate import overrides
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import DataLoader
 from det_lightning.pytorch._position import GlobalBatch, TrainingPosition
@@ -175,9 +176,10 @@ class TrialData:
             next(self.validation.batches, None)
 
     def _make_preparation(self) -> Callable[[Any], Any]:
-        moves = self._context.experimental.auto_to_device
-        move: Callable[[Any], Any] = self._context.batch_mover() if moves else lambda batch: batch
-        cast = self._context.precision.whole_models.batch_cast()
+        context = self._context
+        mover = context.to_device if overrides(context, PyTorchTrialContext, "to_device") else context.move_batch
+        move: Callable[[Any], Any] = mover if context.experimental.auto_to_device else lambda batch: batch
+        cast = context.precision.whole_models.batch_cast()
         return move if cast is None else lambda batch: cast(move(batch))
 
     def _resume_training(self, loaders: LoaderFactory, loader: Any, copies_aside: bool) -> Any:

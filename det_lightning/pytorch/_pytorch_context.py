@@ -113,7 +113,7 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
         self.optimizer_steps = 0
         self._loading_only = loading_only
         self._stop_requested = False
-        self._warned_types: set[type] = set()
+        self.move_batch = functools.partial(move, self.device, set[type]())
         if not loading_only:
             remember_run(self)
 
@@ -425,13 +425,7 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
 
     def to_device(self, data: Any) -> Any:
         """Move data created by the trial to the device; batches of the loader are moved already."""
-        return move(self.device, self._warned_types, data)
-
-    def batch_mover(self) -> Callable[[Any], Any]:
-        """Return the function that moves each batch of a run: an override of :meth:`to_device`, or a faster one."""
-        if getattr(self.to_device, "__func__", None) is not PyTorchTrialContext.to_device:
-            return self.to_device
-        return functools.partial(move, self.device, self._warned_types)
+        return self.move_batch(data)
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Ask the run to end with a checkpoint at the next boundary; raise an AssertionError unless given a bool."""
