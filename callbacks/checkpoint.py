@@ -191,7 +191,8 @@ class DeterminedCheckpoint(pl.Callback):
         Raises:
             TypeError: the module is not a ``TrialModule``.
         """
-        require_trial_module(self, pl_module).checkpoints = self._checkpoints
+        require_trial_module(self, pl_module)
+        pl_module.checkpoints = self._checkpoints
         if stage == "fit":
             searcher = pl_module.context.settings.section("searcher")
             self.policy, warnings = complete_policy(self._own_policy, self._configured_policy, searcher)
