@@ -345,14 +345,14 @@ class TrialModule(InferenceModule):
         run = TrialRun(trial, context, schedule, [reporter, *self.reporters], options)
         if checkpoints is not None:
             checkpoints.attach(run)
-        at_step_zero = self._run_schedule.validates_at_step_zero
-        self.driver = RunDriver(trainer, run, checkpoints, hooks, reporter, at_step_zero)
         loaders = CallDataloaders(trial, context, intercepted.data, trainer)
         calls = TrialCalls(
             after_training_step=self.after_training_step,
             after_validation_step=self.after_validation_step,
             after_validation=self.after_validation,
         )
+        at_step_zero = self._run_schedule.validates_at_step_zero
+        self.driver = RunDriver(trainer, run, checkpoints, hooks, reporter, at_step_zero)
         self.driver.start_up(loaders, calls)
         loaders.require_epochs(run.data.epoch_len)
         self._latest_run = run
