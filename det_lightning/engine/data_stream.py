@@ -140,17 +140,17 @@ class TrialData:
         validation, validation_view = self._share_validation(loaders.build_validation(), sharded_validation)
         if has_validated:
             _begin_workers_without_drawing(validation)
+        self.journal.validation_samplers = SamplerStates(
+            # The seed of the workers is drawn from the loader's own generator.
+            types.SimpleNamespace(generator=getattr(validation, "generator", None)),
+            getattr(validation, "batch_sampler", None),
+        )
         # A validation must not move the training data.
         trained: list[int] = [] if self._passes is None else [id(part) for part in self._passes.parts]
         continued = [part for part in _find_continued(validation) if id(part) not in trained]
         self.validation = RunLoader(validation, continued)
         self.shown_validation = loaders.arrange(validation_view, "val_dataloader")
         self._views = [(self.training, training_view), (self.validation, validation_view)]
-        self.journal.validation_samplers = SamplerStates(
-            # The seed of the workers is drawn from the loader's own generator.
-            types.SimpleNamespace(generator=getattr(validation, "generator", None)),
-            getattr(validation, "batch_sampler", None),
-        )
         self.prepare_batch = self._make_preparation()
         self.prepare: Callable[[Iterator[Any]], Iterator[Any]] = functools.partial(map, self.prepare_batch)
         if copies_aside:
