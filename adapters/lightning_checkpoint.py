@@ -97,11 +97,11 @@ def take_content(
         load_models(context, {"models_state_dict": models}, content.source)
     else:  # no trial, or no run of the trial had begun
         rest = checkpoint["state_dict"]
-    if content is not None or TRIAL_KEY in checkpoint:
-        checkpoint["state_dict"] = {**module.state_dict(), **rest}
     checkpoint.pop("loops", None)
     if content is not None and fitting and not checkpoint.get("callbacks"):
         flags.warn_of_lost_callbacks(trainer)
+    if content is not None or TRIAL_KEY in checkpoint:
+        checkpoint["state_dict"] = {**module.state_dict(), **rest}
     return content
 
 

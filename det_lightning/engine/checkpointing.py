@@ -191,9 +191,9 @@ class RunCheckpoints:
         self.policy = policy
         self._lock: TrialLock | None = None
         self._saving = saving or Saving()
-        self.queue = CheckpointQueue(storage.root, self._saving.code, self._saving.in_background)
         self._cleaning: threading.Thread | None = None
         self._forget(None)
+        self.queue = CheckpointQueue(storage.root, self._saving.code, self._saving.in_background)
 
     def begin(self, resumed: CheckpointContent | None, leads: bool) -> None:
         """Forget an earlier run. If this rank ``leads``, lock the trial, and remove what killed runs left in a thread.
