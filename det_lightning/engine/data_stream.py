@@ -20,13 +20,12 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 
 from det_lightning import errors
 from det_lightning.checkpoint.format.content import CheckpointContent
-from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.engine.boundary import RunOptions
 from det_lightning.engine.loaders import RunLoader, ShownLoader, SideStream, copy_aside
 from det_lightning.engine.train_and_evaluate import overrides
 from det_lightning.escaping import get_logger
 from det_lightning.pytorch._data import DataLoader
-from det_lightning.pytorch._position import GlobalBatch, TrainingPosition
+from det_lightning.pytorch._position import GlobalBatch, TrainingPosition, continue_batches
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
 from det_lightning.pytorch._random_state import PassJournal, SamplerStates, Stateful, isolated_rng
@@ -451,35 +450,6 @@ def adapt_data_state(state: dict[str, Any], before: int, now: int) -> dict[str, 
     return {**state, "states": [], "behind": 0}
 
 
-def continue_batches(
-    content: CheckpointContent, batch_sampler: Any, now: GlobalBatch, *, warns: bool
-) -> tuple[GlobalBatch, bool]:
-    """Return the global batch to continue with, and whether the recorded order of the samples still applies.
-
-    A position counts global batches. If their size is another one now, the position becomes the same number of samples.
-    Otherwise the position stays, and the former global batches are dealt to the ranks, if possible.
-    """
-    before = _read_global_batch(content, now)
-    kept, follows_order = now, before.batch_size == now.batch_size
-    notice: str | None = None
-    if not content.trial_state.batches_trained or (before.ranks == now.ranks and before.equals(now)):
-        return kept, follows_order
-    if not before.equals(now):
-        notice = _convert_position(content, before, now)
-    elif obstacle := before.find_obstacle(batch_sampler, now):
-        follows_order = False
-        notice = f"{obstacle}. The position stays, but samples of the current pass may be repeated or left out"
-    else:
-        kept, follows_order = before, True
-        notice = before.describe_partial(now.ranks)
-    if notice and warns:
-        logger.warning(
-            "The run resumes on %d process(es) after %d batches; earlier batches were divided among %d: %s.",
-            *(now.ranks, content.trial_state.batches_trained, before.ranks, notice),
-        )
-    return kept, follows_order
-
-
 def warn_of_own_data(content: CheckpointContent | None, loader: Any, ranks: int) -> None:
     """Warn if other ranks than before continue with data that the trial divides among ranks itself."""
     if content is not None and content.resume is not None and content.resume.world_size != ranks:
@@ -488,33 +458,6 @@ def warn_of_own_data(content: CheckpointContent | None, loader: Any, ranks: int)
             "must continue after as many batches of all processes.",
             *(ranks, content.trial_state.batches_trained, content.resume.world_size, type(loader).__name__),
         )
-
-
-def _read_global_batch(content: CheckpointContent, now: GlobalBatch) -> GlobalBatch:
-    """Return the global batch of the checkpoint; for old ones from the hyperparameters, if the loader follows them."""
-    resume = content.resume
-    if resume is not None and resume.global_batch:
-        return GlobalBatch(**resume.global_batch)
-    ranks = now.ranks if resume is None else resume.world_size  # Determined does not write the number
-    size = (read_settings(resume, content.load_data)["hparams"] or {}).get("global_batch_size")
-    if type(size) is not int or size < ranks:
-        return GlobalBatch(ranks, now.batch_size if ranks == now.ranks else None, None, now.global_batch_size)
-    share = size // ranks if now.follows_hyperparameter() else now.batch_size
-    return GlobalBatch(ranks, share, now.samples_per_epoch, size)
-
-
-def _convert_position(content: CheckpointContent, before: GlobalBatch, now: GlobalBatch) -> str:
-    """Convert the counts of batches to batches of the present size; return what was done."""
-    if not before.can_convert(now):
-        return "the sizes of the batches are unknown, and the position stays"
-    state = content.trial_state
-    for name in ("batches_trained", "last_ckpt", "last_val"):
-        setattr(state, name, before.convert(getattr(state, name), now))
-    content.epochs_known = False
-    return (
-        f"a batch of all processes had {before.count_samples()} samples and has {now.count_samples()}, and the "
-        "position is the same number of samples"
-    )
 
 
 def _less_than_one_batch(flag: str, length: int | None) -> errors.UnsupportedTrainerFlags:

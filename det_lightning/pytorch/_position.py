@@ -12,8 +12,13 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.content import CheckpointContent
+from det_lightning.checkpoint.format.resume_state import read_settings
+from det_lightning.escaping import get_logger
 from det_lightning.pytorch import samplers
 from det_lightning.pytorch._random_state import PassJournal, SamplerStates, isolated_rng, restore_rng
+
+logger = get_logger(__name__)
 
 
 @dataclasses.dataclass
@@ -158,10 +163,6 @@ class GlobalBatch:
         """Return the number of samples in a whole batch."""
         return self.ranks * (self.batch_size or 0)
 
-    def can_convert(self, now: GlobalBatch) -> bool:
-        """Return whether a position can be converted to batches of the size of ``now``."""
-        return None not in (self.batch_size, now.batch_size) and bool(self.samples_per_epoch and now.samples_per_epoch)
-
     def convert(self, batches: int, now: GlobalBatch) -> int:
         """Return how many batches of the size of ``now`` hold the samples of ``batches``, rounded up in each pass."""
         passes, shares = divmod(batches * self.ranks, self.count_shares())
@@ -201,6 +202,62 @@ class GlobalBatch:
             f"the last batch of a pass over the data has {partial} samples in place of {self.batch_size}, which count "
             "for more or less in the mean over the processes than without the change"
         )
+
+
+def continue_batches(
+    content: CheckpointContent, batch_sampler: Any, now: GlobalBatch, *, warns: bool
+) -> tuple[GlobalBatch, bool]:
+    """Return the global batch to continue with, and whether the recorded order of the samples still applies.
+
+    A position counts global batches. If their size is another one now, the position becomes the same number of samples.
+    Otherwise the position stays, and the former global batches are dealt to the ranks, if possible.
+    """
+    before = _read_global_batch(content, now)
+    kept, follows_order = now, before.batch_size == now.batch_size
+    notice: str | None = None
+    if not content.trial_state.batches_trained or (before.ranks == now.ranks and before.equals(now)):
+        return kept, follows_order
+    if not before.equals(now):
+        notice = _convert_position(content, before, now)
+    elif obstacle := before.find_obstacle(batch_sampler, now):
+        follows_order = False
+        notice = f"{obstacle}. The position stays, but samples of the current pass may be repeated or left out"
+    else:
+        kept, follows_order = before, True
+        notice = before.describe_partial(now.ranks)
+    if notice and warns:
+        logger.warning(
+            "The run resumes on %d process(es) after %d batches; earlier batches were divided among %d: %s.",
+            *(now.ranks, content.trial_state.batches_trained, before.ranks, notice),
+        )
+    return kept, follows_order
+
+
+def _read_global_batch(content: CheckpointContent, now: GlobalBatch) -> GlobalBatch:
+    """Return the global batch of the checkpoint; for old ones from the hyperparameters, if the loader follows them."""
+    resume = content.resume
+    if resume is not None and resume.global_batch:
+        return GlobalBatch(**resume.global_batch)
+    ranks = now.ranks if resume is None else resume.world_size  # Determined does not write the number
+    size = (read_settings(resume, content.load_data)["hparams"] or {}).get("global_batch_size")
+    if type(size) is not int or size < ranks:
+        return GlobalBatch(ranks, now.batch_size if ranks == now.ranks else None, None, now.global_batch_size)
+    share = size // ranks if now.follows_hyperparameter() else now.batch_size
+    return GlobalBatch(ranks, share, now.samples_per_epoch, size)
+
+
+def _convert_position(content: CheckpointContent, before: GlobalBatch, now: GlobalBatch) -> str:
+    """Convert the counts of batches to batches of the present size; return what was done."""
+    if None in (before.batch_size, now.batch_size) or not (before.samples_per_epoch and now.samples_per_epoch):
+        return "the sizes of the batches are unknown, and the position stays"
+    state = content.trial_state
+    for name in ("batches_trained", "last_ckpt", "last_val"):
+        setattr(state, name, before.convert(getattr(state, name), now))
+    content.epochs_known = False
+    return (
+        f"a batch of all processes had {before.count_samples()} samples and has {now.count_samples()}, and the "
+        "position is the same number of samples"
+    )
 
 
 class DealtBatchSampler(BatchSampler):

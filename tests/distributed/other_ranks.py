@@ -126,7 +126,8 @@ class Notices(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
-        logging.getLogger("det_lightning.engine.data_stream").addHandler(self)
+        for name in ("engine.data_stream", "pytorch._position"):
+            logging.getLogger(f"det_lightning.{name}").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())

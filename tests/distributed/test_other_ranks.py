@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
 from det_lightning.checkpoint import CheckpointContent, ResumeState, TrialState
-from det_lightning.engine.data_stream import continue_batches
-from det_lightning.pytorch._position import DealtBatchSampler, GlobalBatch
+from det_lightning.pytorch._position import DealtBatchSampler, GlobalBatch, continue_batches
 from tests.launching import TORCHRUN, environment
 from tests.warm_python import start_warm_python
 
