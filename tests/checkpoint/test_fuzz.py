@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +17,8 @@ from det_lightning.checkpoint.format.layout import describe_file, find_damage, r
 from det_lightning.checkpoint.safe_load import read_pickle, read_state, read_trial_state
 from det_lightning.checkpoint.safe_load.safe_globals import RANDOM_STATES
 from tests.checkpoint.made_checkpoints import write_checkpoint
-from tests.launching import environment
 from tests.soak import mutations
 from tests.soak.mutations import call, made_up_state, name_of, number, rebuild, storage_ref, tensor, text, tuple_of
-from tests.warm_python import start_warm_python
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.slow
-def test_fuzzed_checkpoints_only_raise_our_errors(tmp_path: Path) -> None:
-    command = [start_warm_python().executable, str(ROOT / "tests/soak/fuzz_checkpoints.py")]
-    arguments = ["--inputs", "500", "--seed", "1", "--workers", "2", "--json", "outcome.json"]
-    subprocess.run([*command, *arguments], cwd=tmp_path, env=environment(), check=False)
-    outcome = json.loads((tmp_path / "outcome.json").read_text())
-    assert outcome["findings"] == []
-    assert outcome["inputs"] == 500
-    # They reach the readers: some are still good, and both kinds of errors are there.
-    assert all(outcome["answers"][f"read_checkpoint: {answer}"] > 50 for answer in ("read", "UnsafeCheckpointError"))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,21 +22,9 @@ from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.storage.writing import BackgroundTask, CheckpointQueue, defer_all_signals
 from tests.checkpoint import trainings
 from tests.checkpoint.storage.backends import files_of
-from tests.launching import environment
 from tests.trials import SmallTrial
-from tests.warm_python import start_warm_python
 
 pytestmark = [pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals, and no fork"), pytest.mark.slow]
-
-SCRIPT = Path(__file__).parents[1] / "soak" / "interrupt_training.py"
-
-
-def test_random_interrupts_lose_nothing(tmp_path: Path) -> None:
-    arguments = ["--moments", "12", "--seed", "1", "--json", "outcome.json"]
-    subprocess.run([start_warm_python().executable, SCRIPT, *arguments], cwd=tmp_path, env=environment(), check=False)
-    outcome = json.loads((tmp_path / "outcome.json").read_text())
-    assert outcome["findings"] == []
-    assert outcome["moments"] == 12
 
 
 # At any line

@@ -282,3 +282,16 @@ def test_no_metric_is_kept_while_latest(tmp_path: Path) -> None:
     kept = run(tmp_path, period=pytorch.Batch(3), retention=Retention(0, 1, 2))
     by_step: dict[int, float | None] = {steps: METRICS_OF_RUN.get(steps) for steps in (2, 3, 4, 6, 8, 9, 10, 12)}
     assert kept == expected(by_step, Retention(0, 1, 2)) == [4, 10, 12]
+
+
+@pytest.mark.slow
+def test_next_run_finishes_a_deletion(tmp_path: Path) -> None:
+    """The next run has no checkpoint to write, after which it would try again."""
+    writing: dict[str, Any] = {"period": pytorch.Batch(1), "retention": Retention(0, 0, 1)}
+    train(tmp_path, 2, **writing)
+    storage = CheckpointStorage(tmp_path)
+    (kept,) = storage.list_ids()
+    names = {name: storage.info(kept).metadata[name] for name in ("experiment", "trial")}
+    storage.write(CheckpointContent({}, TrialState(batches_trained=1), notes={**names, "time": 1.0}))
+    train(tmp_path, 2, kept, **writing)
+    assert [path.name for path in tmp_path.iterdir()] == [kept]

@@ -22,8 +22,6 @@ from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialLock, lock_trial
 from tests.checkpoint.storage.backends import write
 from tests.checkpoint.trainings import train
-from tests.launching import environment
-from tests.warm_python import start_warm_python
 
 ROOT = Path(__file__).parents[2]
 LATEST = Retention(0, 0, 1)
@@ -215,15 +213,3 @@ def test_vanished_are_named_at_the_end(tmp_path: Path, kind: str, after: int, as
     assert [name in str(raised.value) for name in callback.seen] == [True] * after + [False] * (4 - after)
     # What was trained is not lost with them.
     assert sorted(storage.list_ids()) == sorted(callback.seen[after:])
-
-
-@pytest.mark.slow
-def test_two_processes_share_a_storage(tmp_path: Path) -> None:
-    command = [start_warm_python().executable, str(ROOT / "tests/soak/share_storage.py")]
-    arguments = ["--rounds", "8", "--runs", "3", "--json", "outcome.json"]
-    subprocess.run([*command, *arguments], cwd=tmp_path, env=environment(), check=False)
-    outcome = json.loads((tmp_path / "outcome.json").read_text())
-    assert outcome["findings"] == []
-    assert outcome["rounds"] == 8
-    # They were trials of their own.
-    assert outcome["trials"] >= 24

@@ -7,7 +7,6 @@ python tests/soak/fuzz_checkpoints.py --inputs 20000 --seed 0
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import importlib
 import logging
@@ -34,7 +33,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import load_checkpoint, read_checkpoint
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
-from tests.soak.kill_training import run_soak
+from tests.soak.kill_training import Outcome, run_soak
 from tests.soak.mutations import SENTINEL, Files, make_corpus, make_input, write_files
 
 MEMORY_BYTES = 6 << 30
@@ -62,17 +61,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "verify": verify_checkpoint,
     "inspect": inspect_checkpoint,
 }
-
-
-@dataclasses.dataclass
-class Outcome:
-    """What a soak found."""
-
-    inputs: int = 0
-    seconds: float = 0.0
-    kinds: Counter[str] = dataclasses.field(default_factory=Counter)  # of inputs
-    answers: Counter[str] = dataclasses.field(default_factory=Counter)  # of readers
-    findings: list[str] = dataclasses.field(default_factory=list)
 
 
 class Watch:
@@ -171,7 +159,7 @@ def work(corpus: dict[str, Files], seed: int, numbers: range, folder: Path, resu
 
 def soak(inputs: int, seed: int, folder: Path, workers: int = 2, keep: Path | None = None, first: int = 0) -> Outcome:
     """Read ``inputs`` checkpoints in processes that may crash; ``keep`` those that something was found with."""
-    outcome, began = Outcome(), time.monotonic()
+    outcome = Outcome()
     corpus = make_corpus(folder / "corpus")
     context = multiprocessing.get_context("fork")
     waiting = [range(at, min(at + CHUNK, first + inputs)) for at in range(first, first + inputs, CHUNK)]
@@ -185,10 +173,10 @@ def soak(inputs: int, seed: int, folder: Path, workers: int = 2, keep: Path | No
     def give_up(receiver: Any, crash: str | None) -> None:
         process, numbers, number, _ = running.pop(receiver)
         if crash is None:
-            outcome.answers["ended after the time limit"] += 1
+            outcome.counts["ended after the time limit"] += 1
         else:
             note(number, make_input(corpus, seed, number)[0], crash)
-        outcome.inputs += 1
+        outcome.counts["inputs"] += 1
         waiting.append(range(number + 1, numbers.stop))
         receiver.close()
         process.join()
@@ -220,9 +208,8 @@ def soak(inputs: int, seed: int, folder: Path, workers: int = 2, keep: Path | No
             running[receiver] = process, numbers, message[1], time.monotonic()
             if message[0] == "end":
                 _, number, kind, answers, findings = message
-                outcome.inputs += 1
-                outcome.kinds[kind] += 1
-                outcome.answers.update(answers)
+                outcome.counts.update(["inputs", kind])
+                outcome.counts.update(answers)
                 for what in findings:
                     note(number, kind, what)
         for receiver, (process, _, _, since) in list(running.items()):
@@ -230,7 +217,6 @@ def soak(inputs: int, seed: int, folder: Path, workers: int = 2, keep: Path | No
                 process.kill()
                 process.join()
                 give_up(receiver, None)
-    outcome.seconds = time.monotonic() - began
     return outcome
 
 
@@ -241,8 +227,5 @@ if __name__ == "__main__":
         lambda args, folder: soak(args.inputs, args.seed, folder, args.workers, args.keep, args.first),
         first={"type": int, "default": 0, "help": "number of the first input, to see one again"},
         workers={"type": int, "default": os.cpu_count() or 1},
-        keep={
-            "type": lambda name: Path(name).resolve(),
-            "help": "directory for the inputs that something was found with",
-        },
+        keep={"type": lambda name: Path(name).resolve(), "help": "directory for the inputs with findings"},
     )

@@ -5,9 +5,7 @@ python tests/soak/interrupt_training.py --moments 500
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import dataclasses
 import multiprocessing
 import os
 import random
@@ -27,8 +25,9 @@ import det_lightning.config  # noqa: F401
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
+from det_lightning.checkpoint.storage.staging import MARKS_DIR
 from tests.soak import kill_training
-from tests.soak.kill_training import RecordedTrial, Variant, compare, holds_any, look_at, read_record, run_soak
+from tests.soak.kill_training import Outcome, RecordedTrial, Variant, compare, holds_any, look_at, read_record, run_soak
 
 LIMIT_S = 10.0  # for a training that was interrupted; what it writes here takes some milliseconds
 WHOLE_LIMIT_S = 300.0  # for one that nobody interrupts, on a machine that has other things to do
@@ -41,19 +40,6 @@ VARIANTS = [
 ]
 
 fork = multiprocessing.get_context("fork")
-
-
-@dataclasses.dataclass
-class Outcome:
-    """What a soak found."""
-
-    moments: int = 0  # trainings that were interrupted
-    resumed: int = 0  # trainings that went on from the newest checkpoint to a bit-equal end
-    slowest_s: float = 0.0  # the longest from the first signal to the end
-    seconds: float = 0.0
-    counts: dict[str, int] = dataclasses.field(default_factory=collections.Counter)  # of signals in phases
-    statuses: dict[str, int] = dataclasses.field(default_factory=collections.Counter)  # of processes that ended
-    findings: list[str] = dataclasses.field(default_factory=list)
 
 
 class PhaseRecorder(pytorch.PyTorchCallback):
@@ -113,7 +99,7 @@ def start(folder: Path, variant: Variant, workers: int, seed: int) -> multiproce
 
 def comes_to(phase: str, process: multiprocessing.process.BaseProcess, folder: Path) -> bool:
     """Wait until a training is in a phase; return False if it has ended before."""
-    marks = folder / "storage" / BOOKKEEPING_DIR / "partial"
+    marks = folder / "storage" / BOOKKEEPING_DIR / MARKS_DIR
     while process.is_alive():
         if holds_any(marks) if phase == "checkpoint write" else (folder / "phase").read_text() == phase:
             return True
@@ -145,15 +131,13 @@ class Soak:
 
     def go_on(self, moments: int) -> Outcome:
         """Interrupt so many trainings; stop at the first finding."""
-        began = time.monotonic()
-        while self.outcome.moments < moments and not self.outcome.findings:
+        while self.outcome.counts["moments"] < moments and not self.outcome.findings:
             variant, workers = VARIANTS[self._turn % len(VARIANTS)]
             if self._straight(workers) not in self._records:
                 self._train_straight(workers)
-            often = min(len(PHASES), moments - self.outcome.moments)
+            often = min(len(PHASES), moments - self.outcome.counts["moments"])
             self._interrupt_one(self._folder / f"run{self._turn}", variant, workers, often)
             self._turn += 1
-        self.outcome.seconds = time.monotonic() - began
         return self.outcome
 
     def _straight(self, workers: int) -> Path:
@@ -194,7 +178,7 @@ class Soak:
         straight = self._straight(workers)
         for finding in compare(folder, straight, self._records[straight]):
             self._found(folder, f"{variant}, at the end: {finding}")
-        self.outcome.resumed += 1
+        self.outcome.counts["bit-equal ends"] += 1
         shutil.rmtree(folder)
 
     def _is_interrupted(self, process: multiprocessing.process.BaseProcess, folder: Path, phase: str) -> bool:
@@ -215,7 +199,6 @@ class Soak:
             with contextlib.suppress(ProcessLookupError):
                 send(pid, number)
         process.join(LIMIT_S)
-        took_s = time.monotonic() - since
         what = f"{number.name} in {phase}"
         if process.is_alive():
             self._found(folder, f"{what}: process {pid} did not end within {LIMIT_S:.0f} s")
@@ -226,10 +209,7 @@ class Soak:
         if left := members(pid):
             self._found(folder, f"{what}: processes {left} are left")
             os.killpg(pid, signal.SIGKILL)
-        self.outcome.moments += 1
-        self.outcome.slowest_s = max(self.outcome.slowest_s, took_s)
-        self.outcome.counts[what] += 1
-        self.outcome.statuses[str(process.exitcode)] += 1
+        self.outcome.counts.update(["moments", number.name, f"in {phase}", f"status {process.exitcode}"])
         return True
 
     def _found(self, folder: Path, finding: str) -> None:

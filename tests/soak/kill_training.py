@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from det_lightning import pytorch
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointStorage, Retention, read_checkpoint
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
+from det_lightning.checkpoint.storage.staging import MARKS_DIR
 
 # Imported here, and not by each of the processes that begin.
 from det_lightning.pytorch._trainer import Trainer, init
@@ -61,12 +63,9 @@ VARIANTS = [
 
 @dataclasses.dataclass
 class Outcome:
-    """What a soak found."""
+    """What a soak did, how often, and what it found."""
 
-    kills: int = 0
-    ends: int = 0  # trainings that came to their end
-    torn: int = 0  # kills that left an incomplete checkpoint, or the mark of one
-    seconds: float = 0.0
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
     findings: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -190,9 +189,9 @@ def kill_at_random(pid: int, folder: Path, rng: random.Random, usual_s: float) -
         if has_ended(pid):
             return False
         time.sleep(0.002)
-    # A mark comes before a checkpoint's first file, and goes after its last; an index comes after that.
+    # A mark comes before a checkpoint's first file, and goes after its last.
     for is_there in rng.choice([(), (True,), (True,), (True, False)]):
-        before, marks = time.monotonic(), folder / "storage" / BOOKKEEPING_DIR / "partial"
+        before, marks = time.monotonic(), folder / "storage" / BOOKKEEPING_DIR / MARKS_DIR
         while time.monotonic() - before < 2.0 and holds_any(marks) != is_there:
             if has_ended(pid):
                 return False
@@ -239,7 +238,7 @@ def look_at(storage: CheckpointStorage) -> tuple[list[str], bool]:
     incomplete = [path for path in root.iterdir() if path.name not in (*complete, BOOKKEEPING_DIR)]
     if len(incomplete) > 1:
         findings.append(f"{len(incomplete)} incomplete checkpoints are there; the next run removes those of the last")
-    marks = [path.name for path in (root / BOOKKEEPING_DIR / "partial").glob("*")]
+    marks = [path.name for path in (root / BOOKKEEPING_DIR / MARKS_DIR).glob("*")]
     if len(marks) > 1:
         findings.append(f"{len(marks)} marks are there: {marks}")
     return findings, bool(incomplete or marks)
@@ -259,8 +258,11 @@ def look_at_the_end(storage: CheckpointStorage, variant: Variant) -> list[str]:
 
 
 def soak(kills: int, seed: int, folder: Path, variants: list[Variant] = VARIANTS) -> Outcome:
-    """Kill trainings of the variants in turn, until so many were killed and the last one came to its end."""
-    outcome, began, rng = Outcome(), time.monotonic(), random.Random(seed)
+    """Kill trainings of the variants in turn, until so many were killed and the last one came to its end.
+
+    A kill is torn that left an incomplete checkpoint, or the mark of one; an end is that of a training.
+    """
+    outcome, rng = Outcome(), random.Random(seed)
     straight = folder / "straight"
     usual_s = 0.0
     for _ in range(2):  # the first one is slower
@@ -275,13 +277,13 @@ def soak(kills: int, seed: int, folder: Path, variants: list[Variant] = VARIANTS
     often = max(1, min(25, kills // len(variants)))  # each variant has its turn
     for turn, variant in enumerate(itertools.cycle(variants)):
         run = folder / f"run{turn}"
-        outcome.findings += _run_and_kill(run, variant, rng, usual_s, min(often, kills - outcome.kills), outcome)
+        left = min(often, kills - outcome.counts["kills"])
+        outcome.findings += _run_and_kill(run, variant, rng, usual_s, left, outcome)
         if not outcome.findings:
             outcome.findings += [f"run {turn} ({variant}): {found}" for found in compare(run, straight, expected)]
             shutil.rmtree(run)
-        if outcome.kills >= kills or outcome.findings:
+        if outcome.counts["kills"] >= kills or outcome.findings:
             break
-    outcome.seconds = time.monotonic() - began
     return outcome
 
 
@@ -294,16 +296,16 @@ def _run_and_kill(
         pid = start(folder, functools.partial(train, folder, variant, 100 + begun))
         if not kill_at_random(pid, folder, rng, usual_s):
             break
-        outcome.kills += 1
+        outcome.counts["kills"] += 1
         findings, torn = look_at(storage) if storage.root.exists() else ([], False)
-        outcome.torn += torn
+        outcome.counts["torn"] += torn
         if findings:
-            return [f"{variant}, after kill {outcome.kills}: {finding}" for finding in findings]
+            return [f"{variant}, after kill {outcome.counts['kills']}: {finding}" for finding in findings]
     else:
         wait(start(folder, functools.partial(train, folder, variant, 100 + kills)))
     if (folder / "failure").exists():
         return [f"{variant}: {(folder / 'failure').read_text()}"]
-    outcome.ends += 1
+    outcome.counts["ends"] += 1
     return [f"{variant}, at the end: {finding}" for finding in look_at_the_end(storage, variant)]
 
 
@@ -321,7 +323,9 @@ def compare(folder: Path, straight: Path, expected: dict[str, set[str]]) -> list
     return findings
 
 
-def run_soak(count: str, default: int, soak: Callable[[argparse.Namespace, Path], Any], **more: dict[str, Any]) -> None:
+def run_soak(
+    count: str, default: int, soak: Callable[[argparse.Namespace, Path], Outcome], **more: dict[str, Any]
+) -> None:
     """Run a soak with the arguments of the command line; print what it found, and exit with 1 if that is anything.
 
     The option ``count`` says how much to do; the soak is called with all arguments and an empty folder.
@@ -334,17 +338,15 @@ def run_soak(count: str, default: int, soak: Callable[[argparse.Namespace, Path]
         parser.add_argument(f"--{name}", **settings)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         outcome = soak(args, Path(folder).resolve())
     if args.json:
-        args.json.write_text(json.dumps(vars(outcome)))
+        args.json.write_text(json.dumps({**outcome.counts, "findings": outcome.findings}))
     for finding in outcome.findings:
         print(f"--- {finding}")
-    values = {name: value for name, value in vars(outcome).items() if name != "findings"}
-    for counts in [value for value in values.values() if isinstance(value, dict)]:
-        print(*(f"{count:8,} {name}" for name, count in sorted(counts.items())), sep="\n")
-    print(*(f"{name}: {value}" for name, value in values.items() if not isinstance(value, dict)), sep="; ", end="; ")
-    print(f"{len(outcome.findings)} findings")
+    print(*(f"{count:8,} {name}" for name, count in sorted(outcome.counts.items())), sep="\n")
+    print(f"{len(outcome.findings)} findings in {time.monotonic() - began:.0f} s")
     sys.exit(bool(outcome.findings))
 
 

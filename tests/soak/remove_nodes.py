@@ -8,11 +8,8 @@ the trial's get SIGKILL. No batch before the newest checkpoint of that moment ma
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ if __package__ in (None, ""):
 
 from tests.experiments.ray.conftest import add_node, end_node
 from tests.experiments.running import events_of, pids_of, start, wait_for, write_project
+from tests.soak.kill_training import Outcome, run_soak
 
 BATCHES = 40
 LIMIT_S = 240.0
@@ -82,54 +80,37 @@ def run_once(cluster: Any, folder: Path, generator: random.Random) -> str:
     trained = [int(line.rpartition(" ")[2]) for line in log.splitlines() if "[rank=0] trained " in line]
     ends = events_of(experiment, "run_ended")
     again = [batch for batch in trained if trained.count(batch) > 1 and batch <= max(saved, default=0)]
-    starts = events_of(experiment, "run_started")
+    ended_s = ends[0]["time"] - removed_at
     print(
-        json.dumps(
-            {
-                "reported": reported,
-                "node": nodes.index(lost),
-                "saved": max(saved, default=0),
-                "started_at": [event["checkpoint"] is not None for event in starts],
-                "ended_after_s": round(ends[0]["time"] - removed_at, 1),
-                "trained": len(trained),
-                "status": process.returncode,
-            }
-        ),
+        f"node {lost} was lost after {reported} batches, {max(saved, default=0)} of them saved; {ended_s:.1f} s",
         flush=True,
     )
     problems = {
         f"ended with {process.returncode}: {output}": process.returncode != 0,
         f"batches {again} were trained again": bool(again),
         f"batches are missing: {sorted(set(trained))}": sorted(set(trained)) != list(range(1, BATCHES + 1)),
-        "the trial needed over a minute to end": ends[0]["time"] - removed_at > 60,
+        "the trial needed over a minute to end": ended_s > 60,
         f"processes are left: {pids_of(experiment)}": bool(pids_of(experiment)),
     }
     return "; ".join(problem for problem, found in problems.items() if found)
 
 
-def main() -> int:
-    """Run the trials; return 1 if one was not as it must be."""
+def soak(runs: int, seed: int, folder: Path) -> Outcome:
+    """Run the trial so many times on a cluster of its own."""
     from ray.cluster_utils import Cluster
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    generator = random.Random(options.seed)
-    cluster = Cluster()
-    found: list[str] = []
+    outcome, generator, cluster = Outcome(), random.Random(seed), Cluster()
     try:
         add_node(cluster, cpus=0)
         for name in NAMES:
             add_node(cluster, cpus=2, node_name=name)
-        with tempfile.TemporaryDirectory() as folder:
-            for number in range(options.runs):
-                found += filter(None, [run_once(cluster, Path(folder) / str(number), generator)])
+        for number in range(runs):
+            outcome.findings += filter(None, [run_once(cluster, folder / str(number), generator)])
+            outcome.counts["runs"] += 1
     finally:
         cluster.shutdown()
-    print(f"{options.runs} runs, {len(found)} with problems", *found, sep="\n")
-    return bool(found)
+    return outcome
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_soak("runs", 10, lambda args, folder: soak(args.runs, args.seed, folder))

@@ -8,7 +8,6 @@ python tests/soak/share_storage.py --rounds 50
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import random
@@ -26,23 +25,11 @@ from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.format.layout import BOOKKEEPING_DIR
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from tests.soak import kill_training
-from tests.soak.kill_training import find_unreadable, run_soak, wait
+from tests.soak.kill_training import Outcome, find_unreadable, run_soak, wait
 from tests.trials import SmallTrial, seed_everything, weights_of
 
 FIRST_PART, LENGTH = 3, 14
 KEEP_ONE = Retention(0, 0, 1)
-
-
-@dataclasses.dataclass
-class Outcome:
-    """What a soak found."""
-
-    rounds: int = 0  # storages that were shared
-    ends: int = 0  # runs that came to their end
-    kills: int = 0
-    trials: int = 0  # that the runs were
-    seconds: float = 0.0
-    findings: list[str] = dataclasses.field(default_factory=list)
 
 
 def train(folder: Path, name: str, length: int, latest: str | None, async_write: bool) -> None:
@@ -72,7 +59,7 @@ def share(folder: Path, runs: int, rng: random.Random, outcome: Outcome) -> None
         time.sleep(rng.uniform(0.0, 0.5))
         os.kill(started[0], signal.SIGKILL)
         if os.waitpid(started[0], 0)[1] != 0:
-            outcome.kills += 1
+            outcome.counts["kills"] += 1
             # A newer one of any of the trials does as well.
             started[0] = start(folder, "0", LENGTH, "last")
         else:
@@ -80,8 +67,8 @@ def share(folder: Path, runs: int, rng: random.Random, outcome: Outcome) -> None
     for pid in started:
         wait(pid)
     outcome.findings += look_at(folder, storage, [str(number) for number in range(runs)])
-    outcome.ends += len([*folder.glob("end-*")]) - 1
-    outcome.trials += len({info.metadata["trial"] for info in storage.list_checkpoints()})
+    outcome.counts["ends"] += len([*folder.glob("end-*")]) - 1
+    outcome.counts["trials"] += len({info.metadata["trial"] for info in storage.list_checkpoints()})
 
 
 def look_at(folder: Path, storage: CheckpointStorage, names: list[str]) -> list[str]:
@@ -106,7 +93,7 @@ def look_at(folder: Path, storage: CheckpointStorage, names: list[str]) -> list[
 
 def soak(rounds: int, seed: int, folder: Path, runs: int = 2) -> Outcome:
     """Let runs share storages; all must end with the weights of a run that was alone."""
-    outcome, began, rng = Outcome(), time.monotonic(), random.Random(seed)
+    outcome, rng = Outcome(), random.Random(seed)
     wait(start(folder / "alone", "alone", LENGTH, None))
     expected = (folder / "alone" / "end-alone").read_text()
     for number in range(rounds):
@@ -115,11 +102,10 @@ def soak(rounds: int, seed: int, folder: Path, runs: int = 2) -> Outcome:
         for path in here.glob("end-*"):
             if path.name != "end-first" and path.read_text() != expected:
                 outcome.findings.append(f"round {number}: {path.name} has other weights")
-        outcome.rounds += 1
+        outcome.counts["rounds"] += 1
         if outcome.findings:
             break
         shutil.rmtree(here)
-    outcome.seconds = time.monotonic() - began
     return outcome
 
 
