@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
-from tests.checkpoint.storage.backends import STATE, equal, files_of, new_bucket, s3_server
+from tests.checkpoint.made_checkpoints import assert_equal
+from tests.checkpoint.storage.backends import STATE, files_of, new_bucket, s3_server
 from tests.conformance.sides import outcome
 
 determined_storage = pytest.importorskip("determined.common.storage")
@@ -109,7 +110,7 @@ def test_what_determined_stored_is_simply_opened(config: dict[str, Any], tmp_pat
     assert storage.list_ids(complete=False) == [checkpoint_id]
     assert storage.newest() == storage.find(checkpoint_id)
     with open_checkpoint(storage.find(checkpoint_id), storage.options, with_code=True) as directory:
-        assert equal(load_checkpoint(directory).state, STATE)
+        assert_equal(load_checkpoint(directory).state, STATE)
         assert (directory / "code/package/model.py").read_text() == "the code"
     info = storage.info(checkpoint_id)
     assert info.complete
@@ -124,6 +125,6 @@ def test_determined_finds_what_we_stored(config: dict[str, Any], tmp_path: Path)
     target = tmp_path / "downloaded"
     target.mkdir()
     theirs.download(checkpoint_id, target)
-    assert equal(load_checkpoint(target).state, STATE)
+    assert_equal(load_checkpoint(target).state, STATE)
     theirs.delete(checkpoint_id, ["**/*"])
     assert storage.list_ids(complete=False) == []

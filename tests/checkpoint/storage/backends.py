@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, ResumeState, TrialState
+from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 from det_lightning.ranks.topology import free_port
 from tests.checkpoint.made_checkpoints import make_resume
 
@@ -57,22 +57,9 @@ def all_paths(storage: CheckpointStorage) -> list[str]:
     return sorted(storage.root.find_files())
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Return whether two nested values are the same to the type and the bit."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        kinds = [(it.dtype, it.shape, it.stride(), it.requires_grad) for it in (one, other)]
-        return kinds[0] == kinds[1] and torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    if isinstance(one, ResumeState):
-        return equal(vars(one), vars(other))
-    if isinstance(one, dict):
-        return [*one] == [*other] and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return bool(one == other or (one != one and other != other))
+def writing_threads() -> list[threading.Thread]:
+    """Return the threads that write checkpoints in the background."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
 
 
 # Kinds of storage

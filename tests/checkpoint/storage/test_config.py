@@ -16,9 +16,9 @@ from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.checkpoint.storage.storage_config import EXTRAS, storage_from_config
 from det_lightning.errors import StorageError
 from det_lightning.masking import MASK
-from tests.checkpoint.storage.backends import new_bucket, write
+from tests.checkpoint.storage.backends import write
 
-KEYS = {"access_key": "a", "secret_key": "b", "session_token": "c"}
+KEYS = {"endpoint_url": "http://u", "access_key": "a", "secret_key": "b", "session_token": "c"}
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,7 @@ KEYS = {"access_key": "a", "secret_key": "b", "session_token": "c"}
         ({}, "/data"),
         ({"host_path": "/data/"}, "/data"),
         ({"storage_path": "a/b"}, "/data/a/b"),
-        ({"storage_path": ""}, "/data"),
         ({"storage_path": None}, "/data"),
-        ({"storage_path": "/data/a"}, "/data/a"),
-        ({"storage_path": "a/../b"}, "/data/b"),
         ({"checkpoint_path": "old"}, "/data/old"),
         ({"checkpoint_path": "x", "tensorboard_path": "t"}, "/data/t"),
         ({"host_path": "/", "storage_path": "/data"}, "/data"),
@@ -51,20 +48,14 @@ ACCOUNT = {"account_host": "me.blob.core.windows.net", "account_name": "me"}
     ("config", "url", "options"),
     [
         ({"type": "directory", "container_path": "/data/here"}, "/data/here", {}),
-        ({"type": "directory", "container_path": "/data", "tensorboard_path": "t"}, "/data", {}),
         (S3, "s3://b", {}),
         ({**S3, "prefix": "/x//y/./z/"}, "s3://b/x/y/z", {}),
         ({**S3, "prefix": "..x/y.."}, "s3://b/..x/y..", {}),
-        ({**S3, "endpoint_url": "http://u"}, "s3://b", {"endpoint_url": "http://u"}),
-        ({**S3, **KEYS}, "s3://b", {"key": "a", "secret": "b", "token": "c"}),
+        ({**S3, **KEYS}, "s3://b", {"endpoint_url": "http://u", "key": "a", "secret": "b", "token": "c"}),
         ({**S3, "save_trial_best": 3, "save_trial_latest": 0}, "s3://b", {}),
         ({"type": "gcs", "bucket": "b", "prefix": "x"}, "gs://b/x", {}),
         (AZURE, "az://c", {}),
-        (
-            {**AZURE, "connection_string": "s", "credential": "k"},
-            "az://c",
-            {"connection_string": "s", "credential": "k"},
-        ),
+        ({**AZURE, "connection_string": "s"}, "az://c", {"connection_string": "s"}),
         ({**AZURE, "account_url": "https://me.blob.core.windows.net/"}, "az://c", ACCOUNT),
     ],
     ids=str,
@@ -78,26 +69,22 @@ def test_remote_types_have_an_extra() -> None:
     assert {*EXTRAS.values()} <= {*metadata("det-lightning").get_all("Provides-Extra", [])}
 
 
-FOUR_MISTAKES = ["bucket is missing", "buckets is unknown (did you mean bucket?)"]
-FOUR_MISTAKES += ["endpoint_url must be a string; got 1", "prefix must not contain '..'; got 'a/../b'"]
-
-
 @pytest.mark.parametrize(
     ("config", "said"),
     [
         ({}, ["type must be one of shared_fs, directory, s3, gcs, azure; got None"]),
-        ({"type": "hdfs"}, ["got 'hdfs'"]),
         ({"type": ["s3"]}, ["got ['s3']"]),
-        ({"type": "s3"}, ["bucket is missing", "It takes bucket, and optionally prefix"]),
-        ({"type": "s3", "bucket": None}, ["bucket is missing"]),
+        ({"type": "s3", "bucket": None}, ["bucket is missing", "It takes bucket, and optionally prefix"]),
         ({"type": "s3", "bucket": ""}, ["bucket must not be empty"]),
         ({"type": "gcs", "bucket": 3}, ["bucket must be a string; got 3"]),
         ({"type": "directory", "container_path": "/x", "host_path": "/y"}, ["host_path is unknown"]),
         ({"type": "shared_fs", "host_path": "data"}, ["host_path must be absolute; got 'data'"]),
-        ({"type": "s3", "prefix": "a/../b", "endpoint_url": 1, "buckets": "x"}, FOUR_MISTAKES),
         (
-            {"type": "shared_fs", "host_path": "/data", "storage_path": "/elsewhere", "x": 1},
-            ["storage_path must lie under host_path '/data'; got '/elsewhere'", "x is unknown"],
+            {"type": "s3", "prefix": "a/../b", "endpoint_url": 1, "buckets": "x"},
+            [
+                *("bucket is missing", "buckets is unknown (did you mean bucket?)"),
+                *("endpoint_url must be a string; got 1", "prefix must not contain '..'; got 'a/../b'"),
+            ],
         ),
     ],
     ids=str,
@@ -108,7 +95,7 @@ def test_all_mistakes_are_reported_at_once(config: dict[str, Any], said: list[st
     assert [part for part in said if part not in str(raised.value)] == []
 
 
-@pytest.mark.parametrize("storage_path", ["/", "/dat", "/database", "..", "../database", "a/../../b", "/data/.."])
+@pytest.mark.parametrize("storage_path", ["/database", "..", "a/../../b"])
 def test_storage_path_stays_in_host_path(storage_path: str) -> None:
     with pytest.raises(ValueError, match="storage_path must lie under host_path '/data'; got"):
         storage_from_config({"type": "shared_fs", "host_path": "/data", "storage_path": storage_path})
@@ -138,17 +125,6 @@ def test_any_prefix_stays_in_the_bucket(prefix: str) -> None:
         assert ".." in prefix.split("/")
     else:
         assert url.split("/") == ["s3:", "", "b", *(part for part in prefix.split("/") if part not in ("", "."))]
-
-
-@pytest.mark.slow
-def test_section_opens_a_bucket(s3_options: dict[str, Any]) -> None:
-    bucket, endpoint = new_bucket("s3", s3_options), {"endpoint_url": s3_options["endpoint_url"]}
-    keys = {"access_key": "the key", "secret_key": "the secret"}
-    config = {"type": "s3", "bucket": bucket, "prefix": "team/run", **endpoint, **keys, "save_trial_best": 1}
-    storage = CheckpointStorage(config)
-    checkpoint_id = write(storage)
-    assert storage.find(checkpoint_id) == f"s3://{bucket}/team/run/{checkpoint_id}"
-    load_checkpoint(storage.find(checkpoint_id), storage.options)
 
 
 def test_section_opens_a_directory(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from det_lightning import errors
 from det_lightning.checkpoint import TrialState, load_checkpoint, open_checkpoint, read_checkpoint
 from det_lightning.checkpoint.format.layout import METADATA_FILE
 from det_lightning.files.strict_json import MAX_SMALL_FILE_BYTES
-from tests.checkpoint.storage.backends import RESUME, STATE, Backend, all_paths, backend_of, equal, write
+from tests.checkpoint.made_checkpoints import assert_equal
+from tests.checkpoint.storage.backends import RESUME, STATE, Backend, all_paths, backend_of, write
 
 
 def test_written_content_is_read_back(backend: Backend) -> None:
@@ -28,8 +29,8 @@ def test_written_content_is_read_back(backend: Backend) -> None:
         with open_checkpoint(location, backend.options) as directory:
             content = read_checkpoint(directory)
             assert directory.name == content.name == checkpoint_id
-        assert equal(content.state, STATE)
-        assert equal(content.resume, RESUME)
+        assert_equal(content.state, STATE)
+        assert_equal(content.resume, RESUME)
         assert content.trial_state == TrialState(batches_trained=7)
 
 
@@ -47,14 +48,6 @@ def test_downloaded_copy_is_removed(backend: Backend) -> None:
     with open_checkpoint(url, backend.options, with_code=True) as directory:
         assert (directory / "code/package/model[1].py").read_text() == "the code"
     assert load_checkpoint(url, backend.options).source == f"{url}/state_dict.pth"
-
-
-def test_newest_is_the_one_written_last(backend: Backend) -> None:
-    storage = backend.storage()
-    now = time.time()
-    ids = [write(storage, steps, {"time": now + later}) for steps, later in ((9, 0.0), (1, 2.0), (5, 1.0), (3, 2.0))]
-    assert storage.newest() == str(storage.root / ids[3])
-    assert sorted(storage.list_ids()) == sorted(ids)
 
 
 def test_file_times_order_checkpoints(backend: Backend) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
@@ -17,7 +16,8 @@ import pytest
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.checkpoint.storage.location import new_id
-from tests.checkpoint.storage.backends import STATE, Backend, FlakyFileSystem, all_paths, equal, files_of, write
+from tests.checkpoint.made_checkpoints import assert_equal
+from tests.checkpoint.storage.backends import STATE, Backend, FlakyFileSystem, all_paths, files_of, write
 from tests.warm_python import start_warm_python
 
 ROOT = Path(__file__).parents[3]
@@ -32,26 +32,18 @@ def test_final_failure_keeps_a_copy(flaky: Backend, staging: Path, name: str) ->
         write(storage)
     copy = Path(str(raised.value).partition("a complete copy is kept in ")[2].removesuffix("."))
     assert copy.is_relative_to(staging)
-    assert equal(load_checkpoint(copy).state, STATE)
+    assert_equal(load_checkpoint(copy).state, STATE)
     assert storage.list_ids() == [earlier]
     assert FlakyFileSystem.failures == []
-    assert equal(load_checkpoint(storage.find(earlier)).state, STATE)
+    assert_equal(load_checkpoint(storage.find(earlier)).state, STATE)
 
 
-@pytest.mark.parametrize(
-    ("failure", "said"),
-    [
-        (PermissionError("not yours"), "Failed while writing .*PermissionError: not yours"),
-        (FileNotFoundError("no bucket"), "Failed while writing .*FileNotFoundError: no bucket"),
-        (OSError(errno.ENOSPC, "No space left"), "Failed while writing .*No space left"),
-        (ValueError("bad name"), "Failed while writing .*ValueError: bad name"),
-    ],
-)
-def test_error_names_the_place_and_the_cause(flaky: Backend, staging: Path, failure: Exception, said: str) -> None:
+@pytest.mark.parametrize("failure", [PermissionError("not yours"), ValueError("bad name")])
+def test_error_names_the_place_and_the_cause(flaky: Backend, staging: Path, failure: Exception) -> None:
     FlakyFileSystem.fail(failure, only_named="state_dict.pth")
-    with pytest.raises(errors.StorageError, match=said) as raised:
+    said = f"Failed while writing flaky://storage.*{type(failure).__name__}: {failure}"
+    with pytest.raises(errors.StorageError, match=said):
         write(flaky.storage())
-    assert "flaky://storage" in str(raised.value)
 
 
 def test_interrupt_is_passed_on_at_once(flaky: Backend, staging: Path) -> None:
@@ -71,7 +63,7 @@ def test_interrupted_replacement_is_safe(flaky: Backend, failed: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         storage.replace(replaced, by=new)
     assert storage.list_ids() == [new]
-    assert equal(load_checkpoint(storage.find(new)).state, STATE)
+    assert_equal(load_checkpoint(storage.find(new)).state, STATE)
 
 
 def test_mark_that_cannot_be_removed_is_warned_of(
@@ -109,21 +101,13 @@ def test_missing_bucket_is_empty(s3_options: dict[str, Any]) -> None:
         load_checkpoint("s3://no-such-bucket/x/id", s3_options)
 
 
-@pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}/file", "x/" * 1500 + "file", "x/" * 3000 + "file"], ids=len)
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000 + "file"], ids=len)
 def test_too_long_name_is_an_error(flaky: Backend, name: str) -> None:
     storage = flaky.storage()
     location = storage.root / write(storage)
     location.fs.pipe_file(f"{location.path}/{name}", b"content")
     with pytest.raises(errors.StorageError, match=r"(File name too long|RecursionError)"):
         load_checkpoint(location.url)
-
-
-def test_unknown_protocol_is_refused() -> None:
-    for url in ("nothing://bucket/x", "s4://x"):
-        with pytest.raises(
-            errors.StorageError, match=r"cannot be opened: .*A storage is a directory, or a URL such as"
-        ):
-            CheckpointStorage(url)
 
 
 SFTP = "sftp://host/x"
@@ -172,8 +156,6 @@ if what == "code":
     for name in "abc":
         with Path("code", name).open("wb") as file:
             file.truncate(12_000_000)
-elif what == "resume":
-    files = dataclasses.replace(files, resume=dataclasses.replace(files.resume, precision=large))
 elif what == "load_data":
     files = dataclasses.replace(files, load_data={"text": "x" * 12_000_000})
 elif what == "state":
@@ -224,7 +206,7 @@ ON_SMALL_DISK = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m none "
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["state", "resume", "load_data", "code", "callback"])
+@pytest.mark.parametrize("what", ["state", "load_data", "code", "callback"])
 def test_full_disk_loses_nothing(what: str, tmp_path: Path) -> None:
     if (
         not shutil.which("unshare")

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from det_lightning import errors
-from det_lightning.checkpoint import CheckpointPolicy, CheckpointStorage, Retention, load_checkpoint, open_checkpoint
+from det_lightning.checkpoint import CheckpointStorage, Retention, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
-from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
 from det_lightning.cli.app import app
-from tests.checkpoint.storage.backends import STATE, Backend, backend_of, equal, files_of, write
+from tests.checkpoint.made_checkpoints import assert_equal
+from tests.checkpoint.storage.backends import STATE, Backend, backend_of, files_of, write
 
 
 def written_with_a_link(root: Path, to_outside: bool = False) -> tuple[CheckpointStorage, list[str]]:
@@ -83,7 +83,7 @@ def test_link_is_read_as_its_target(tmp_path: Path, to_outside: bool) -> None:
     assert real.name == ids[0] or to_outside
     for path in (storage.find("latest"), tmp_path / "storage/latest"):
         loaded = load_checkpoint(path)
-        assert equal(loaded.state, STATE)
+        assert_equal(loaded.state, STATE)
         assert loaded.name == real.name
     assert "Checkpoint latest" in run("show", tmp_path / "storage/latest")
 
@@ -95,17 +95,6 @@ def test_storage_behind_a_link_works(tmp_path: Path) -> None:
     assert storage.find("latest") == str(tmp_path / "data" / ids[0])
     storage.delete(ids[1])
     assert storage.list_ids() == sorted([ids[0], ids[2]])
-
-
-def test_retention_follows_no_link(tmp_path: Path) -> None:
-    storage, ids = written_with_a_link(tmp_path, to_outside=True)
-    elsewhere = content(tmp_path / "elsewhere")
-    trial = TrialCheckpoints(storage, CheckpointPolicy("none", retention=Retention(0, 0, 1)), "e", "t")
-    trial.learn()
-    trial.add(ids[2], 3, 3.0, None)
-    assert storage.list_ids() == [ids[2]]
-    assert content(tmp_path / "elsewhere") == elsewhere
-    assert (tmp_path / "storage/latest").is_symlink()
 
 
 def test_delete_keeps_targets_of_links(tmp_path: Path) -> None:
@@ -176,7 +165,7 @@ def test_links_of_an_sftp_server_are_known(tmp_path: Path, sftp_options: dict[st
     with pytest.raises(errors.CheckpointNotFound, match="is a link, and nothing is deleted through a link"):
         storage.delete("latest")
     with open_checkpoint(storage.find("latest"), backend.options) as directory:
-        assert equal(load_checkpoint(directory).state, STATE)
+        assert_equal(load_checkpoint(directory).state, STATE)
     (tmp_path / "data").mkdir()
     (tmp_path / "storage/other").mkdir()
     (tmp_path / "storage/other/.det_lightning").symlink_to(tmp_path / "data")

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +16,6 @@ from det_lightning.checkpoint import CheckpointStorage, Retention
 from det_lightning.checkpoint.format.layout import with_checksum
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.storage.location import new_id
-from det_lightning.checkpoint.storage.staging import announce
 from tests.checkpoint.storage.backends import new_bucket
 
 
@@ -121,28 +119,6 @@ def test_newest_of_a_job_is_found_among_others(bucket: Bucket) -> None:
     own = bucket.put_checkpoint(1, job="mine")
     bucket.write_one_a_minute([own, *(bucket.put_checkpoint(steps, job="other") for steps in range(40))])
     assert [*bucket.storage.newest_first("mine")] == [f"s3://{bucket.name}/{own}"]
-
-
-def test_removed_checkpoints_are_noticed(bucket: Bucket) -> None:
-    ids = bucket.fill(10)
-    bucket.storage.root.fs.rm(f"{bucket.name}/{ids[3]}", recursive=True)
-    assert bucket.storage.list_ids() == [*ids[:3], *ids[4:]]
-    bucket.storage.delete(ids[0])
-    assert bucket.storage.list_ids() == [*ids[1:3], *ids[4:]]
-
-
-def test_rest_of_a_removal_is_incomplete_and_goes(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = bucket.fill(10)
-    # As far as a process gets that is killed in the middle of delete().
-    announce(bucket.storage.root, bucket.storage.root / ids[4])
-    (bucket.storage.root / ids[4] / "metadata.json").remove()
-    assert bucket.storage.list_ids() == [*ids[:4], *ids[5:]]
-    assert bucket.storage.remove_leftovers() == []
-    assert bucket.storage.list_ids(complete=False) == ids
-    now = time.time
-    monkeypatch.setattr(time, "time", lambda: now() + 25 * 3600)
-    assert bucket.storage.remove_leftovers() == [ids[4]]
-    assert bucket.storage.list_ids(complete=False) == [*ids[:4], *ids[5:]]
 
 
 def test_pruning_reads_what_the_bucket_holds_and_removes_old_indexes(bucket: Bucket) -> None:

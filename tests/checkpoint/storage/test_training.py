@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,8 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from tests.checkpoint import trainings
-from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, equal, new_bucket
+from tests.checkpoint.made_checkpoints import assert_equal
+from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, new_bucket, writing_threads
 from tests.trials import SmallTrial, weights_of
 
 LENGTH = 12
@@ -34,10 +34,6 @@ class WriteRecorder(UploadRecorder):
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
         self.written.append(Path(checkpoint_dir).name)
         (Path(checkpoint_dir) / "added").write_text("by the callback")
-
-
-def writing_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
 
 
 def train(
@@ -74,8 +70,8 @@ def assert_same_checkpoints(one: CheckpointStorage, other: CheckpointStorage) ->
     ours, theirs = contents_of(one), contents_of(other)
     assert ours.keys() == theirs.keys()
     for steps, content in ours.items():
-        assert equal(content.state, theirs[steps].state)
-        assert equal(content.resume, dataclasses.replace(theirs[steps].resume, trial=content.resume.trial))
+        assert_equal(content.state, theirs[steps].state)
+        assert_equal(content.resume, dataclasses.replace(theirs[steps].resume, trial=content.resume.trial))
         assert content.trial_state == theirs[steps].trial_state
 
 
@@ -123,7 +119,7 @@ def test_remote_resume_is_exact(remote: Backend, straight: Straight) -> None:
         resumed = train(storage, latest_checkpoint=latest, seed=99)
         assert torch.equal(weights_of(resumed), weights_of(straight.trial))
         for mine, theirs in zip(resumed.context.optimizers, straight.trial.context.optimizers, strict=True):
-            assert equal(mine.state_dict(), theirs.state_dict())
+            assert_equal(mine.state_dict(), theirs.state_dict())
         for written in {*storage.list_ids()} - {checkpoint_id}:
             storage.delete(written)
 
