@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from det_lightning import pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, ResumeState, TrialState
 from det_lightning.checkpoint.format.layout import read_json
-from tests.trials import fit_trial, seed_everything, weights_of
+from tests.trials import SmallTrial, fit_trial, seed_everything, weights_of
 
 LOAD_DATA = {
     "trial_type": "PyTorchTrial",
@@ -88,6 +89,33 @@ def fit(storage: Path, batches: int, **kwargs: Any) -> torch.Tensor:
     seed_everything()
     length = pytorch.Batch(batches)
     return weights_of(fit_trial(hparams={"lr": 0.1}, max_length=length, checkpoint_storage=storage, **kwargs))
+
+
+def train(
+    storage: Any,
+    length: int,
+    latest: str | None = None,
+    callback: pytorch.PyTorchCallback | None = None,
+    trial: type[SmallTrial] = SmallTrial,
+    seed: int = 3,
+    **writing: Any,
+) -> SmallTrial:
+    """Train with a checkpoint after each second batch, and none because of a validation; return the trial."""
+
+    class Trial(trial):  # type: ignore[misc, valid-type]
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {**super().build_callbacks(), **({} if callback is None else {"callback": callback})}
+
+    seed_everything(seed)
+    trained: SmallTrial = fit_trial(
+        Trial,
+        hparams={},
+        max_length=pytorch.Batch(length),
+        validation_period=pytorch.Batch(2) if "metric" in writing else None,
+        checkpoints=DeterminedCheckpoint(storage, **{"policy": "none", "period": pytorch.Batch(2), **writing}),
+        latest_checkpoint=latest,
+    )
+    return trained
 
 
 def forget_checksums(checkpoint: Path) -> None:

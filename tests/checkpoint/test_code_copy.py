@@ -62,6 +62,11 @@ def load_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Non
     sys.modules.pop(MODULE, None)
 
 
+def write(root: Path | str, code: CodeCopier | Path | None = None) -> Path:
+    """Write a checkpoint with a copy of the code, by default of the working directory; return the copy."""
+    return Path(root) / CheckpointStorage(root).write(CheckpointContent({}, TrialState()), code=code) / "code"
+
+
 def warnings_in(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
 
@@ -161,8 +166,7 @@ def test_removed_directory_is_a_warning(
         Path("gone").mkdir()
         monkeypatch.chdir("gone")
         Path("../gone").rmdir()
-    checkpoint = tmp_path / CheckpointStorage(tmp_path).write(CheckpointContent({}, TrialState()), code=code_dir)
-    assert files_below(checkpoint / "code") == []
+    assert files_below(write(tmp_path, code_dir)) == []
     assert "removed" in caplog.text if code_dir is None else "project" in caplog.text
 
 
@@ -260,8 +264,7 @@ def test_imported_module_is_copied_from_ignored_directory(load_module: Any) -> N
     touch(".gitignore", content="generated/\n")
     load_module("generated")
     for _ in range(2):
-        checkpoint = CheckpointStorage(".").write(CheckpointContent({}, TrialState()))
-        assert files_below(Path(checkpoint, "code")) == [".gitignore", f"generated/{MODULE}.py"]
+        assert files_below(write(".")) == [".gitignore", f"generated/{MODULE}.py"]
 
 
 @pytest.mark.parametrize("where", ["private", "venv/lib"])
@@ -294,10 +297,9 @@ def test_large_directory_copies_sources(tmp_path: Path, caplog: pytest.LogCaptur
     touch("data/large.bin", "weights.bin")
     os.truncate("data/large.bin", 80 * 1024**2)
     os.truncate("weights.bin", 20 * 1024**2)
-    storage, code = CheckpointStorage(tmp_path), CodeCopier()
+    code = CodeCopier()
     for _ in range(2):
-        checkpoint = tmp_path / storage.write(CheckpointContent({}, TrialState()), code=code)
-        assert files_below(checkpoint / "code") == ["kept.py", "package/kept.py"]
+        assert files_below(write(tmp_path, code)) == ["kept.py", "package/kept.py"]
     (message,) = warnings_in(caplog).splitlines()
     parts = [
         "only Python files and imported modules",
@@ -307,8 +309,7 @@ def test_large_directory_copies_sources(tmp_path: Path, caplog: pytest.LogCaptur
     ]
     assert [part for part in parts if part not in message] == []
     Path(".detignore").write_text("data/\n")
-    checkpoint = tmp_path / storage.write(CheckpointContent({}, TrialState()), code=code)
-    assert "weights.bin" in files_below(checkpoint / "code")
+    assert "weights.bin" in files_below(write(tmp_path, code))
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o027])
@@ -324,3 +325,43 @@ def test_permissions_follow_the_umask(umask: int, tmp_path: Path) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "code", *(tmp_path / "code").rglob("*"))}
     assert {modes.pop(name) for name in ("code", "package", "run.sh")} == {0o777 & ~umask}
     assert modes == {"module.py": 0o666 & ~umask, "read_only": (0o444 & ~umask) | 0o600, "private": 0o600}
+
+
+# Checkpoints in the directory of the code
+
+
+@pytest.mark.parametrize("storage", ["output/checkpoints", "output/../output/checkpoints", "a link", "file URL"])
+def test_storage_in_the_code_is_not_copied(storage: str) -> None:
+    touch("model_def.py", "output/checkpoints/notes.txt")
+    Path("a link").symlink_to("output/checkpoints")
+    location = f"file://{Path.cwd()}/output/checkpoints" if storage == "file URL" else storage
+    for _ in range(2):
+        checkpoint = CheckpointStorage(location).write(CheckpointContent({}, TrialState()))
+    assert files_below(Path("output/checkpoints", checkpoint, "code")) == ["model_def.py"]
+
+
+@pytest.mark.parametrize("storage", [".", "../here"])
+def test_checkpoints_in_working_directory_are_not_copied(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    touch("model_def.py", "package/metadata.json/x", ".det_lightning/index/x/y.json")
+    for _ in range(3):
+        assert files_below(write(storage)) == ["model_def.py", "package/metadata.json/x"]
+
+
+def test_remote_copy_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    touch("model_def.py", "tmp/notes.txt")
+    monkeypatch.setattr("tempfile.tempdir", str(Path("tmp").resolve()))
+    storage = CheckpointStorage("memory://copies")
+    location = storage.root / storage.write(CheckpointContent({}, TrialState()))
+    copied = [name for name in location.find_files() if name.startswith("code/")]
+    location.remove()
+    assert sorted(copied) == ["code/model_def.py", "code/tmp/notes.txt"]
+
+
+def test_other_checkpoints_are_not_copied() -> None:
+    touch("model_def.py", "results/notes.txt")
+    for storage in ("results/first", "second", "second"):
+        assert files_below(write(storage)) == ["model_def.py", "results/notes.txt"]

@@ -20,7 +20,7 @@ from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.format.code_copy import CodeCopier
 from det_lightning.checkpoint.storage.writing import BackgroundTask, CheckpointQueue, defer_all_signals
-from tests.checkpoint import trainings
+from tests.checkpoint import made_checkpoints
 from tests.checkpoint.storage.backends import files_of
 from tests.trials import SmallTrial
 
@@ -139,7 +139,7 @@ class CheckpointHook(pytorch.PyTorchCallback):
 
 def train(storage: CheckpointStorage | Path, item: Any = None, async_write: bool = False, **trial: Any) -> None:
     hook, period = CheckpointHook(item), pytorch.Batch(4)
-    trainings.train(storage, 6, callback=hook, period=period, async_write=async_write, **trial)
+    made_checkpoints.train(storage, 6, callback=hook, period=period, async_write=async_write, **trial)
 
 
 class WorkerKiller:

@@ -14,13 +14,13 @@ import pytest
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage
-from tests.checkpoint import trainings
+from tests.checkpoint import made_checkpoints
 from tests.checkpoint.storage.backends import write
 
 
 def train(storage: Path, length: int, latest: str | None = None, **writing: Any) -> int:
     """Train with a checkpoint after each second batch; return the batch at which the run began."""
-    return trainings.train(storage, length, latest, **writing).context.get_initial_batch()
+    return made_checkpoints.train(storage, length, latest, **writing).context.get_initial_batch()
 
 
 def by_steps(storage: Path) -> dict[int, Path]:

@@ -24,7 +24,7 @@ from det_lightning.checkpoint import (
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
 from det_lightning.checkpoint.safe_load import verify_checkpoint
-from tests.checkpoint.trainings import train
+from tests.checkpoint.made_checkpoints import train
 from tests.trials import SmallTrial
 
 # The rule

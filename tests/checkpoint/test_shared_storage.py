@@ -20,8 +20,8 @@ from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention, open_checkpoint, read_checkpoint
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialLock, lock_trial
+from tests.checkpoint.made_checkpoints import train
 from tests.checkpoint.storage.backends import write
-from tests.checkpoint.trainings import train
 
 ROOT = Path(__file__).parents[2]
 LATEST = Retention(0, 0, 1)

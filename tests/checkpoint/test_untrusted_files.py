@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+import tempfile
 import zoneinfo
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 import torch
 
 from det_lightning import errors
+from det_lightning.checkpoint.format.layout import digest_file
 from det_lightning.checkpoint.safe_load import read_state
+from det_lightning.checkpoint.safe_load.reading import read_known_state
 
 BASE = torch.arange(100.0).reshape(10, 10)
 
@@ -166,3 +169,15 @@ def test_refused_value_is_named(tmp_path: Path) -> None:
         "declare it with torch.serialization.add_safe_globals(); if you know where the file comes from, pass "
         "trusted=True."
     )
+
+
+def test_recorded_file_is_read_from_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose SHA-256 was recorded is read with its objects; any other file is not even copied."""
+    path = tmp_path / "state.pth"
+    torch.save({"meter": Meter()}, path)
+    assert isinstance(read_known_state(path, recorded=[digest_file(path)])["meter"], Meter)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(errors.UnsafeCheckpointError, match=r"Meter.* could run code"):
+        read_known_state(path, recorded=["0" * 64])
+    with pytest.raises(OSError, match="missing"):
+        read_known_state(path, recorded=[digest_file(path)])

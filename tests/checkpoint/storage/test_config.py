@@ -152,3 +152,11 @@ def test_password_may_be_in_the_url_or_an_option(sftp_options: dict[str, Any], t
     with pytest.raises(StorageError) as raised:
         CheckpointStorage(f"sftp://me:{wrong}@{host_and_path}", options=rest)
     assert f"{wrong}@" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_local_storages_have_their_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert CheckpointStorage().root.local_path == tmp_path / "determined", "this is Determined's"
+    assert CheckpointStorage("~/here").root.local_path == Path.home() / "here"
+    with pytest.raises(ValueError, match="must not be empty: pass a directory"):
+        CheckpointStorage("")

@@ -11,7 +11,7 @@ import torch
 
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
-from tests.checkpoint import trainings
+from tests.checkpoint import made_checkpoints
 from tests.checkpoint.made_checkpoints import assert_equal
 from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, new_bucket, writing_threads
 from tests.trials import SmallTrial, weights_of
@@ -52,7 +52,7 @@ def train(
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     more["period"] = pytorch.Batch(period)
-    return trainings.train(storage, max_length, latest_checkpoint, recorder, Trial, **more)
+    return made_checkpoints.train(storage, max_length, latest_checkpoint, recorder, Trial, **more)
 
 
 class Straight(NamedTuple):
