@@ -108,12 +108,16 @@ def test_upload_follows_links(checkpoint: CheckpointContext, tmp_path: Path, sha
     assert content_of(checkpoint, storage_id) == {"model": "weights", "data": "more", "more/part/data": "more"}
 
 
-def test_download_does_not_follow_links(on_disk: CheckpointContext, tmp_path: Path) -> None:
+def test_download_follows_inner_links_only(
+    on_disk: CheckpointContext, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with on_disk.store_path() as (path, storage_id):
+        (make_files(path, file="own") / "inside").symlink_to("file")
         (path / "link").symlink_to(make_files(tmp_path / "elsewhere", file="of the machine"), target_is_directory=True)
         (path / "to nowhere").symlink_to("nowhere")
     on_disk.download(storage_id, tmp_path / "copy", selector=lambda name: name != "to nowhere")
-    assert files_in(tmp_path / "copy").keys() == {"metadata.json"}
+    assert files_in(tmp_path / "copy").keys() == {"file", "inside", "metadata.json"}
+    assert "link is a link that leads out of the checkpoint" in caplog.text
 
 
 def test_unwritable_copy_is_a_storage_error(on_disk: CheckpointContext, tmp_path: Path) -> None:

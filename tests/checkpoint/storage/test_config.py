@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from det_lightning import pytorch
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.checkpoint.storage.storage_config import EXTRAS, storage_from_config
 from det_lightning.errors import StorageError
 from det_lightning.masking import MASK
 from tests.checkpoint.storage.backends import write
+from tests.trials import fit_trial
 
 KEYS = {"endpoint_url": "http://u", "access_key": "a", "secret_key": "b", "session_token": "c"}
 
@@ -160,3 +162,11 @@ def test_local_storages_have_their_directories(tmp_path: Path, monkeypatch: pyte
     assert CheckpointStorage("~/here").root.local_path == Path.home() / "here"
     with pytest.raises(ValueError, match="must not be empty: pass a directory"):
         CheckpointStorage("")
+
+
+def test_default_storage_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = f"No storage of checkpoints is set: checkpoints go to {CheckpointStorage()}."
+    for storage in (tmp_path, None):
+        fit_trial(max_length=pytorch.Batch(1), checkpoint_storage=storage)
+        assert (said in caplog.messages) == (storage is None)
+        assert len(CheckpointStorage(storage).list_ids()) == 1

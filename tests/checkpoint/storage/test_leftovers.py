@@ -17,6 +17,7 @@ from det_lightning.checkpoint import CheckpointStorage, Retention, load_checkpoi
 from det_lightning.checkpoint.format.layout import STAGING_MARK
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.storage.location import is_own_id, new_id
+from det_lightning.engine.checkpointing import clean
 from det_lightning.files.local_files import write_whole
 from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, all_paths, backend_of, write
 from tests.launching import environment
@@ -82,16 +83,19 @@ def test_marks_for_foreign_directories_delete_nothing(backend: Backend, monkeypa
     assert storage.list_ids() == [kept]
 
 
+def leave_incomplete(storage: Path, *names: str) -> Path:
+    """Make what a killed writer leaves: a directory without metadata, and its mark."""
+    partial = storage / new_id()
+    for file in (*(partial / name for name in names), storage / ".det_lightning/staging" / f"{partial.name}.lock"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    partial.mkdir(exist_ok=True)
+    return partial
+
+
 @pytest.mark.parametrize("held", [[], ["code/model_def.py"], ["load_data.json", "state_dict.pth"], ["a script's.txt"]])
 def test_leftovers_are_recognized(tmp_path: Path, held: list[str]) -> None:
-    partial = tmp_path / new_id()
-    for name in held:
-        (partial / name).parent.mkdir(parents=True, exist_ok=True)
-        (partial / name).write_text("partial")
-    partial.mkdir(exist_ok=True)
-    mark = tmp_path / ".det_lightning/staging" / f"{partial.name}.lock"
-    mark.parent.mkdir(parents=True)
-    mark.touch()
+    partial = leave_incomplete(tmp_path, *held)
     assert CheckpointStorage(tmp_path).remove_leftovers() == [partial.name]
     assert [*tmp_path.iterdir()] == []
 
@@ -252,3 +256,61 @@ def test_unfinished_file_of_another_process_stays(tmp_path: Path) -> None:
     theirs.write_text("theirs")
     write_whole(tmp_path / "file", b"mine")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "mine", theirs.name: "theirs"}
+
+
+# Beside a run, which does not wait for it
+
+# Holds back each removal until the first batch is trained, and prints what it has seen.
+HOLDS_REMOVALS = """
+import os, sys, threading
+from pathlib import Path
+
+from det_lightning import pytorch
+from det_lightning.checkpoint.storage.location import is_own_id
+from tests.trials import SmallTrial
+
+storage = Path(sys.argv[1])
+# The run will write a checkpoint of its own.
+leftovers = {name for name in os.listdir(storage) if is_own_id(name)}
+training = threading.Event()
+seen = []
+
+
+def hold(event, arguments):
+    if event == "os.remove" and str(arguments[0]).endswith("leftover.py"):
+        seen.append((threading.current_thread().name, sorted(leftovers & {*os.listdir(storage)})))
+        training.wait(20)
+
+
+class Trial(SmallTrial):
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        training.set()
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+sys.addaudithook(hold)
+with pytorch.init(enable_tensorboard_logging=False) as context:
+    trainer = pytorch.Trainer(Trial(context), context, enable_progress_bar=False)
+    trainer.fit(max_length=pytorch.Batch(1), checkpoint_policy="none", checkpoint_storage=storage)
+for thread in threading.enumerate():
+    if thread.name == "det_lightning-cleaning":
+        thread.join()
+print(seen)
+"""
+
+
+@pytest.mark.slow
+def test_run_does_not_wait_for_cleaning(tmp_path: Path) -> None:
+    for _ in range(3):
+        leave_incomplete(tmp_path, "code/leftover.py")
+    command = [start_warm_python().executable, "-c", HOLDS_REMOVALS, str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    # All are renamed before the first is removed.
+    assert done.stdout == f"{[('det_lightning-cleaning', [])] * 3}\n", done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == CheckpointStorage(tmp_path).list_ids()
+
+
+def test_failed_cleaning_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / ".det_lightning").symlink_to(tmp_path)
+    clean(CheckpointStorage(tmp_path))
+    assert f"What killed runs left in {tmp_path} cannot be removed" in caplog.text

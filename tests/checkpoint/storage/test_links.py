@@ -1,9 +1,10 @@
-"""Links in a storage, such as ``latest``: shown as links, followed for reading, never written or deleted through."""
+"""Links such as ``latest`` are shown as links, followed for reading within, never written or deleted through."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from typer.testing import CliRunner
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, Retention, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
+from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
 from det_lightning.cli.app import app
-from tests.checkpoint.made_checkpoints import assert_equal
+from det_lightning.pytorch import load_trial_from_checkpoint_path
+from tests.checkpoint.made_checkpoints import assert_equal, write_checkpoint
 from tests.checkpoint.storage.backends import STATE, Backend, backend_of, files_of, write
+from tests.trials import SmallTrial
 
 
 def written_with_a_link(root: Path, to_outside: bool = False) -> tuple[CheckpointStorage, list[str]]:
@@ -172,3 +176,45 @@ def test_links_of_an_sftp_server_are_known(tmp_path: Path, sftp_options: dict[st
     with pytest.raises(errors.StorageError, match="nothing is written or deleted through a link"):
         write(backend.storage("/other"))
     assert [*(tmp_path / "data").iterdir()] == []
+
+
+# In a checkpoint, of which no file is read through a link that leads out
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "storage", by_determined=True)
+
+
+@pytest.mark.parametrize("name", ["load_data.json", "state_dict.pth", "trial_state.pkl", "metadata.json"])
+def test_link_that_leads_out_is_named(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / name).rename(tmp_path / name)
+    (checkpoint / name).symlink_to(f"../../{name}")
+    for read in (load_checkpoint, lambda path: load_trial_from_checkpoint_path(path, trial_class=SmallTrial)):
+        with pytest.raises(errors.UnsafeCheckpointError) as raised:
+            read(checkpoint)
+        assert f"{checkpoint / name} is a link to {tmp_path / name}" in str(raised.value)
+    (problem,) = verify_checkpoint(checkpoint).problems
+    assert inspect_checkpoint(checkpoint) == {"problems": [problem]}
+    assert problem == str(raised.value)
+    known = CheckpointStorage(checkpoint.parent).info(checkpoint.name).metadata
+    assert bool(known) == (name != "metadata.json")
+
+
+def test_directory_behind_a_link_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (checkpoint / "state_dict.pth").rename(tmp_path / "elsewhere/state_dict.pth")
+    (checkpoint / "determined").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.UnsafeCheckpointError, match="determined is a link to"):
+        load_checkpoint(checkpoint)
+
+
+def test_inner_links_are_followed(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "determined").mkdir()
+    shutil.move(checkpoint / "state_dict.pth", checkpoint / "determined/weights")
+    (checkpoint / "state_dict.pth").symlink_to("determined/weights")
+    (checkpoint / "code/link.py").symlink_to("/etc/hosts")  # of code none is followed
+    (tmp_path / "latest").symlink_to(checkpoint)
+    for path in (checkpoint, tmp_path / "latest"):
+        assert load_checkpoint(path).state
+        assert verify_checkpoint(path).problems == []
