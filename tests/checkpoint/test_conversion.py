@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections import OrderedDict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import safetensors
 import safetensors.torch
 import torch
@@ -21,9 +19,10 @@ from det_lightning.checkpoint.exports import export_lightning, export_safetensor
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY, from_lightning, to_lightning, to_weights
 from det_lightning.checkpoint.format.resume_state import read_settings
 from det_lightning.checkpoint.safe_load import read_load_data, read_state
+from tests import lightning
 from tests.checkpoint import made_checkpoints
 from tests.checkpoint.made_checkpoints import LOAD_DATA, assert_equal, forget_checksums, make_state, write_checkpoint
-from tests.trials import SmallTrial, seed_everything, weights_of
+from tests.trials import SmallTrial, weights_of
 
 
 def there_and_back(directory: Path, tmp_path: Path) -> Path:
@@ -63,13 +62,14 @@ def test_models_and_names_do_not_change(models: list[dict[str, Any]], tmp_path: 
 
 
 def test_state_of_lightning_is_kept(tmp_path: Path) -> None:
-    lightning = {"callbacks": {"EarlyStopping": {"wait_count": 2}}, "loops": {"fit_loop": {}}, "mine": torch.ones(2)}
-    directory = write_checkpoint(tmp_path / "storage", lightning=lightning)
-    ckpt = to_lightning(read_checkpoint(directory))
-    assert_equal({name: ckpt[name] for name in lightning}, lightning)
-    found = read_checkpoint(there_and_back(directory, tmp_path)).lightning
-    assert found is not None
-    assert_equal({name: found[name] for name in lightning}, lightning)
+    kept = {"callbacks": {"EarlyStopping": {"wait_count": 2}}, "loops": {"fit_loop": {}}, "mine": torch.ones(2)}
+    directory = write_checkpoint(tmp_path / "storage", lightning=kept)
+    for found in (
+        to_lightning(read_checkpoint(directory)),
+        read_checkpoint(there_and_back(directory, tmp_path)).lightning,
+    ):
+        assert found is not None
+        assert_equal({name: found[name] for name in kept}, kept)
 
 
 def test_unknown_epochs_stay_unknown(tmp_path: Path) -> None:
@@ -80,16 +80,6 @@ def test_unknown_epochs_stay_unknown(tmp_path: Path) -> None:
     content = read_checkpoint(there_and_back(directory, tmp_path))
     assert not content.epochs_known
     assert content.trial_state.batches_trained == 40
-
-
-def test_oldest_keys_are_modernized(tmp_path: Path) -> None:
-    (model, _), (optimizer,), *_ = make_state().values()
-    old = {"model_state_dict": model, "optimizer_state_dict": optimizer, "lr_scheduler": None}
-    content = read_checkpoint(write_checkpoint(tmp_path, state=old, by_determined=True))
-    ckpt = to_lightning(content)
-    assert_equal(from_lightning(ckpt).state["optimizers_state_dict"], [optimizer])
-    assert set(ckpt["state_dict"]) == {f"models.0.{name}" for name in model}
-    assert content.state.keys() == old.keys()
 
 
 # What Lightning finds
@@ -115,18 +105,9 @@ def test_lightning_gets_no_schedulers_of_the_trials_own(tmp_path: Path) -> None:
     assert_equal(ckpt[TRIAL_KEY]["state"]["lr_schedulers_state_dict"], schedulers)
 
 
-def train(module: pl.LightningModule, ckpt_path: Path | None = None, **flags: Any) -> pl.Trainer:
-    """Train with Lightning, from a checkpoint if one is given."""
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(accelerator="cpu", enable_model_summary=False, **quiet, **flags)
-    trainer.fit(module, ckpt_path=ckpt_path)
-    return trainer
-
-
 def resumed_from(ckpt_path: Path) -> SmallTrial:
-    seed_everything(99)
     module = TrialModule(SmallTrial)
-    train(module, ckpt_path, max_epochs=4)
+    lightning.fit(module, ckpt_path, max_epochs=4)
     assert isinstance(module.trial, SmallTrial)
     return module.trial
 
@@ -148,8 +129,8 @@ def test_ckpt_resumes_like_directory(batches: int, by_determined: bool, tmp_path
 
 
 def test_lightning_file_resumes(tmp_path: Path) -> None:
-    seed_everything()
-    train(TrialModule(SmallTrial, hparams={"lr": 0.1}), max_epochs=2).save_checkpoint(tmp_path / "file.ckpt")
+    module = TrialModule(SmallTrial, hparams={"lr": 0.1})
+    lightning.fit(module, max_epochs=2).save_checkpoint(tmp_path / "file.ckpt")
     files = from_lightning(read_state(tmp_path / "file.ckpt"))
     assert files.trial_class == "tests.trials:SmallTrial"
     assert files.load_data is not None
@@ -174,13 +155,10 @@ def entry(**changes: Any) -> dict[str, Any]:
     ("found", "message"),
     [
         (None, "must be a dict with a dict 'state'; got None"),
-        ({"state": 3}, "must be a dict with a dict 'state'"),
-        (entry(extra=None), "hold the progress of the trial; got None"),
         (entry(load_data="x"), "must be dicts: 'load_data' is 'x'"),
         (entry(extra={}), "hold the progress of the trial; got None"),
         (entry(extra={"trial_state": {"x": 1}}), "unexpected keyword argument 'x'"),
         (entry(extra={"trial_state": {}, "settings": "{"}), "must be JSON objects .*; got '{'"),
-        (entry(extra={"trial_state": {}, "settings": 3}), "must be JSON objects .*; got 3"),
         ({"state": {}, "trial_state": {}, "resume": 3}, "must be dicts: 'resume' is 3"),
         ({"state": {}, "trial_state": {}, "resume": {}}, "'rng_states' is missing"),
     ],
@@ -197,8 +175,6 @@ def test_wrong_entry_is_refused(found: Any, message: str) -> None:
         ({"state_dict": [1], "x": 2}, r"\['det_lightning', 'state_dict', 'x'\]"),
         ({"state_dict": {"models.1.x": 1}}, r"numbered from 0.* \[1\]"),
         ({"optimizer_states": 5}, "'optimizer_states' must be a list; got 5"),
-        ({"optimizer_states": torch.ones(2)}, "must be a list; got tensor"),
-        ({"optimizer_states": {}}, "must be a list; got {}"),
     ],
 )
 def test_wrong_file_is_refused(ckpt: dict[str, Any], message: str) -> None:
@@ -233,19 +209,14 @@ def test_weights_of_one_model_have_its_names(tmp_path: Path) -> None:
     assert_equal(model.state_dict(), state)
 
 
-def test_weights_of_several_models_have_numbers(tmp_path: Path) -> None:
-    content = read_checkpoint(write_checkpoint(tmp_path))
-    body, head = content.state["models_state_dict"]
-    names = [f"models.0.{name}" for name in body] + [f"models.1.{name}" for name in head]
-    assert_equal(dict(to_weights(content)), dict(zip(names, [*body.values(), *head.values()], strict=True)))
-
-
-def test_safetensors_hold_the_weights(tmp_path: Path) -> None:
+def test_safetensors_number_the_weights_of_several_models(tmp_path: Path) -> None:
     content = read_checkpoint(write_checkpoint(tmp_path))
     assert export_safetensors(content, tmp_path / "weights.safetensors") == []
     found = safetensors.torch.load_file(tmp_path / "weights.safetensors")
-    expected = to_weights(content)
-    assert_equal({name: found[name] for name in expected}, dict(expected))
+    models = enumerate(content.state["models_state_dict"])
+    expected = {f"models.{i}.{name}": value for i, model in models for name, value in model.items()}
+    assert_equal({name: found[name] for name in expected}, expected)
+    assert_equal(dict(to_weights(content)), expected)
     with safetensors.safe_open(tmp_path / "weights.safetensors", "pt") as file:
         header = file.metadata()
     assert (header["steps_completed"], header["trial_class"]) == ("7", "model_def:DigitsTrial")
@@ -274,11 +245,3 @@ def test_irreplaceable_file_stays(export: Any, tmp_path: Path) -> None:
         with pytest.raises(errors.StorageError, match=f"{target} cannot be written"):
             export(content, target)
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
-
-
-def test_export_changes_nothing(tmp_path: Path) -> None:
-    content = read_checkpoint(write_checkpoint(tmp_path))
-    to_lightning(content)
-    to_weights(content)
-    assert list(content.state) == list(make_state())
-    assert isinstance(content.state["models_state_dict"][0], OrderedDict)

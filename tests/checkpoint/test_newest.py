@@ -45,26 +45,18 @@ def test_run_from_an_earlier_checkpoint_becomes_the_newest(tmp_path: Path) -> No
     assert train(tmp_path, 8, "last") == 6
 
 
-@pytest.mark.parametrize("when", [1e300, float("inf"), float("nan"), -5, "now", True, 10**400, None, [1]], ids=repr)
-def test_impossible_time_is_ignored(tmp_path: Path, when: Any) -> None:
-    storage = CheckpointStorage(tmp_path)
-    ids = [write(storage, 9, {"time": when}), write(storage, 1)]
-    assert [*storage.newest_first()] == [str(tmp_path / name) for name in reversed(ids)]
-
-
 NOW = time.time()
 AHEAD = NOW + 3 * 86400
 WRITTEN_LAST = {
     "later": [(1, NOW - 20, NOW - 10), (9, NOW - 30, NOW - 5)],
     "a copied storage, whose file times are those of the copy": [(5, NOW - 20, NOW), (5, NOW - 30, NOW + 1)],
     "a time in the future does not count": [(5, NOW - 20, NOW - 10), (9, AHEAD, NOW - 30)],
-    "a time that is no time does not count": [(5, NOW - 20, NOW - 10), (9, "x", NOW - 30)],
-    "no time: the file's": [(5, None, NOW - 10), (9, None, NOW - 30)],
-    "a trial whose clock was ahead by a minute": [(5, NOW + 60.001, NOW), (4, NOW + 60, NOW + 60)],
-    "a trial whose clock was ahead by days, then set back": [
-        (5, AHEAD + 1, NOW - 9),
-        (4, AHEAD, AHEAD),
+    "a time that is no time does not count: the file's": [
+        (steps, wrong, NOW - 10 * steps)
+        for steps, wrong in enumerate([None, "now", 1e300, float("inf"), float("nan"), -5, True, 10**400, [1]], 1)
     ],
+    "a trial whose clock was ahead by a minute": [(5, NOW + 60.001, NOW), (4, NOW + 60, NOW + 60)],
+    "a trial whose clock was ahead by days, then set back": [(5, AHEAD + 1, NOW - 9), (4, AHEAD, AHEAD)],
     "a trial after another one whose clock was ahead": [(1, NOW - 5, NOW - 5), (4, AHEAD, AHEAD)],
 }
 
@@ -93,21 +85,6 @@ def test_trial_whose_clock_is_ahead_keeps_its_order(tmp_path: Path) -> None:
     assert [*storage.newest_first()] == [str(tmp_path / ids[number]) for number in (1, 0, 2)]
 
 
-def test_time_grows_from_the_parent_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(tmp_path / "a", 2)
-    parent = by_steps(tmp_path / "a")[2]
-    noted = json.loads((parent / "metadata.json").read_text())["time"]
-    monkeypatch.setattr(time, "time", lambda: noted - 100.0)
-    train(tmp_path / "b", 6, str(parent))
-    written = {
-        steps: json.loads((one / "metadata.json").read_text()) for steps, one in by_steps(tmp_path / "b").items()
-    }
-    assert {steps: metadata["time"] for steps, metadata in written.items()} == {
-        4: pytest.approx(noted + 1e-3, abs=1e-4),
-        6: pytest.approx(noted + 2e-3, abs=1e-4),
-    }
-
-
 # Damage
 
 
@@ -128,17 +105,9 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 255
-    path.write_bytes(content)
-
-
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut off": lambda checkpoint: truncate(checkpoint / "state_dict.pth"),
-    "a bit": lambda checkpoint: flip(checkpoint / "state_dict.pth"),
-    "empty": lambda checkpoint: (checkpoint / "resume.pth").write_bytes(b""),
-    "gone": lambda checkpoint: (checkpoint / "state_dict.pth").unlink(),
+    "gone": lambda checkpoint: (checkpoint / "resume.pth").unlink(),
     "metadata": lambda checkpoint: (checkpoint / "metadata.json").write_text("{"),
     "progress": lambda checkpoint: (checkpoint / "trial_state.pkl").write_bytes(b"\x80\x04K"),
 }
@@ -162,18 +131,13 @@ def test_several_damaged_are_skipped(trained: Path) -> None:
     known = by_steps(trained)
     for steps in (6, 4):
         truncate(known[steps] / "state_dict.pth")
+    with pytest.raises(errors.IncompleteCheckpointError, match=known[6].name):
+        train(trained, 6, known[6].name)  # one that is named never falls back
     assert train(trained, 3, "last") == 2
     for checkpoint in by_steps(trained).values():
         truncate(checkpoint / "state_dict.pth")
     with pytest.raises(errors.IncompleteCheckpointError, match=by_steps(trained)[3].name):
         train(trained, 6, "last")
-
-
-def test_named_checkpoint_never_falls_back(trained: Path) -> None:
-    newest = by_steps(trained)[6]
-    truncate(newest / "state_dict.pth")
-    with pytest.raises(errors.IncompleteCheckpointError, match=newest.name):
-        train(trained, 6, newest.name)
 
 
 def test_restarted_job_skips_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

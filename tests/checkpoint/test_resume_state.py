@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors, pytorch
@@ -18,22 +17,15 @@ from det_lightning.checkpoint import ResumeState, read_checkpoint
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from det_lightning.checkpoint.format.resume_state import RESUME_VERSION
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, read_state, verify_checkpoint
+from tests import lightning
 from tests.checkpoint.made_checkpoints import fit, forget_checksums
-from tests.trials import SmallTrial, make_data, seed_everything, weights_of
+from tests.trials import SmallTrial, make_data, weights_of
 
 
 def as_first_version(values: dict[str, Any]) -> dict[str, Any]:
     """Return the content of ``resume.pth`` as releases wrote it that gave it no version."""
     first = {name: value for name, value in values.items() if name != "version"}
     return {**first, "settings": json.dumps(values["settings"])}
-
-
-def train(epochs: int, file: Path | None = None) -> pl.Trainer:
-    """Train a ``TrialModule`` with Lightning, from a file if one is given."""
-    seed_everything()
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=epochs, logger=False, enable_checkpointing=False)
-    trainer.fit(TrialModule(SmallTrial, hparams={"lr": 0.1}), ckpt_path=file)
-    return trainer
 
 
 def test_file_without_version_resumes(trained: Path) -> None:
@@ -97,15 +89,18 @@ def test_file_with_arrays_resumes(trained: Path) -> None:
 
 
 def test_old_lightning_file_resumes(tmp_path: Path) -> None:
-    train(1).save_checkpoint(tmp_path / "now.ckpt")
+    hparams = {"lr": 0.1}
+    lightning.fit(TrialModule(SmallTrial, hparams)).save_checkpoint(tmp_path / "now.ckpt")
     ckpt = read_state(tmp_path / "now.ckpt")
     entry = ckpt[TRIAL_KEY]
     # Earlier releases kept all of this in one dict, and no name.
     extra = as_first_version(entry["resume"])
     ckpt[TRIAL_KEY] = {"state": entry["state"], "extra": extra, "load_data": entry["load_data"]}
     torch.save(ckpt, tmp_path / "earlier.ckpt")
-    one, other = (train(2, tmp_path / name).lightning_module.trial for name in ("earlier.ckpt", "now.ckpt"))
-    assert torch.equal(weights_of(one), weights_of(other))
+    modules = [TrialModule(SmallTrial, hparams) for _ in range(2)]
+    for module, name in zip(modules, ("earlier.ckpt", "now.ckpt"), strict=True):
+        lightning.fit(module, tmp_path / name, max_epochs=2)
+    assert torch.equal(*(weights_of(module.trial) for module in modules))
 
 
 def test_newer_version_is_refused(trained: Path) -> None:
