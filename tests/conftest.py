@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -80,6 +81,17 @@ def one_thread() -> Iterator[None]:
 def warm_python() -> WarmPython:
     """A Python whose processes begin with Lightning imported."""
     return start_warm_python()
+
+
+@pytest.fixture(scope="session")
+def s3_options() -> Iterator[dict[str, Any]]:
+    """Options with which s3fs reaches an S3 server of the tests."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server", reason="no S3 server to test with; install moto[server]")
+    from tests.checkpoint.storage.backends import s3_server
+
+    with s3_server() as options:
+        yield options
 
 
 @pytest.fixture

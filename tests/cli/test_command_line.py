@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from det_lightning.cli.app import app
+from tests.experiments.made_experiments import made_experiment
 from tests.experiments.running import write_project
 
 ROOT = Path(__file__).parents[2]
@@ -92,3 +93,49 @@ def test_dry_run_lists_first_trials(searcher: dict[str, Any], listed: int, tmp_p
     hparams = {"lr": {"type": "double", "minval": 0.1, "maxval": 1, "count": 3}}
     config = write_project(tmp_path, hyperparameters=hparams, searcher={"metric": "loss", **searcher})
     assert len(json.loads(run("run", str(config), "--dry-run"))["trials"]) == listed
+
+
+# Numbers of experiments and commands of Determined's program, which are answered with what to write here
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        ("experiment kill 1", "det experiment kill: det-lightning experiment stop EXPERIMENT, with its directory"),
+        ("experiment activate 1", "det-lightning experiment resume EXPERIMENT"),
+        ("experiment list", "det-lightning experiment ls."),
+        ("experiment create c.yaml .", "det experiment create: det-lightning run CONFIG DIR."),
+        ("e list", "det e list: det-lightning experiment ls."),
+        ("trial logs 3", "det-lightning experiment logs EXPERIMENT TRIAL"),
+        ("checkpoint rm 3", "det-lightning checkpoint prune STORAGE"),
+    ],
+)
+def test_det_command_gets_counterpart(command: str, instead: str) -> None:
+    assert instead in run(*command.split(), ends_with=2, COLUMNS="300")
+
+
+@pytest.mark.parametrize("command", ["nonsense", "experiment nonsense", "user login", "experiment move 1 2"])
+def test_other_commands_are_just_unknown(command: str) -> None:
+    error = run(*command.split(), ends_with=2, COLUMNS="300")
+    assert "No such command" in error
+    assert "In place of" not in error
+
+
+@pytest.mark.parametrize("command", ["show", "stop", "resume", "logs"])
+@pytest.mark.parametrize("name", ["1", "a-serch-1", "experiments", "experiments/1"])
+def test_near_experiments_are_named(name: str, command: str) -> None:
+    directory = made_experiment(Path("experiments"))
+    made_experiment(Path("experiments"))
+    error = run("experiment", command, name, *(["1"] if command == "logs" else []), ends_with=2, COLUMNS="300")
+    assert f"{name} is not an experiment" in error
+    assert f"Name an experiment by its directory, such as {directory.path}" in error
+
+
+def test_ls_is_named_without_experiments() -> None:
+    assert "`det-lightning experiment ls --experiments DIR`" in run(
+        "experiment", "show", "1", ends_with=2, COLUMNS="300"
+    )
+    assert "There is no directory experiments" in run("experiment", "ls", ends_with=2, COLUMNS="300")
+    assert f"There is no directory {Path.home()}/no " in run(
+        "experiment", "ls", "--experiments=~/no", ends_with=2, COLUMNS="300"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.server
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -13,31 +13,21 @@ import pytest
 
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.storage.location import Location
-from tests.checkpoint.made_checkpoints import write_checkpoint
+from tests.checkpoint.made_checkpoints import make_files, write_checkpoint
+from tests.cli import test_cli
 from tests.cli.test_cli import error_of, run
 
 COMMANDS = {
-    "ls": ["ls", "{}"],
+    **{name: command for name, command in test_cli.COMMANDS.items() if name != "import"},
     "ls --json": ["ls", "{}", "--json"],
     "ls --best": ["ls", "{}", "--best"],
-    "prune": ["prune", "{}", "--yes"],
     "annotate": ["annotate", "{}", __file__],
-    "verify": ["verify", "{}"],
-    "show": ["show", "{}"],
-    "export": ["export", "{}", "--to", "weights", "-o", "never-written.pt"],
     "merge": ["merge", "{}"],
 }
 
 
 def error_at(place: object, command: str) -> str:
     return error_of(*(part.format(place) for part in COMMANDS[command]))
-
-
-@pytest.fixture
-def written(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint to copy."""
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    return write_checkpoint(Path("storage")).absolute()
 
 
 @pytest.fixture(params=["on a disk", "in a bucket"])
@@ -50,20 +40,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
     yield Location.parse("memory://bucket")
     memory.store.clear()
     memory.pseudo_dirs[:] = [""]
-
-
-@pytest.fixture
-def copy(written: Path, place: Location) -> Callable[[str], Location]:
-    """A function that copies the checkpoint to a path in the place."""
-
-    def copy(path: str) -> Location:
-        target = place / path
-        for file in written.rglob("*"):
-            if file.is_file():
-                (target / file.relative_to(written).as_posix()).write(file.read_bytes())
-        return target
-
-    return copy
 
 
 def test_place_without_checkpoints_is_an_error(place: Location) -> None:
@@ -97,14 +73,15 @@ def test_place_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
         assert "nothing" in error
 
 
-def test_other_directories_are_no_checkpoints(place: Location, copy: Callable[[str], Location]) -> None:
+def test_other_directories_are_no_checkpoints(place: Location) -> None:
     for number in range(20):
         (place / f"11111111-2222-3333-4444-{number:012}/tensorboard/events").write(b"")
-    copy("zuletzt/44444444-2222-3333-4444-555555555555")
-    copy("99999999-2222-3333-4444-555555555555")
+    deeper, checkpoint_id = (CheckpointStorage(f"{place}{below}").write(make_files()) for below in ("/zuletzt", ""))
     (place / "note.txt").write(b"")
     for command in ("ls", "verify"):
-        assert "99999999" in run(command, place).stdout
+        said = run(command, place).stdout
+        assert checkpoint_id in said
+        assert deeper not in said
 
 
 # newest()

@@ -25,15 +25,9 @@ from det_lightning import core, errors
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.core._checkpoint import CheckpointContext
 from det_lightning.core._shards import merge_metadata
-from tests.checkpoint.storage.backends import new_bucket, s3_server
+from tests.checkpoint.storage.backends import new_bucket
 from tests.ranks.ranks import on_ranks
 from tests.warm_python import WarmPython
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[dict[str, Any]]:
-    with s3_server() as options:
-        yield options
 
 
 @pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow)])
@@ -41,7 +35,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStorage
     """A storage on disk and one on a server."""
     if request.param == "directory":
         return CheckpointStorage(tmp_path / "storage")
-    options = request.getfixturevalue("server")
+    options = request.getfixturevalue("s3_options")
     return CheckpointStorage(f"s3://{new_bucket('s3', options)}/prefix", options=options)
 
 

@@ -12,7 +12,6 @@ import fsspec
 import pytest
 from filelock import FileLock
 
-from tests.checkpoint.storage.backends import s3_server
 from tests.launching import environment
 from tests.site.projects import write_ported_project, write_project
 from tests.warm_python import WarmPython
@@ -38,13 +37,6 @@ def ported_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ported") / "project"
     write_ported_project(folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def s3_options() -> Iterator[dict[str, Any]]:
-    """Options with which s3fs reaches the S3 server of this session."""
-    with s3_server() as options:
-        yield options
 
 
 @pytest.fixture

@@ -29,14 +29,6 @@ def no_credentials_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_fac
 
 
 @pytest.fixture(scope="session")
-def s3_options() -> Iterator[dict[str, Any]]:
-    pytest.importorskip("s3fs")
-    pytest.importorskip("moto.server", reason="no S3 server to test with; install moto[server]")
-    with backends.s3_server() as options:
-        yield options
-
-
-@pytest.fixture(scope="session")
 def sftp_options() -> Iterator[dict[str, Any]]:
     pytest.importorskip("paramiko", reason="no SFTP server to test with; install paramiko")
     with backends.sftp_server() as options:
