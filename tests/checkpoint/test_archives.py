@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import struct
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -56,6 +55,7 @@ STRANGE = {
     "two roots": ([PICKLE, ("Archive/version", b"3\n")], "one directory"),
     "capitals": ([PICKLE, ("archive/DATA.PKL", OTHER)], "twice"),
     "a name twice": ([PICKLE, PICKLE], "twice"),
+    "a zero byte in the name": ([PICKLE, ("archive/data.pklX", OTHER)], "twice"),
     "no pickle": ([VERSION], "holds no data.pkl"),
     "no byte order": ([PICKLE, ("archive/byteorder", b"middle"), VERSION], "middle"),
 }
@@ -65,12 +65,8 @@ STRANGE = {
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_entries_that_torch_never_writes_are_refused(name: str, tmp_path: Path) -> None:
     entries, message = STRANGE[name]
-    assert message in refused(tmp_path / "state.pth", mutations.zip_of(entries))
-
-
-def test_name_with_a_zero_byte_is_refused(tmp_path: Path) -> None:
-    content = mutations.zip_of([*entries_with(HARMLESS), ("archive/data.pklX", OTHER)])
-    assert "twice" in refused(tmp_path / "state.pth", content.replace(b"data.pklX", b"data.pkl\0"))
+    content = mutations.zip_of(entries).replace(b"data.pklX", b"data.pkl\0")
+    assert message in refused(tmp_path / "state.pth", content)
 
 
 def test_archive_is_the_whole_file(tmp_path: Path) -> None:
@@ -161,14 +157,6 @@ def test_mmap_has_no_effect(tmp_path: Path) -> None:
     read = read_state(path, mmap=True)["w"]
     path.write_bytes(b"")
     assert torch.equal(read, torch.arange(1000))
-
-
-def test_many_entries_take_linear_time(tmp_path: Path) -> None:
-    entries = [(f"archive/data/{index}", b"") for index in range(20_000)]
-    (tmp_path / "state.pth").write_bytes(mutations.zip_of([*entries_with(HARMLESS)[::2], *entries]))
-    began = time.process_time()
-    assert read_state(tmp_path / "state.pth") == {"w": 1}
-    assert time.process_time() - began < 10
 
 
 @pytest.mark.parametrize("map_location", ["cpu", None, lambda storage, _: storage], ids=["cpu", "same", "function"])

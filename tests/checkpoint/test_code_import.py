@@ -83,7 +83,6 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "one byte": (lambda code: (code / "a_package/inner.py").write_text("SAID = 'at '\n"), "a_package/inner.py has the"),
     "missing": (lambda code: (code / "a_package/inner.py").unlink(), "a_package/inner.py is missing"),
     "a link": (lambda code: replace_by_link(code / "model_def.py"), "model_def.py is a link"),
-    "a linked directory": (lambda code: replace_by_link(code / "a_package"), "a_package/__init__.py is a link"),
     "all of it a link": (lambda code: replace_by_link(code), "model_def.py is a link"),
 }
 
@@ -107,7 +106,6 @@ def replace_by_link(path: Path) -> None:
 
 PLANTED: dict[str, Change] = {
     "code/torch.py": lambda file: file.write_text(RUNS),
-    "code/a_package/more.py": lambda file: file.write_text(RUNS),
     "code/model_def.abi3.so": lambda file: file.write_bytes(b"\x7fELF of another"),
     "code/a_namespace/__init__.py": lambda file: file.write_text(RUNS),
     "code/link.py": lambda file: file.symlink_to("model_def.py"),
@@ -170,37 +168,23 @@ def change_metadata(checkpoint: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**read_json(path), **changes}))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"steps_completed": 9007}, {"files": {}}, {"framework": "torch-1"}, {"added": 1}, {"metadata_crc32c": "00000000"}],
-)
+@pytest.mark.parametrize("changes", [{"files": {}}, {"added": 1}, {"metadata_crc32c": "00000000"}])
 def test_change_of_metadata_is_damage(changes: dict[str, Any], checkpoint: Path) -> None:
     assert verify_checkpoint(checkpoint).problems == []
     change_metadata(checkpoint, **changes)
     assert any("the entries of metadata.json have the checksum" in p for p in verify_checkpoint(checkpoint).problems)
-    with pytest.raises(errors.IncompleteCheckpointError, match=r"the entries of metadata\.json have the checksum"):
-        read_checkpoint(checkpoint)
-    with pytest.raises(errors.IncompleteCheckpointError, match=r"metadata\.json"):
-        load_trial_from_checkpoint_path(checkpoint)
+    for read in (read_checkpoint, load_trial_from_checkpoint_path):
+        with pytest.raises(errors.IncompleteCheckpointError, match=r"the entries of metadata\.json have the checksum"):
+            read(checkpoint)
 
 
 def test_listing_ignores_damaged_metadata(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = CheckpointStorage(checkpoint.parent)
-    assert storage.info(checkpoint.name).metadata["steps_completed"] == 0
     change_metadata(checkpoint, steps_completed=10**9)
-    assert storage.info(checkpoint.name).metadata == {}
     assert storage.newest() == str(checkpoint)
     info = storage.info(checkpoint.name)
     assert (info.complete, info.metadata) == (True, {})
     assert f"The metadata of {checkpoint} is damaged" in caplog.text
-
-
-def test_metadata_without_checksum_are_accepted(checkpoint: Path) -> None:
-    metadata = read_json(checkpoint / "metadata.json")
-    del metadata["metadata_crc32c"]
-    (checkpoint / "metadata.json").write_text(json.dumps(metadata))
-    assert verify_checkpoint(checkpoint).problems == []
-    assert load_trial_from_checkpoint_path(checkpoint).said == "as written"
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e300, "ü\ud800", {"1": [None, True]}, {1: (2,)}, Path("x"), 10**400])

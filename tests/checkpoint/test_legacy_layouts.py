@@ -27,13 +27,8 @@ BATCHES, EPOCH_LEN = 8, 6
 EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 
 
-def expected_weights() -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = layouts.make_state(BATCHES)["models_state_dict"][0]
-    return weights
-
-
 def assert_weights(found: dict[str, torch.Tensor]) -> None:
-    expected = expected_weights()
+    expected = layouts.make_state(BATCHES)["models_state_dict"][0]
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
@@ -142,11 +137,11 @@ def test_newer_layout_wins(tmp_path: Path) -> None:
     assert_weights(load_trial_from_checkpoint_path(directory).model.state_dict())
 
 
-@pytest.mark.parametrize("prefix", ["module.", ""])
-def test_prefix_of_distributed_training_is_dropped(tmp_path: Path, prefix: str) -> None:
+def test_prefix_of_distributed_training_is_dropped(tmp_path: Path) -> None:
     directory = layouts.write(tmp_path / "old", LAYOUTS[-1], BATCHES)
     state = torch.load(directory / "state_dict.pth")
-    state["models_state_dict"] = [{prefix + name: value for name, value in expected_weights().items()}]
+    (weights,) = state["models_state_dict"]
+    state["models_state_dict"] = [{f"module.{name}": value for name, value in weights.items()}]
     torch.save(state, directory / "state_dict.pth")
     assert_weights(load_trial_from_checkpoint_path(directory).model.state_dict())
 

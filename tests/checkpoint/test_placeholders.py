@@ -15,10 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pytorch_lightning.callbacks import ModelCheckpoint
 from typer.testing import CliRunner
 
@@ -28,17 +25,9 @@ from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.format.standard_values import save_state
 from det_lightning.checkpoint.safe_load import holds_placeholder, read_state, read_weights
 from det_lightning.cli.app import app
-from tests.checkpoint.test_unsafe_values import KeepingTrial, LightningKeeper, Mode
+from tests import lightning
+from tests.checkpoint.test_unsafe_values import HPARAMS, KeepingTrial, LightningKeeper, Meter, Mode
 from tests.trials import SmallTrial, weights_of
-
-HPARAMS = {"global_batch_size": 8}
-
-
-class Meter:
-    """An object with a tensor."""
-
-    def __init__(self) -> None:
-        self.values = torch.ones(2)
 
 
 class Cyclic:
@@ -178,36 +167,6 @@ def test_only_trust_makes_an_object_of_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert torch.equal(read_weights(path, trusted=True)["models_state_dict"][0]["weight"], torch.arange(3.0))
 
 
-plain = st.recursive(
-    st.none() | st.integers() | st.text(max_size=3) | st.sampled_from([Mode.fast, Meter]),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-        | st.tuples(inner, inner)
-        | st.builds(OwnList, st.lists(inner, max_size=3))
-        | st.builds(OwnDict, st.dictionaries(st.text(max_size=3), inner, max_size=3))
-    ),
-    max_leaves=15,
-)
-
-
-def outline(value: Any) -> Any:
-    """Return a value with the same text in place of each object, or of its placeholder."""
-    if type(value) in (OwnDict, OwnList, Mode, type) or type(value).__name__ == "Placeholder":
-        return "an object"
-    if isinstance(value, dict):
-        return {name: outline(inner) for name, inner in value.items()}
-    return type(value)(map(outline, value)) if isinstance(value, list | tuple) else value
-
-
-@settings(max_examples=20)
-@given(plain)
-def test_values_around_objects_stay(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
-    state = read_weights(save(tmp_path_factory.mktemp("any"), value))
-    assert outline(state["callbacks"]["c"]) == outline(value)
-    assert torch.equal(state["models_state_dict"][0]["weight"], torch.arange(3.0))
-
-
 class WeightsTrial(KeepingTrial):
     """Keeps objects everywhere but in its models."""
 
@@ -254,14 +213,10 @@ def test_objects_among_hyperparameters_are_refused(saved: tuple[SmallTrial, str,
 
 
 @pytest.mark.parametrize("kind", ["weights", "safetensors", "lightning"])
-def test_weights_are_exported(kind: str, saved: tuple[SmallTrial, str, Path], tmp_path: Path) -> None:
-    _, path, _ = saved
-    result = CliRunner().invoke(app, ["checkpoint", "export", path, "--to", kind, "--output", str(tmp_path / "it")])
-    if kind == "lightning":
-        assert "pass --trusted" in result.stderr
-    else:
-        assert result.exit_code == 0, result.stderr
-        assert (tmp_path / "it").stat().st_size > 0
+def test_only_weights_are_exported(kind: str, saved: tuple[SmallTrial, str, Path], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["checkpoint", "export", saved[1], "--to", kind, "-o", str(tmp_path / "it")])
+    assert (result.exit_code, (tmp_path / "it").exists()) == ((1, False) if kind == "lightning" else (0, True))
+    assert ("pass --trusted" in result.stderr) == (kind == "lightning")
 
 
 def test_resume_needs_the_objects(saved: tuple[SmallTrial, str, Path]) -> None:
@@ -269,4 +224,4 @@ def test_resume_needs_the_objects(saved: tuple[SmallTrial, str, Path]) -> None:
     with pytorch.init(hparams=HPARAMS) as context, pytest.raises(errors.UnsafeCheckpointError):
         pytorch.Trainer(WeightsTrial(context), context).fit(max_length=pytorch.Batch(3), latest_checkpoint=path)
     with pytest.raises(errors.UnsafeCheckpointError):
-        pl.Trainer(max_epochs=1, logger=False).fit(TrialModule(WeightsTrial, hparams=HPARAMS), ckpt_path=file)
+        lightning.fit(TrialModule(WeightsTrial, hparams=HPARAMS), file)

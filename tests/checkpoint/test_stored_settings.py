@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 
 from det_lightning import pytorch
 from det_lightning.adapters import DeterminedCheckpointIO, TrialModule
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState
 from det_lightning.checkpoint.format.layout import read_json
 from det_lightning.checkpoint.format.resume_state import read_settings
+from tests import lightning
 from tests.trials import SmallTrial, fit_trial
 
 
@@ -74,9 +73,8 @@ def test_lightning_file_stores_settings_by_the_same_rules(
     tmp_path: Path, as_directory: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def train(module: TrialModule, folder: Path) -> Path:
-        saver = ModelCheckpoint(folder, filename="it", every_n_train_steps=1)
-        plugins: list[Any] = [DeterminedCheckpointIO()] if as_directory else []
-        pl.Trainer(max_epochs=1, limit_train_batches=1, callbacks=[saver], logger=False, plugins=plugins).fit(module)
+        trainer = lightning.fit(module, max_steps=2, plugins=[DeterminedCheckpointIO()] if as_directory else [])
+        trainer.save_checkpoint(folder / "it.ckpt")
         return folder / "it.ckpt"
 
     module = TrialModule(SmallTrial, hparams=dict(HPARAMS))
