@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import datetime
 import enum
-import fractions
 import json
 import math
 import pathlib
@@ -38,19 +36,14 @@ class Options(collections.UserDict[str, Any]):
         (np.bool_(False), False),
         (np.int64(3), 3),
         (np.float32(0.5), 0.5),
-        (np.float64(0.1), 0.1),
         (np.str_("adam"), "adam"),
         (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
-        (np.array(["a", "b"]), ["a", "b"]),
         (np.array(7), 7),
         (torch.tensor([1.5, 2.5]), [1.5, 2.5]),
-        (torch.tensor(True), True),
         (torch.ones(2, requires_grad=True), [1.0, 1.0]),
         ((1, (2, None)), [1, [2, None]]),
-        (range(3), [0, 1, 2]),
         (collections.deque([1, 2]), [1, 2]),
         (Items([1, Options(a=np.int8(2))]), [1, {"a": 2}]),
-        (Options(layers=Items([8, 4])), {"layers": [8, 4]}),
         (Mode.fast, "fast"),
         (Level.high, 3),
         ({1: "a", None: "b", False: "c", np.int64(4): "d"}, {"1": "a", "null": "b", "false": "c", "4": "d"}),
@@ -68,17 +61,13 @@ def test_json_values_are_stored(value: Any, plain: Any) -> None:
     [
         ({1, 2}, "is a set"),
         (b"raw", "is a bytes"),
-        (1j, "is a complex"),
         (np.complex64(1j), "is a numpy.complex64, of complex64"),
         (np.datetime64("2020-01-01", "ns"), r"is a numpy.datetime64, of datetime64\[ns\]"),
         (np.array([object()]), "is a numpy.ndarray, of object"),
         (torch.zeros(2, device="meta"), "is a torch.Tensor"),
         (torch.nn.ReLU(), "is a torch.nn.modules.activation.ReLU"),
-        (torch.optim.SGD, "is a type"),
         (len, "is a builtin_function_or_method"),
         (pathlib.Path("data"), "is a pathlib.*Path"),
-        (datetime.timedelta(1), "is a datetime.timedelta"),
-        (fractions.Fraction(1, 3), "is a fractions.Fraction"),
         (np.zeros(MOST_IN_SETTINGS + 1), "with 10,001 numbers"),
         ([1, [2, {3}]], r"\['it'\]\[1\]\[1\] is a set"),
     ],

@@ -6,11 +6,12 @@ import ast
 import configparser
 import dataclasses
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from scripts.write_module_map import BEGIN, END, PAGE, Module, draw, read_rooms, to_markdown, write_map
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("det_lightning", "adapters", "callbacks")
@@ -95,34 +96,24 @@ def test_no_class_reads_an_underscore_name_of_its_parent_class() -> None:
     assert reads_of_parents(sources) == []
 
 
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
-        ("return self._value", ["self._value"]),
-        ("return super()._compute()", ["self._compute"]),
-        ("self._value = 1", []),
-        ("return self.value", []),
-        ("return self._own", []),
-        ("return other._value", []),
-    ],
-)
-def test_such_a_read_is_noticed_two_classes_down(body: str, found: list[str]) -> None:
-    source = f"""
-        class Parent:
-            def __init__(self):
-                self._value = self.value = 0
-            def _compute(self):
-                return self._value
-        class Child(Parent):
-            pass
-        class Grandchild(module.Child):
-            def __init__(self):
-                self._own = 1
-            def method(self, other):
-                {body}
-    """
-    problems = reads_of_parents(classes_in(textwrap.dedent(source), "file.py"))
-    assert [problem.split(" reads ")[1].split(" ")[0] for problem in problems] == found
+def test_such_a_read_is_noticed_two_classes_down() -> None:
+    source = """
+class Parent:
+    def __init__(self):
+        self._value = self.value = 0
+    def _compute(self):
+        return self._value
+class Child(Parent):
+    pass
+class Grandchild(module.Child):
+    def __init__(self):
+        self._own = self.value
+        self._value = self._own + other._value
+    def method(self):
+        return super()._compute() + self._value
+"""
+    problems = reads_of_parents(classes_in(source, "file.py"))
+    assert {problem.split(" reads ")[1].split(" ")[0] for problem in problems} == {"self._compute", "self._value"}
 
 
 def rooms() -> set[str]:
@@ -150,3 +141,38 @@ def test_tox_runs_each_file_that_needs_determined() -> None:
     marked = {file for file, text in texts.items() if re.search(r"pytest\.mark\.determined", text)}
     elsewhere = {file for file in marked if not file.startswith(("tests/conformance/", "tests/gpu/"))}
     assert elsewhere == {*settings["testenv:conformance"]["files"].split()} - {"tests/conformance"}
+
+
+# The map of modules, docs/project/map.md: as the docstrings are, after a first part that is written by hand
+
+
+LINES_BY_HAND = 150
+
+
+def module(name: str, *imports: str) -> Module:
+    return Module(Path(f"room/{name}.py"), f"room.{name}", "", "", frozenset(f"room.{other}" for other in imports))
+
+
+def test_page_is_current_and_short() -> None:
+    assert write_map() == PAGE.read_text().partition(BEGIN)[2].partition(END)[0], "run scripts/write_module_map.py"
+    assert PAGE.read_text().partition(BEGIN)[0].count("\n") <= LINES_BY_HAND
+
+
+def test_map_has_every_room() -> None:
+    rooms = {folder.as_posix(): [found.file.name for found in room] for folder, room in read_rooms().items()}
+    assert "run.py" in rooms["det_lightning/engine"]
+    assert "module.py" in rooms["adapters"]
+    assert "det_lightning/adapters" not in rooms
+
+
+def test_modules_import_lower_rows() -> None:
+    room = [module("run", "metrics", "schedule"), module("metrics"), module("schedule", "metrics"), module("events")]
+    assert list(draw(room)) == ["|  run", "|  schedule", "|  events  metrics"]
+
+
+@pytest.mark.parametrize(
+    ("docstring", "cell"),
+    [("``a|b``\nends", "`a\\|b` ends"), ("Uses :mod:`~det_lightning.units`.", "Uses `det_lightning.units`.")],
+)
+def test_docstring_becomes_markdown(docstring: str, cell: str) -> None:
+    assert to_markdown(docstring) == cell

@@ -246,14 +246,10 @@ def look_at(storage: CheckpointStorage) -> tuple[list[str], bool]:
 
 def look_at_the_end(storage: CheckpointStorage, variant: Variant) -> list[str]:
     """Return what is wrong with a storage after a training came to its end."""
-    root, complete, findings = storage.root.local_path, storage.list_ids(), look_at(storage)[0]
-    below = [path for path in (root / BOOKKEEPING_DIR).rglob("*") if path.is_file()]
-    rubbish = [str(path.relative_to(root)) for path in root.iterdir() if path.name not in (*complete, BOOKKEEPING_DIR)]
+    complete, findings = storage.list_ids(), look_at(storage)[0]
     if variant.retention and len(complete) > 3:
         findings.append(f"{len(complete)} checkpoints were kept in place of two")
-    rubbish += [str(path.relative_to(root)) for path in below]
-    if not variant.retention and (root / BOOKKEEPING_DIR).exists():
-        rubbish.append(BOOKKEEPING_DIR)
+    rubbish = [str(path) for path in storage.root.local_path.iterdir() if path.name not in complete]
     return findings + ([f"left behind: {rubbish}"] if rubbish else [])
 
 
