@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from det_lightning import errors, pytorch
+from det_lightning import InvalidHP, errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint, PreemptionHandler
 from det_lightning.checkpoint import CheckpointStorage
 from tests import lightning
 from tests.ending import SignalAtStart
 from tests.launching import LAUNCHER, TORCHRUN, end_of, start, wait
+from tests.lightning import pl
 from tests.trials import SmallTrial, fit_trial, seed_everything, weights_of
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
@@ -26,12 +27,12 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such sig
 LENGTH, AT = 24, 7
 
 
-def trial_that(does: Callable[[Any], Any]) -> type[SmallTrial]:
-    """Return a trial that does something with its context while it trains on batch number ``AT``."""
+def trial_that(does: Callable[[Any], Any], at: int = AT) -> type[SmallTrial]:
+    """Return a trial that does something with its context before it trains on batch number ``at``."""
 
     class Doing(SmallTrial):
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            if batch_idx == AT:
+            if batch_idx == at:
                 does(self.context)
             return super().train_batch(batch, epoch_idx, batch_idx)
 
@@ -217,3 +218,77 @@ def test_restart_takes_own_checkpoint(tmp_path: Path, monkeypatch: pytest.Monkey
     assert train(tmp_path).context.get_initial_batch() == 5
     # The second fit of the script, which the first process had not come to.
     assert train(tmp_path).context.get_initial_batch() == 0
+
+
+# What a script prints, and its status, when it ends before its time: Ctrl-C, and hyperparameters given up on
+
+
+#: Python itself ends by the signal, or with 1 where an imported library keeps it from that.
+STATUS_OF_INTERRUPT = (-signal.SIGINT, 1)
+
+
+@pytest.mark.slow
+def test_invalid_hp_ends_with_one_line(tmp_path: Path) -> None:
+    ended = wait(start(tmp_path, "--end", "invalid-hp", "--at", "5"))
+    assert (ended.status, ended.output) == (
+        0,
+        "The trial gave up on its hyperparameters (InvalidHP): the culprit's message. "
+        "The process ends with status 0.\n",
+    )
+    assert len(CheckpointStorage(tmp_path / "checkpoints").list_ids()) == 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_one_line(tmp_path: Path) -> None:
+    ended = wait(start(tmp_path, "--end", "sigint", "--at", "7", "--period"))
+    (checkpoint,) = CheckpointStorage(tmp_path / "checkpoints").list_ids()
+    assert ended.status in STATUS_OF_INTERRUPT
+    assert ended.output == (
+        f"Interrupted after 7 batches. Checkpoint {checkpoint} in {tmp_path / 'checkpoints'} has the first 4 batches. "
+        f"To continue: fit(latest_checkpoint='{checkpoint}').\n"
+    )
+
+
+def fit(trial_class: type[SmallTrial], storage: Path, callbacks: Any = None, **arguments: Any) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        fit_trial(trial_class, callbacks, checkpoint_storage=storage, **{"max_length": pytorch.Batch(9), **arguments})
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_interrupt_names_the_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(KeyboardInterrupt) as raised:
+        fit(trial_that(send(signal.SIGINT), 3), tmp_path)
+    assert not any(Path(pl.__file__).parent in Path(entry.path).parents for entry in raised.traceback)
+    assert raised.value.__suppress_context__
+    assert "Interrupted after 3 batches. Nothing was saved; " in caplog.text
+    assert "PreemptionHandler(save_on_interrupt=True) saves on Ctrl-C." in caplog.text
+    fit(SmallTrial, tmp_path)
+    (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
+    with pytest.raises(KeyboardInterrupt):
+        fit(trial_that(send(signal.SIGINT), 12), tmp_path, latest_checkpoint=checkpoint, max_length=pytorch.Batch(15))
+    path = str(tmp_path / checkpoint)
+    assert f"Nothing was saved since {path}. To continue from there: fit(latest_checkpoint={path!r})." in caplog.text
+
+
+@pytest.mark.parametrize("signals", [None, []])
+def test_ctrl_c_saves_with_other_signals(
+    signals: list[int] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fit(trial_that(send(signal.SIGINT), 3), tmp_path, callbacks=PreemptionHandler(signals, save_on_interrupt=True))
+    (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
+    assert CheckpointStorage(tmp_path).info(checkpoint).metadata["steps_completed"] == 4
+    assert f"Interrupted after 4 batches. Checkpoint {checkpoint} in" in caplog.text
+
+
+def test_invalid_hp_can_be_caught(tmp_path: Path) -> None:
+    class GivesUp(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            raise InvalidHP("too large")
+
+    with pytorch.init(enable_tensorboard_logging=False) as context:
+        trainer = pytorch.Trainer(GivesUp(context), context, enable_progress_bar=False)
+        with pytest.raises(InvalidHP, match="too large"):
+            trainer.fit(max_length=pytorch.Batch(9), checkpoint_storage=tmp_path)
