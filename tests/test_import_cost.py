@@ -36,7 +36,7 @@ def test_import_brings_only_what_it_needs() -> None:
         "det_lightning.core": HEAVY,
         "det_lightning.porting": [*HEAVY, "libcst"],
         "det_lightning.testing.plugin": [*HEAVY, "jinja2", "yaml", "det_lightning.pytorch"],
-        "det_lightning.cli": OF_CONFIGURATIONS,
+        "det_lightning.cli": [*HEAVY, *OF_CONFIGURATIONS, "fsspec"],
         "det_lightning.checkpoint": [*LIGHTNING, "tensorboard", "torchmetrics", "det_lightning.pytorch"],
         "det_lightning.pytorch": [
             *LIGHTNING,

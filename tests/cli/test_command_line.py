@@ -34,9 +34,6 @@ def run(*arguments: str, ends_with: int = 0, **environment: str) -> str:
     return result.output
 
 
-LENGTH = {"max_time": 9, "time_metric": "batches"}
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_example_and_page(command: str) -> None:
     text = run(*command.split(), "--help")
@@ -86,7 +83,16 @@ def test_unknown_command_gets_suggestions(command: str, meant: str) -> None:
         ({"name": "single"}, 1),
         ({"name": "grid"}, 3),
         ({"name": "random", "max_trials": 5, "max_concurrent_trials": 2}, 5),
-        ({"name": "async_halving", "num_rungs": 2, "max_trials": 9, "max_concurrent_trials": 2, **LENGTH}, 2),
+        (
+            {
+                "name": "async_halving",
+                "max_trials": 9,
+                "max_concurrent_trials": 2,
+                "max_time": 9,
+                "time_metric": "batches",
+            },
+            2,
+        ),
     ],
 )
 def test_dry_run_lists_first_trials(searcher: dict[str, Any], listed: int, tmp_path: Path) -> None:

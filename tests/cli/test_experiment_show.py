@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -182,9 +181,6 @@ def test_compared_experiments_count_once(tmp_path: Path) -> None:
     assert f"{tmp_path / 'one'} is not an experiment" in run("compare", path, tmp_path / "one", ends_with=2).stderr
 
 
-ALONE = ["show --json --html=p.html", "show --html=p.html --best", "show --json --best", "compare --json --html=p.html"]
-
-
 def test_page_replaces_pages_only(tmp_path: Path) -> None:
     Path("train.py").write_text("the code")
     said = run("show", made_experiment(tmp_path).path, "--html", "train.py", ends_with=2).stderr
@@ -192,7 +188,10 @@ def test_page_replaces_pages_only(tmp_path: Path) -> None:
     assert Path("train.py").read_text() == "the code"
 
 
-@pytest.mark.parametrize("arguments", ALONE)
+@pytest.mark.parametrize(
+    "arguments",
+    ["show --json --html=p.html", "show --html=p.html --best", "show --json --best", "compare --json --html=p.html"],
+)
 def test_options_with_an_output_go_alone(arguments: str, tmp_path: Path) -> None:
     command, *options = arguments.split()
     error = run(command, made_experiment(tmp_path).path, *options, ends_with=2).stderr
@@ -200,25 +199,13 @@ def test_options_with_an_output_go_alone(arguments: str, tmp_path: Path) -> None
     assert not Path("p.html").exists()
 
 
-def shown_at_terminal(width: int, *arguments: object) -> list[str]:
-    terminal, end = pty.openpty()
-    command = [sys.executable, "-m", "det_lightning.cli", "experiment", *map(str, arguments)]
-    environment = {**os.environ, "COLUMNS": str(width), "TERM": "xterm"}
-    process = subprocess.Popen(command, stdout=end, env=environment)
-    os.close(end)
-    shown = b""
-    while True:
-        try:
-            shown += os.read(terminal, 65536)
-        except OSError:  # the other end is closed
-            break
-    os.close(terminal)
-    assert process.wait() == 0
-    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
-
-
-def test_terminal_wraps_neither_numbers_nor_ids(tmp_path: Path) -> None:
-    directory = made_experiment(tmp_path)
-    lines = shown_at_terminal(64, "show", directory.path)
+def test_terminal_wraps_neither_numbers_nor_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "64")
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as reader, os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        app(["experiment", "show", str(made_experiment(tmp_path).path)], standalone_mode=False)
+        terminal.flush()
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", reader.read(65536).decode()).splitlines()
     assert all(len(line) <= 64 for line in lines[-10:])
     assert any(line.startswith("* 1  COMP") and "  20  0.05    0.05" in line for line in lines)
