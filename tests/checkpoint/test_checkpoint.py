@@ -11,12 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-from det_lightning import errors
-from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, read_checkpoint
+from det_lightning import core, errors, pytorch
+from det_lightning.callbacks import DeterminedCheckpoint
+from det_lightning.checkpoint import (
+    CheckpointContent,
+    CheckpointStorage,
+    TrialState,
+    load_checkpoint,
+    open_checkpoint,
+    read_checkpoint,
+)
 from det_lightning.checkpoint.format.layout import find_damage, read_json
 from det_lightning.checkpoint.safe_load import verify_checkpoint
 from tests.checkpoint import made_checkpoints
 from tests.checkpoint.made_checkpoints import LOAD_DATA, forget_checksums, make_files, write_checkpoint
+from tests.trials import fit_trial
 
 PICKLES = ["state_dict.pth", "resume.pth", "trial_state.pkl"]
 
@@ -176,3 +185,70 @@ def test_needed_missing_parts_are_named(checkpoint: Path) -> None:
     for directory in (checkpoint.parent, checkpoint.parent / "missing"):
         with pytest.raises(errors.CheckpointNotFound, match=str(directory)):
             read_checkpoint(directory)
+
+
+# Values in place of a storage or a checkpoint: the error says what is expected, and what to give instead
+
+
+def open_briefly(checkpoint: Any) -> None:
+    with open_checkpoint(checkpoint):
+        pass
+
+
+TAKE_A_STORAGE: list[Callable[[Any], Any]] = [
+    *(CheckpointStorage, DeterminedCheckpoint),
+    lambda storage: core.init(checkpoint_storage=storage),
+    lambda storage: fit_trial(checkpoint_storage=storage),
+]
+
+
+@pytest.mark.parametrize("take", TAKE_A_STORAGE)
+def test_wrong_storage_is_named(take: Callable[[Any], Any]) -> None:
+    for value in (7, True, b"bytes", ["a", "b"]):
+        message = rf"checkpoint_storage must be a directory, a URL such as s3://.*; got {type(value).__name__}"
+        with pytest.raises(TypeError, match=message):
+            take(value)
+
+
+TAKE_A_CHECKPOINT: list[Callable[[Any], Any]] = [
+    *(pytorch.load_trial_from_checkpoint_path, load_checkpoint, read_checkpoint, open_briefly),
+    CheckpointStorage("storage").find,
+]
+
+
+@pytest.mark.parametrize("take", TAKE_A_CHECKPOINT)
+def test_wrong_checkpoint_is_named(take: Callable[[Any], Any]) -> None:
+    for value in (None, CheckpointStorage("storage"), 7):
+        with pytest.raises(TypeError, match="A checkpoint must be named by its id, path or URL; got "):
+            take(value)
+
+
+@pytest.mark.parametrize("take", [take for take in TAKE_A_CHECKPOINT if take is not read_checkpoint])
+def test_storage_in_place_of_a_checkpoint_is_named(take: Callable[[Any], Any]) -> None:
+    checkpoint = write_checkpoint("experiments/digits-1/checkpoints").absolute()
+    message = f"is a directory of checkpoints, not a checkpoint: .* such as {checkpoint}"
+    with pytest.raises(errors.CheckpointNotFound, match=message):
+        take(str(checkpoint.parent))
+
+
+def test_wrong_url_downloads_nothing() -> None:
+    local = write_checkpoint("local")
+    storage = CheckpointStorage("memory://downloads")
+    for file in local.rglob("*.*"):
+        (storage.root / "a-checkpoint" / file.name).write(file.read_bytes())
+    downloaded: dict[str, int] = {}
+    refused = pytest.raises(errors.CheckpointNotFound, match="such as memory://downloads/a-checkpoint")
+    with refused, open_checkpoint("memory://downloads", progress=downloaded.__setitem__):
+        pass
+    storage.root.remove()
+    assert downloaded == {}
+    assert read_checkpoint(str(local)).trial_state.batches_trained == 7  # type: ignore[arg-type]
+
+
+def test_wrong_latest_checkpoint_is_named() -> None:
+    for name in ("latest", "newest", "Last", "11111111-2222-3333-4444-555555555555"):
+        with pytest.raises(errors.CheckpointNotFound, match=f"='{name}'.* latest_checkpoint='last' resumes"):
+            fit_trial(checkpoint_storage="storage", latest_checkpoint=name)
+    for value in (7, True, ["a"]):
+        with pytest.raises(TypeError, match=r"latest_checkpoint= takes the id, path or URL .* or 'last'; got "):
+            fit_trial(checkpoint_storage="storage", latest_checkpoint=value)

@@ -145,24 +145,7 @@ def test_flags_of_a_data_type_have_no_effect(tmp_path: Path) -> None:
     assert (read, read.hasobject, read.flags) == (np.dtype("f4"), False, 0)
 
 
-class Declared:
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-
 NUMPYS: list[Any] = [np.ndarray, np.dtype, np.arange(1).__reduce__()[0]]
-
-
-def test_declared_classes_are_read(tmp_path: Path) -> None:
-    values = {"mine": np.float64(1.0), "array": np.arange(3), "declared": Declared(3)}
-    torch.save(values, tmp_path / "state")
-    with pytest.raises(errors.UnsafeCheckpointError, match=r"Declared.* could run code"):
-        read_state(tmp_path / "state")
-    with torch.serialization.safe_globals([Declared, *NUMPYS, np.float64(1).__reduce__()[0]]):
-        before = set(torch.serialization.get_safe_globals())
-        read = read_state(tmp_path / "state")
-        assert set(torch.serialization.get_safe_globals()) == before
-    assert (read["declared"].value, read["array"].tolist()) == (3, [0, 1, 2])
 
 
 def test_forged_array_is_refused_despite_declaration(tmp_path: Path) -> None:

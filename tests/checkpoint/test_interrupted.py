@@ -19,7 +19,7 @@ import pytest
 from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.checkpoint.format.code_copy import CodeCopier
-from det_lightning.checkpoint.storage.writing import BackgroundTask, CheckpointQueue, defer_all_signals
+from det_lightning.checkpoint.storage.writing import CheckpointQueue
 from tests.checkpoint import made_checkpoints
 from tests.checkpoint.storage.backends import files_of
 from tests.trials import SmallTrial
@@ -88,40 +88,18 @@ def interrupt_each_line(folder: Path) -> None:
 
 def test_interrupt_at_any_line_leaves_no_thread(tmp_path: Path) -> None:
     """The process also ends, so no thread is left over."""
-    assert exit_status(interrupt_each_line, tmp_path) == 0
-
-
-def test_interrupted_wait_can_be_repeated() -> None:
-    """Thread.join() would take the thread for one that has ended."""
-    release = threading.Event()
-    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
-    try:
-        with defer_all_signals():
-            task = BackgroundTask(lambda: release.wait(30), "held")
-        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1]).start()
-        with pytest.raises(KeyboardInterrupt):
-            task.wait()
-        assert not task.is_done
-        release.set()
-        assert task.result() is True
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def exit_status(work: Callable[..., None], *arguments: Any) -> int | None:
-    """Run something in a process of its own; return None if that does not end."""
     # A loader that another test has left raises in the __del__ of a forked process, and a signal that comes while
     # pytest formats that is lost, like any exception out of a __del__.
     gc.collect()
     gc.freeze()
-    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
+    process = multiprocessing.get_context("fork").Process(target=interrupt_each_line, args=[tmp_path])
     process.start()
     gc.unfreeze()
     process.join(500)
     status = process.exitcode
     process.kill()
     process.join()
-    return status
+    assert status == 0
 
 
 # What else must not keep a process from ending

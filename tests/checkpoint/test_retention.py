@@ -25,6 +25,7 @@ from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.retention.trial_checkpoints import TrialCheckpoints
 from det_lightning.checkpoint.safe_load import verify_checkpoint
 from tests.checkpoint.made_checkpoints import train
+from tests.checkpoint.storage.backends import files_of
 from tests.trials import SmallTrial
 
 # The rule
@@ -90,10 +91,6 @@ def test_all_wrong_numbers_are_named() -> None:
 
 
 TRIAL: dict[str, Any] = {"experiment": "experiment", "trial": "trial"}
-
-
-def files_of(steps: int, notes: dict[str, Any] | None = None) -> CheckpointContent:
-    return CheckpointContent({}, TrialState(batches_trained=steps), {}, None, notes=notes or {})
 
 
 def checkpoints_of(storage: CheckpointStorage, retention: Retention) -> TrialCheckpoints:

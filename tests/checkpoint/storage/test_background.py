@@ -10,22 +10,22 @@ from argparse import Namespace
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from det_lightning import errors
+from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointContent, CheckpointStorage, TrialState, load_checkpoint
 from det_lightning.checkpoint.storage import writing
 from det_lightning.checkpoint.storage.location import Location
 from det_lightning.checkpoint.storage.staging import open_staging
 from det_lightning.checkpoint.storage.writing import CheckpointQueue, StateCopier
+from tests.checkpoint import made_checkpoints
 from tests.checkpoint.made_checkpoints import assert_equal
-from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, files_of, writing_threads
+from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, files_of, new_bucket, writing_threads
+from tests.trials import SmallTrial, weights_of
 
 # Snapshots
 
@@ -71,32 +71,16 @@ KINDS = {
     "modules": lambda: torch.nn.Linear(2, 2).state_dict(),
 }
 
-STATES = st.recursive(
-    st.sampled_from(sorted(KINDS)).map(lambda kind: KINDS[kind]()),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
-        | st.tuples(inner, inner)
-        | st.lists(st.tuples(st.sampled_from("abc"), inner), max_size=2).map(OrderedDict)
-    ),
-    max_leaves=8,
-)
 
-
-@pytest.mark.slow
-@given(state=STATES)
-def test_snapshot_is_the_present_state(state: Any) -> None:
-    expected = copy.deepcopy(state)
-    snapshot = StateCopier().copy(state)
+def test_snapshot_is_the_present_state() -> None:
+    state = {kind: OrderedDict(one=[make()], other=(make(), {"more": make()})) for kind, make in KINDS.items()}
+    expected, snapshot = copy.deepcopy(state), StateCopier().copy(state)
     assert_equal(snapshot, expected)
     change_everything(state)
     assert_equal(snapshot, expected)
 
 
 def test_snapshot_keeps_type_and_attributes() -> None:
-    for make in KINDS.values():
-        value = make()
-        assert_equal(StateCopier().copy(value), value)
     assert StateCopier().copy(KINDS["transposed"]()).stride() == (1, 3)
     state = torch.nn.BatchNorm1d(2).state_dict()
     state["running_mean"].tag = "mine"
@@ -228,15 +212,153 @@ def test_value_that_cannot_be_copied(tmp_path: Path, in_background: bool) -> Non
     assert writing_threads() == []
 
 
-@pytest.mark.parametrize("in_background", [False, True])
-def test_callbacks_may_add_files(in_background: bool, remote: Backend) -> None:
-    queue = CheckpointQueue(remote.storage().root, in_background=in_background)
+# Whole runs whose checkpoints go to a remote storage, or are written while the training goes on
 
-    def add(directory: Path) -> None:
-        (directory / "added").write_text("mine")
 
-    checkpoint_id = queue.write(files_of(), report_written=add)
-    assert queue.take_complete(wait=True) == [checkpoint_id]
-    location = remote.storage().root / checkpoint_id
-    assert (location / "added").read() == b"mine"
-    assert b'"added"' in (location / "metadata.json").read()
+LENGTH = 12
+
+
+class Straight(NamedTuple):
+    trial: SmallTrial
+    storage: CheckpointStorage
+
+
+class Recorder(pytorch.PyTorchCallback):
+    """Records the checkpoints that it is called for, and adds a file to each."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self.uploaded: list[str] = []
+
+    def on_checkpoint_upload_end(self, uuid: str) -> None:
+        self.uploaded.append(uuid)
+
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        self.written.append(Path(checkpoint_dir).name)
+        (Path(checkpoint_dir) / "added").write_text("by the callback")
+
+
+def train(
+    storage: Any,
+    recorder: Recorder | None = None,
+    max_length: int = LENGTH,
+    fail_at: int | None = None,
+    latest_checkpoint: str | None = None,
+    period: int = 3,
+    **more: Any,
+) -> SmallTrial:
+    class Trial(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            if batch_idx == fail_at:
+                raise RuntimeError("the trial failed")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    more["period"] = pytorch.Batch(period)
+    return made_checkpoints.train(storage, max_length, latest_checkpoint, recorder, Trial, **more)
+
+
+def contents_of(storage: CheckpointStorage) -> dict[int, Any]:
+    """Return what is in each checkpoint, by the number of batches."""
+    contents = [load_checkpoint(storage.find(name), storage.options) for name in storage.list_ids()]
+    return {content.trial_state.batches_trained: content for content in contents}
+
+
+def assert_same_checkpoints(one: CheckpointStorage, other: CheckpointStorage) -> None:
+    ours, theirs = contents_of(one), contents_of(other)
+    assert ours.keys() == theirs.keys()
+    for steps, content in ours.items():
+        assert_equal(content.state, theirs[steps].state)
+        assert_equal(content.resume, dataclasses.replace(theirs[steps].resume, trial=content.resume.trial))
+        assert content.trial_state == theirs[steps].trial_state
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """A run into a local storage that nothing disturbs."""
+    storage = CheckpointStorage(tmp_path_factory.mktemp("straight"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("code"))
+        return Straight(train(storage, Recorder()), storage)
+
+
+@pytest.mark.slow
+def test_background_changes_nothing_else(tmp_path: Path, straight: Straight) -> None:
+    storage, recorder = CheckpointStorage(tmp_path), Recorder()
+    trial = train(storage, recorder, async_write=True)
+    assert writing_threads() == []
+    assert torch.equal(weights_of(trial), weights_of(straight.trial))
+    assert_same_checkpoints(storage, straight.storage)
+    assert sorted(recorder.uploaded) == storage.list_ids()
+    assert recorder.written == recorder.uploaded
+    assert [storage.info(name).metadata["steps_completed"] for name in recorder.uploaded] == [3, 6, 9, 12]
+
+
+@pytest.mark.slow
+def test_remote_equals_local(remote: Backend, straight: Straight) -> None:
+    recorder = Recorder()
+    trial = train(remote.storage(), recorder)
+    assert torch.equal(weights_of(trial), weights_of(straight.trial))
+    assert_same_checkpoints(remote.storage(), straight.storage)
+    assert sorted(recorder.uploaded) == sorted(recorder.written) == remote.storage().list_ids()
+    assert (remote.storage().root / recorder.written[0] / "added").read() == b"by the callback"
+    assert writing_threads() == []
+
+
+@pytest.mark.slow
+def test_remote_resume_is_exact(remote: Backend, straight: Straight) -> None:
+    storage = remote.storage()
+    train(storage, max_length=7, period=LENGTH)
+    (checkpoint_id,) = storage.list_ids()
+    for latest in (f"{remote.url}/{checkpoint_id}", checkpoint_id, "last"):
+        resumed = train(storage, latest_checkpoint=latest, seed=99)
+        assert torch.equal(weights_of(resumed), weights_of(straight.trial))
+        for mine, theirs in zip(resumed.context.optimizers, straight.trial.context.optimizers, strict=True):
+            assert_equal(mine.state_dict(), theirs.state_dict())
+        for written in {*storage.list_ids()} - {checkpoint_id}:
+            storage.delete(written)
+
+
+@pytest.mark.slow
+def test_section_is_enough_to_train(s3_options: dict[str, Any], straight: Straight) -> None:
+    keys = {"access_key": s3_options["key"], "secret_key": s3_options["secret"]}
+    where = {"bucket": new_bucket("s3", s3_options), "prefix": "team", "endpoint_url": s3_options["endpoint_url"]}
+    section = {"type": "s3", **where, **keys, "save_trial_best": 0, "save_trial_latest": 2}
+    train(section, max_length=8, latest_checkpoint="last")
+    resumed = train(section, latest_checkpoint="last", seed=99)
+    assert torch.equal(weights_of(resumed), weights_of(straight.trial))
+    assert sorted(contents_of(CheckpointStorage(section))) == [9, 12]
+
+
+@pytest.mark.parametrize("period", [3, LENGTH])
+def test_final_failure_ends_the_run(flaky: Backend, period: int) -> None:
+    storage, recorder = flaky.storage(), Recorder()
+    FlakyFileSystem.fail(OSError("the storage is down"), only_named="state_dict")
+    with pytest.raises(errors.StorageError, match=r"the storage is down.*a complete copy is kept in"):
+        train(storage, recorder, period=period)
+    assert recorder.uploaded == storage.list_ids() == []
+    assert writing_threads() == []
+
+
+def test_unwritable_storage_ends_the_run(flaky: Backend) -> None:
+    FlakyFileSystem.fail(PermissionError("read only"))
+    with pytest.raises(errors.StorageError, match="Failed while trying to write"):
+        train(flaky.storage(), fail_at=0)
+
+
+@pytest.mark.parametrize("fail_at", [3, 10])
+def test_failing_trial_leaves_no_thread(remote: Backend, fail_at: int) -> None:
+    recorder = Recorder()
+    with pytest.raises(RuntimeError, match="the trial failed"):
+        train(remote.storage(), recorder, fail_at=fail_at)
+    assert writing_threads() == []
+    storage = remote.storage()
+    assert set(recorder.uploaded) <= set(storage.list_ids()) == set(storage.list_ids(complete=False))
+    assert sorted(contents_of(storage)) == [3, 6, 9][: fail_at // 3]
+
+
+def test_trial_error_is_not_hidden(flaky: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    FlakyFileSystem.fail(OSError("the storage is down"), only_named="state_dict")
+    with pytest.raises(RuntimeError, match="the trial failed"):
+        train(flaky.storage(), fail_at=3)
+    assert "and this checkpoint is lost" in caplog.text
+    assert writing_threads() == []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from det_lightning import errors
+from det_lightning import errors, pytorch
 from det_lightning.checkpoint import CheckpointStorage, Retention, load_checkpoint
 from det_lightning.checkpoint.format.layout import STAGING_MARK
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.storage.location import is_own_id, new_id
 from det_lightning.engine.checkpointing import clean
 from det_lightning.files.local_files import write_whole
-from tests.checkpoint.storage.backends import Backend, FlakyFileSystem, all_paths, backend_of, write
+from tests.checkpoint.storage.backends import Backend, all_paths, backend_of, write
 from tests.launching import environment
+from tests.trials import SmallTrial, fit_trial
 from tests.warm_python import start_warm_python
 
 IN_TWO_DAYS = time.time() + 2 * 86400
@@ -208,14 +211,6 @@ def test_only_dead_stagings_are_removed(flaky: Backend, staging: Path) -> None:
     assert [*staging.iterdir()] == []
 
 
-def test_kept_copy_is_no_leftover(flaky: Backend, staging: Path) -> None:
-    FlakyFileSystem.fail(OSError("the storage is down"), only_named="state_dict.pth")
-    with pytest.raises(errors.StorageError, match="a complete copy is kept in") as raised:
-        write(flaky.storage())
-    flaky.storage().remove_leftovers()
-    load_checkpoint(str(raised.value).partition("a complete copy is kept in ")[2].removesuffix("."))
-
-
 def test_other_temporary_directories_stay(flaky: Backend, staging: Path, tmp_path: Path) -> None:
     (staging / "det_lightning-notes").mkdir()
     (staging / "det_lightning-notes/file").write_text("precious")
@@ -260,53 +255,27 @@ def test_unfinished_file_of_another_process_stays(tmp_path: Path) -> None:
 
 # Beside a run, which does not wait for it
 
-# Holds back each removal until the first batch is trained, and prints what it has seen.
-HOLDS_REMOVALS = """
-import os, sys, threading
-from pathlib import Path
 
-from det_lightning import pytorch
-from det_lightning.checkpoint.storage.location import is_own_id
-from tests.trials import SmallTrial
+def test_run_does_not_wait_for_cleaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leftovers = {leave_incomplete(tmp_path, "code/leftover.py").name for _ in range(3)}
+    trained, remove, seen = threading.Event(), shutil.rmtree, list[tuple[str, set[str]]]()
 
-storage = Path(sys.argv[1])
-# The run will write a checkpoint of its own.
-leftovers = {name for name in os.listdir(storage) if is_own_id(name)}
-training = threading.Event()
-seen = []
+    def hold(directory: Path) -> None:
+        seen.append((threading.current_thread().name, leftovers & {path.name for path in tmp_path.iterdir()}))
+        assert trained.wait(20), "the run waits for cleaning"
+        remove(directory)
 
+    class Trial(SmallTrial):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            trained.set()
+            return super().train_batch(batch, epoch_idx, batch_idx)
 
-def hold(event, arguments):
-    if event == "os.remove" and str(arguments[0]).endswith("leftover.py"):
-        seen.append((threading.current_thread().name, sorted(leftovers & {*os.listdir(storage)})))
-        training.wait(20)
-
-
-class Trial(SmallTrial):
-    def train_batch(self, batch, epoch_idx, batch_idx):
-        training.set()
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-
-sys.addaudithook(hold)
-with pytorch.init(enable_tensorboard_logging=False) as context:
-    trainer = pytorch.Trainer(Trial(context), context, enable_progress_bar=False)
-    trainer.fit(max_length=pytorch.Batch(1), checkpoint_policy="none", checkpoint_storage=storage)
-for thread in threading.enumerate():
-    if thread.name == "det_lightning-cleaning":
+    monkeypatch.setattr(shutil, "rmtree", hold)
+    fit_trial(Trial, max_length=pytorch.Batch(1), checkpoint_storage=tmp_path)
+    for thread in [thread for thread in threading.enumerate() if thread.name == "det_lightning-cleaning"]:
         thread.join()
-print(seen)
-"""
-
-
-@pytest.mark.slow
-def test_run_does_not_wait_for_cleaning(tmp_path: Path) -> None:
-    for _ in range(3):
-        leave_incomplete(tmp_path, "code/leftover.py")
-    command = [start_warm_python().executable, "-c", HOLDS_REMOVALS, str(tmp_path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     # All are renamed before the first is removed.
-    assert done.stdout == f"{[('det_lightning-cleaning', [])] * 3}\n", done.stderr
+    assert seen == [("det_lightning-cleaning", set())] * 3
     assert [path.name for path in tmp_path.iterdir()] == CheckpointStorage(tmp_path).list_ids()
 
 
