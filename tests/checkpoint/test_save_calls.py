@@ -17,10 +17,8 @@ OURS = tuple(f"{ROOT / package}/" for package in ("det_lightning", "adapters", "
 
 # Of a save, and of a resume up to the first batch. Python before 3.12 counts each comprehension as a call.
 MOST_CALLS = 90
-MOST_CALLS_INSIDE = 57
 MOST_FILES = 16
 MOST_FILES_OF_A_RESUME = 79
-MOST_FILES_INSIDE = 19
 
 
 class SaveRecorder:
@@ -68,11 +66,8 @@ def test_save_and_resume_execute_little(tmp_path: Path) -> None:
     names = [(Path(code.co_filename).name, code.co_name) for code in calls]
     assert len(calls) <= MOST_CALLS, names
     assert len({code.co_filename for code in calls}) <= MOST_FILES, names
-    inside = [code for code in calls if "/det_lightning/checkpoint/" in code.co_filename]
-    assert len(inside) <= MOST_CALLS_INSIDE
     newest = CheckpointStorage(tmp_path / "checkpoints").newest()
     assert newest is not None
     load_checkpoint(newest)  # imports what only reading needs, which would execute files too
     files = train(tmp_path, 12, newest).files_before_training
-    assert len([file for file in files if "/det_lightning/checkpoint/" in file]) <= MOST_FILES_INSIDE
     assert len(files) <= MOST_FILES_OF_A_RESUME, sorted(files)

@@ -59,14 +59,10 @@ VALUES: dict[str, Any] = {
     "quantized": [torch.quantize_per_tensor(BASE, 0.1, 2, torch.qint8), torch.ones(2, device="meta")],
     "parameters": [torch.nn.Parameter(BASE), torch.ones(2, requires_grad=True)],
     "model": MODEL.state_dict(),
-    "optimizers": [
-        stepped(name)
-        for name in ["Adam", "SGD", "AdamW", "RMSprop", "Adagrad", "LBFGS", "Adadelta", "NAdam", "ASGD", "Rprop"]
-    ],
+    "optimizers": [stepped(name) for name in ["Adam", "SGD", "RMSprop", "Adagrad", "LBFGS", "ASGD", "Rprop"]],
     "schedulers": [
         scheduled(SCHEDULERS.StepLR, step_size=2),
         scheduled(SCHEDULERS.OneCycleLR, max_lr=0.1, total_steps=10),
-        scheduled(SCHEDULERS.CosineAnnealingWarmRestarts, T_0=3),
         scheduled(SCHEDULERS.ReduceLROnPlateau),
         scheduled(SCHEDULERS.CyclicLR, base_lr=0.1, max_lr=0.2, cycle_momentum=False),
         scheduled(SCHEDULERS.LambdaLR, lr_lambda=lambda epoch: 1.0),
@@ -101,7 +97,6 @@ def test_all_values_of_torch_are_read(tmp_path: Path, name: str, zipped: bool) -
     ("value", "named"),
     [
         (collections.deque([1], 5), "a collections.deque with items, which torch's restricted reader does not fill"),
-        (collections.defaultdict(list, a=[1]), "a collections.defaultdict with items, which"),
         (zoneinfo.ZoneInfo("UTC"), "a call of builtins.getattr with zoneinfo.ZoneInfo"),
         (2**3000, "an integer of more than 255 bytes, which"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from det_lightning.experiments.directory import find_experiments
 from det_lightning.pytorch import load_trial_from_checkpoint_path
 from det_lightning.testing.records.record import RecordError, read_record
 from tests.checkpoint.made_checkpoints import LOAD_DATA, write_checkpoint
+from tests.checkpoint.test_code_copy import make_socket
 from tests.experiments import made_experiments
 from tests.experiments.made_experiments import made_experiment
 from tests.soak.mutations import made_up_archive
@@ -130,11 +130,6 @@ COMMANDS_WITH_FILES = {
     "port --report": ["port", "project", "--report", "{}.html"],
     "port --output": ["port", "--to", "lightning", "project/file.py", "-o", "{}.py", "--force"],
 }
-
-
-def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(path.name)  # a path of a socket is short
 
 
 KINDS: dict[str, tuple[Callable[[Path], Any], str]] = {

@@ -34,6 +34,9 @@ def run(*arguments: str, ends_with: int = 0, **environment: str) -> str:
     return result.output
 
 
+LENGTH = {"max_time": 9, "time_metric": "batches"}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_example_and_page(command: str) -> None:
     text = run(*command.split(), "--help")
@@ -42,6 +45,8 @@ def test_help_has_example_and_page(command: str) -> None:
     page = re.search(r"Documentation: (\S+)", text)
     assert page is not None
     assert (ROOT / page[1]).is_file()
+    in_one_line = " ".join(text.split())
+    assert ("Exit codes: 0 success; 1 a checkpoint is damaged" in in_one_line) == command.startswith("checkpoint")
     usage = text.partition("Usage:")[2].splitlines()[0]
     assert not set("{}<>") & set(usage) and "[[" not in usage
 
@@ -69,7 +74,6 @@ def test_words_are_completed(typed: str, offered: str) -> None:
         ("experiment shwo", "'show'"),
         ("resume", "'experiment resume'"),
         ("verfy", "'checkpoint verify'"),
-        ("checkpoint resume", "'experiment resume'"),
         ("show", "'experiment show' or 'checkpoint show'"),
     ],
 )
@@ -83,16 +87,7 @@ def test_unknown_command_gets_suggestions(command: str, meant: str) -> None:
         ({"name": "single"}, 1),
         ({"name": "grid"}, 3),
         ({"name": "random", "max_trials": 5, "max_concurrent_trials": 2}, 5),
-        (
-            {
-                "name": "async_halving",
-                "max_trials": 9,
-                "max_concurrent_trials": 2,
-                "max_time": 9,
-                "time_metric": "batches",
-            },
-            2,
-        ),
+        ({"name": "async_halving", "num_rungs": 2, "max_trials": 9, "max_concurrent_trials": 2, **LENGTH}, 2),
     ],
 )
 def test_dry_run_lists_first_trials(searcher: dict[str, Any], listed: int, tmp_path: Path) -> None:
@@ -111,7 +106,6 @@ def test_dry_run_lists_first_trials(searcher: dict[str, Any], listed: int, tmp_p
         ("experiment activate 1", "det-lightning experiment resume EXPERIMENT"),
         ("experiment list", "det-lightning experiment ls."),
         ("experiment create c.yaml .", "det experiment create: det-lightning run CONFIG DIR."),
-        ("e list", "det e list: det-lightning experiment ls."),
         ("trial logs 3", "det-lightning experiment logs EXPERIMENT TRIAL"),
         ("checkpoint rm 3", "det-lightning checkpoint prune STORAGE"),
     ],

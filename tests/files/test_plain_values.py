@@ -38,8 +38,6 @@ class Options(collections.UserDict[str, Any]):
         (np.float32(0.5), 0.5),
         (np.str_("adam"), "adam"),
         (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
-        (np.array(7), 7),
-        (torch.tensor([1.5, 2.5]), [1.5, 2.5]),
         (torch.ones(2, requires_grad=True), [1.0, 1.0]),
         ((1, (2, None)), [1, [2, None]]),
         (collections.deque([1, 2]), [1, 2]),

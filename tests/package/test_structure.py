@@ -28,20 +28,13 @@ class ClassSource:
     reads: dict[str, int]
 
 
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__")
-
-
-def is_self(node: ast.expr) -> bool:
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id == "super"
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")
-
-
-def attributes_of_self(body: ast.ClassDef) -> Iterator[ast.Attribute]:
+def private_attributes(body: ast.ClassDef) -> Iterator[ast.Attribute]:
+    """Yield the underscore names of ``self``, ``cls`` and ``super()`` in a class statement."""
     for node in ast.walk(body):
-        if isinstance(node, ast.Attribute) and is_self(node.value) and is_private(node.attr):
-            yield node
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
+            owner = node.value.func if isinstance(node.value, ast.Call) else node.value
+            if isinstance(owner, ast.Name) and owner.id in ("self", "cls", "super"):
+                yield node
 
 
 def class_source(statement: ast.ClassDef, file: str) -> ClassSource:
@@ -56,7 +49,7 @@ def class_source(statement: ast.ClassDef, file: str) -> ClassSource:
             found.defines.update(target.id for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             found.defines.add(node.target.id)
-    for attribute in attributes_of_self(statement):
+    for attribute in private_attributes(statement):
         if isinstance(attribute.ctx, ast.Load):
             found.reads.setdefault(attribute.attr, attribute.lineno)
         else:

@@ -39,12 +39,10 @@ TEXTS += ["f4", "O", "|O8", "V0", "(2,3)f4", "f4,O", "m8[ns]", "U1000000000", "<
 TEXTS += ["torch.sparse_coo", "torch.strided"]
 TEXTS += [f"touch {SENTINEL}", f"open({SENTINEL!r}, 'w').close()", "models_state_dict", "_annealing_cos"]
 DANGEROUS = """os system|posix system|builtins exec|builtins eval|builtins getattr|builtins __import__|builtins open
-builtins compile|builtins setattr|subprocess Popen|subprocess call|shutil rmtree|socket socket|importlib import_module
-functools partial|operator attrgetter|types FunctionType|types CodeType|ctypes CDLL|pickle loads|runpy run_path
+subprocess Popen|shutil rmtree|socket socket|importlib import_module|functools partial|types CodeType|ctypes CDLL
 torch load|torch hub.load|torch.jit load|torch.utils.cpp_extension load|torch._utils _import_dotted_name|torch from_file
-torch._dynamo compile|torch.serialization load|torch.storage _load_from_bytes|numpy load|numpy fromfile|numpy memmap
-numpy.core.multiarray fromfile|numpy.testing._private.utils runstring|numpy.f2py capi_maps|copyreg _reconstructor
-copy_reg _reconstructor|__builtin__ eval|__builtin__ getattr|weakref ref|codecs open|sys exit
+torch.storage _load_from_bytes|numpy load|numpy fromfile|numpy memmap|copyreg _reconstructor|codecs open|sys exit
+numpy.core.multiarray fromfile|numpy.testing._private.utils runstring|copy_reg _reconstructor|__builtin__ eval
 os _exit|posix _exit|posix abort|faulthandler _sigsegv|signal raise_signal|asyncio.subprocess Process|pty spawn"""
 ALLOWED = """collections OrderedDict|collections Counter|torch.nn.parameter Parameter|torch.serialization _get_layout
 torch Size|torch Tensor|torch device|_codecs encode|builtins bytearray|builtins set|builtins complex|torch float32

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, Retention, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.retention.pruning import carry_out, plan_pruning
 from det_lightning.checkpoint.safe_load import inspect_checkpoint, verify_checkpoint
-from det_lightning.cli.app import app
 from det_lightning.pytorch import load_trial_from_checkpoint_path
 from tests.checkpoint.made_checkpoints import assert_equal, write_checkpoint
 from tests.checkpoint.storage.backends import STATE, Backend, backend_of, files_of, write
+from tests.cli.test_cli import json_of, run
 from tests.trials import SmallTrial
 
 
@@ -35,12 +33,6 @@ def content(root: Path) -> dict[str, bytes]:
     """Return all files below a directory, those behind links left out."""
     paths = [Path(folder, name) for folder, _, names in os.walk(root) for name in names]
     return {str(path): path.read_bytes() for path in paths if path.is_file()}
-
-
-def run(*arguments: object) -> Any:
-    result = CliRunner().invoke(app, ["checkpoint", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.mark.parametrize("to_outside", [False, True])
@@ -68,14 +60,14 @@ def test_link_is_no_checkpoint(tmp_path: Path, to_outside: bool) -> None:
 def test_command_line_shows_links(tmp_path: Path) -> None:
     _, ids = written_with_a_link(tmp_path)
     (tmp_path / "storage/gone").symlink_to("nothing")
-    lines = run("ls", tmp_path / "storage").splitlines()
+    lines = run("ls", tmp_path / "storage").stdout.splitlines()
     assert [line.split()[0] for line in lines[2:5]] == ids[::-1]
     assert [line.split() for line in lines[5:]] == [["gone", "->", "nothing", "link"], ["latest", "->", ids[0], "link"]]
-    listed = json.loads(run("ls", tmp_path / "storage", "--json"))
+    listed = json_of("ls", tmp_path / "storage")
     assert [entry["uuid"] for entry in listed["checkpoints"]] == ids[::-1]
     assert listed["links"] == {"gone": "nothing", "latest": ids[0]}
-    assert "1 kept" not in run("prune", tmp_path / "storage", "--yes", "--trial-latest", 3)
-    assert len(json.loads(run("verify", tmp_path / "storage", "--json"))["checkpoints"]) == 3
+    assert "1 kept" not in run("prune", tmp_path / "storage", "--yes", "--trial-latest", 3).stdout
+    assert len(json_of("verify", tmp_path / "storage")["checkpoints"]) == 3
 
 
 @pytest.mark.parametrize("to_outside", [False, True])
@@ -89,7 +81,7 @@ def test_link_is_read_as_its_target(tmp_path: Path, to_outside: bool) -> None:
         loaded = load_checkpoint(path)
         assert_equal(loaded.state, STATE)
         assert loaded.name == real.name
-    assert "Checkpoint latest" in run("show", tmp_path / "storage/latest")
+    assert "Checkpoint latest" in run("show", tmp_path / "storage/latest").stdout
 
 
 def test_storage_behind_a_link_works(tmp_path: Path) -> None:
