@@ -141,9 +141,9 @@ def assert_equal(one: Any, other: Any) -> None:
         for mine, theirs in zip(one, other, strict=True):
             assert_equal(mine, theirs)
     elif isinstance(one, torch.Tensor):
-        assert (one.dtype, one.requires_grad) == (other.dtype, other.requires_grad)
-        assert torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
+        assert one.requires_grad == other.requires_grad
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=0, equal_nan=True)
     elif isinstance(one, np.ndarray):
         assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
     else:
-        assert one == other or one != one
+        assert one == other or (one != one and other != other)

@@ -158,7 +158,8 @@ def test_no_stand_in_remains(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "state.pth")
     with pytest.raises(errors.UnsafeCheckpointError, match="could run code"):
         read_state(tmp_path / "state.pth")
-    with torch.serialization.safe_globals([Config, Slotted, Pair, Series, np.ndarray, np.arange(1).__reduce__()[0]]):
+    declared: list[Any] = [Config, Slotted, Pair, Series, np.ndarray, np.arange(1).__reduce__()[0]]
+    with torch.serialization.safe_globals(declared):
         before = set(torch.serialization.get_safe_globals())
         read = read_state(tmp_path / "state.pth")
         assert set(torch.serialization.get_safe_globals()) == before

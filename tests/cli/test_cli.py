@@ -261,7 +261,7 @@ def test_verify_leaves_out_what_is_being_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lambda c: (c / "load_data.json").write_text((c / "load_data.json").read_text().lower()), "has the checksum"),
+        (lambda c: (c / "state_dict.pth").write_bytes((c / "state_dict.pth").read_bytes()[:-1] + b"x"), "the checksum"),
         (lambda c: (c / "code" / "model_def.py").unlink(), "code/model_def.py is missing"),
         (lambda c: (c / "resume.pth").write_bytes(b""), "resume.pth has 0 bytes in place of"),
         (lambda c: (c / "metadata.json").write_text("{"), "metadata.json cannot be read"),

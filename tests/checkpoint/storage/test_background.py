@@ -8,7 +8,7 @@ import random
 import threading
 from argparse import Namespace
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ def parameter() -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.full((2, 3), 7.5))
 
 
-KINDS = {
+KINDS: dict[str, Callable[[], Any]] = {
     "plain": lambda: torch.arange(6.0).reshape(2, 3) + 2,
     "bfloat16": lambda: torch.full((3,), 2.5, dtype=torch.bfloat16),
     "bool": lambda: torch.tensor([False, False]),
