@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -26,28 +24,8 @@ from det_lightning.pytorch import Reducer
 floats = st.floats(-1e6, 1e6, width=32)
 
 
-class Threads(DistributedContext):
-    """Ranks that are threads of this process and really exchange their objects."""
-
-    def __init__(self, rank: int, shared: list[Any], barrier: threading.Barrier) -> None:
-        super().__init__()
-        self.rank, self.size, self._shared, self._barrier = rank, len(shared), shared, barrier
-
-    def allgather(self, stuff: Any) -> list[Any]:
-        self._shared[self.rank] = stuff
-        self._barrier.wait(timeout=10)
-        found = list(self._shared)
-        self._barrier.wait(timeout=10)
-        return found
-
-    def allgather_as(self, operation: str, stuff: Any = None) -> list[Any]:
-        return self.allgather(stuff)
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, torch.float64, torch.int64, torch.int8, torch.bfloat16]
-)
-@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (2, 2)])
 def test_a_tensor_keeps_its_value(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     window = MetricWindow()
     live = torch.full(shape, 2, dtype=dtype)
@@ -67,8 +45,8 @@ def test_means_can_be_taken_before_the_window_closes(dtype: torch.dtype) -> None
         window.add({"tensor": value, "number": batch, "numpy": np.float32(batch), "none": None, "list": [1]})
         means = {name: (mean.item(), mean.dtype) for name, mean in window.means().items()}
         assert means == dict.fromkeys(("tensor", "number", "numpy"), (expected, torch.float64))
-    window.close()
-    assert window.means() == {}
+    assert (len(window), len(window.close())) == (3, 3)
+    assert (len(window), window.close(), window.means()) == (0, [], {})
 
 
 @pytest.mark.parametrize("shape", [(), (2,)])
@@ -82,37 +60,20 @@ def test_closed_windows_share_no_memory(shape: tuple[int, ...]) -> None:
     assert not torch.any(live)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "converted"),
-    [
-        (torch.float32, np.float32),
-        (torch.float16, np.float16),
-        (torch.float64, np.float64),
-        (torch.int64, np.int64),
-        (torch.int32, np.int32),
-        (torch.uint8, np.uint8),
-        (torch.bool, np.bool_),
-        (torch.bfloat16, np.float32),  # numpy has no bfloat16
-    ],
-)
-@pytest.mark.parametrize("shape", [(), (2,)])
-def test_types_are_numpys(dtype: torch.dtype, converted: type, shape: tuple[int, ...]) -> None:
-    assert to_numpy({"m": torch.ones(shape, dtype=dtype)})["m"].dtype == converted
-
-
 def test_all_types_and_shapes_come_together() -> None:
     """Types that are not converted at once on a CPU stand for tensors on a GPU."""
     shapes: list[tuple[int, ...]] = [(), (3,), (2, 2), (0,)]
-    dtypes = [torch.bfloat16, torch.int8, torch.complex64, torch.int16, torch.complex128, torch.uint8]
+    narrow = [torch.bfloat16, torch.float16, torch.int8, torch.int16, torch.int32, torch.uint8, torch.bool]
+    dtypes = [*narrow, torch.float32, torch.float64, torch.int64, torch.complex64, torch.complex128]
     generator = torch.Generator().manual_seed(0)
     kinds = [(dtype, shape) for dtype in dtypes for shape in shapes]
     window, batches = MetricWindow(), []
     for _ in range(3):
         batches.append({str(kind): torch.randint(0, 100, kind[1], generator=generator).to(kind[0]) for kind in kinds})
-        window.add(batches[-1])
+        window.add(dict(batches[-1]))
     for expected, converted in zip(batches, window.close(), strict=True):
         for name, tensor in expected.items():
-            plain = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+            plain = tensor.float() if tensor.dtype is torch.bfloat16 else tensor  # numpy has no bfloat16
             assert converted[name].dtype == plain.numpy().dtype
             np.testing.assert_array_equal(converted[name], plain.numpy())
 
@@ -134,13 +95,6 @@ def test_other_values_stay_unchanged() -> None:
     assert second == {"mixed": 1.0, "word": "still"}
 
 
-def test_closing_begins_a_new_window() -> None:
-    window = MetricWindow()
-    window.add({"loss": 1})
-    assert (len(window), window.close()) == (1, [{"loss": 1}])
-    assert (len(window), window.close()) == (0, [])
-
-
 @given(st.lists(floats, min_size=1, max_size=200), st.sampled_from([torch.float32, torch.float64, torch.float16]))
 def test_averages_are_exactly_numpys(values: list[float], dtype: torch.dtype) -> None:
     tensors = [torch.tensor(value, dtype=torch.float32).clamp(-6e4, 6e4).to(dtype) for value in values]
@@ -157,7 +111,6 @@ def test_averages_are_exactly_numpys(values: list[float], dtype: torch.dtype) ->
 @pytest.mark.parametrize(
     ("values", "mean"),
     [
-        ([1, 2, 6], 3.0),
         ([True, False], 0.5),
         ([1.0, None, 3.0], 2.0),
         (["a", "b"], None),
@@ -169,40 +122,9 @@ def test_only_numbers_have_a_mean(values: list[Any], mean: float | None) -> None
     assert average_metrics([{"m": value} for value in values]) == {"m": mean}
 
 
-def test_empty_window_has_no_means() -> None:
-    assert average_metrics([]) == {}
-
-
 def test_other_metrics_are_named() -> None:
     with pytest.raises(ValueError, match=r"\['a'\] for batch 1 of the workload, and \['a', 'b'\]"):
         average_metrics([{"a": 1, "b": 2}, {"a": 1}])
-
-
-def reduce_over(shards: list[list[dict[str, Any]]], reducer: Any) -> list[dict[str, Any]]:
-    """Return what each rank gets for its share of the validation batches."""
-    shared: list[Any] = [None] * len(shards)
-    barrier = threading.Barrier(len(shards))
-
-    def reduce(rank: int) -> dict[str, Any]:
-        return reduce_validation_metrics(shards[rank], reducer, RankExchange(Threads(rank, shared, barrier)))[0]
-
-    with ThreadPoolExecutor(len(shards)) as pool:
-        return list(pool.map(reduce, range(len(shards))))
-
-
-@given(st.lists(floats, min_size=1, max_size=30), st.integers(1, 3))
-def test_ranks_do_not_change_a_reduction(values: list[float], ranks: int) -> None:
-    ways = {"avg": Reducer.AVG, "sum": Reducer.SUM, "max": Reducer.MAX, "min": Reducer.MIN}
-    batches = [dict.fromkeys(ways, np.float64(value)) for value in values]
-    results = reduce_over([batches[rank::ranks] for rank in range(min(ranks, len(batches)))], ways)
-    assert all(result == results[0] for result in results)
-    assert (results[0]["max"], results[0]["min"]) == (max(values), min(values))
-    assert results[0]["sum"] == pytest.approx(np.sum(values), abs=1e-3)
-    assert results[0]["avg"] == pytest.approx(np.mean(values), abs=1e-3)
-
-
-def test_ranks_weigh_by_batches() -> None:
-    assert reduce_over([[{"m": 1.0}, {"m": 1.0}], [{"m": 4.0}]], Reducer.AVG) == [{"m": 2.0}] * 2
 
 
 def test_vectors_are_reduced_as_a_whole() -> None:
@@ -218,7 +140,6 @@ def test_vectors_are_reduced_as_a_whole() -> None:
         [np.array(0.1, np.float32), np.array(0.2, np.float32)],
         [np.array(0.1, np.float32), np.array(0.2, np.float64)],
         [np.array(2**62, np.int64), np.array(1.5)],
-        [np.array(True), np.array(2, np.int8)],
         [np.array([1.0, 2.0]), np.array([3.0, 4.0])],
         [2**63, 1],
         [True, 2.5],
@@ -239,11 +160,8 @@ def test_mixed_types_reduce_like_numpys_stack(values: list[Any], reducer: Reduce
     ("metric", "reducer", "error", "message"),
     [
         (1.0, {"other": Reducer.AVG}, errors.InvalidExperimentException, r"for \['other'\].*metrics are \['m'\]"),
-        (1.0, {}, errors.InvalidExperimentException, r"for \[\].*metrics are \['m'\]"),
         (1.0, {"m": "mean"}, errors.InvalidExperimentException, r"must return members of .*Reducer; got {'m': 'mean'}"),
-        (1.0, None, errors.InvalidExperimentException, r"got {'m': None}"),
         ("a word", Reducer.AVG, TypeError, "Validation metric 'm' cannot be reduced by Reducer.AVG"),
-        (None, Reducer.SUM, TypeError, "Validation metric 'm' cannot be reduced by Reducer.SUM"),
     ],
 )
 def test_irreducible_metrics_are_named(metric: Any, reducer: Any, error: type[BaseException], message: str) -> None:
