@@ -196,26 +196,6 @@ def test_run_resumed_several_times_ends_as_a_straight_one(straight: Callable[...
     assert_same_state(resumed, straight())
 
 
-def test_resume_with_another_batch_size_keeps_the_position(tmp_path: Path) -> None:
-    """The position is the same number of samples: twelve are two batches of seven."""
-
-    class OfBatchSize(SmallTrial):
-        batch_size = 4
-
-        def build_training_data_loader(self) -> pytorch.DataLoader:
-            return pytorch.DataLoader(make_data(), batch_size=self.batch_size, shuffle=True, drop_last=True)
-
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            sizes.append(len(batch[0]))
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
-    sizes: list[int] = []
-    train(tmp_path, OfBatchSize, stop_after=3)
-    OfBatchSize.batch_size = 7
-    train(tmp_path, OfBatchSize, latest_checkpoint=only_checkpoint(tmp_path), max_length=9)
-    assert sizes == [4] * 3 + [7] * 7
-
-
 def test_resume_with_other_validation_samplers_works(tmp_path: Path) -> None:
     train(tmp_path, ValidatingAtRandom, stop_after=7)
     train(tmp_path, latest_checkpoint=only_checkpoint(tmp_path))
