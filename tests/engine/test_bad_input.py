@@ -42,11 +42,6 @@ class RunsDry(PlainLoader):
         context.experimental.disable_dataset_reproducibility_checks()
 
 
-class ClipsByNumber(SmallTrial):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        self.context.step_optimizer(self.sgd, clip_grads=1.0)  # type: ignore[arg-type]
-
-
 def loader_of(samples: int, **arguments: Any) -> Any:
     """Return a method that builds a loader of the first samples of the data."""
     data = torch.utils.data.Subset(make_data(), range(samples))
@@ -59,6 +54,7 @@ def step_unwrapped(self: SmallTrial, batch: Any, epoch_idx: int, batch_idx: int)
 
 NO_EVALUATION: dict[str, Any] = {"evaluate_batch": pytorch.PyTorchTrial.evaluate_batch}
 INVALID = errors.InvalidExperimentException
+EMPTY: Any = iter(())
 
 
 @pytest.mark.parametrize(
@@ -68,7 +64,6 @@ INVALID = errors.InvalidExperimentException
         (NothingWrapped, INVALID, "no wrapped model;.*no wrapped optimizer;"),
         (PlainLoader, RuntimeError, r"build_training_data_loader\(\) returned a torch.*disable_dataset_repro"),
         (RunsDry, RuntimeError, "training loader ended after 7 batches.*RepeatBatchSampler"),
-        (ClipsByNumber, TypeError, r"clip_grads=\.\.\.\) takes a function of the parameters; got 1.0.*clip_grad_norm_"),
     ],
 )
 def test_untrainable_trials_are_refused(trial_class: Any, error: type[Exception], message: str) -> None:
@@ -81,11 +76,7 @@ def test_untrainable_trials_are_refused(trial_class: Any, error: type[Exception]
     ("methods", "error", "message"),
     [
         (NO_EVALUATION, INVALID, "it overrides neither"),
-        (
-            {"evaluate_full_dataset": lambda self, data_loader: {}},
-            INVALID,
-            "overrides evaluate_batch and evaluate_",
-        ),
+        ({"evaluate_full_dataset": lambda self, data_loader: {}}, INVALID, "overrides evaluate_batch and evaluate_"),
         ({"build_training_data_loader": loader_of(3, drop_last=True)}, RuntimeError, "training loader is empty"),
         ({"build_validation_data_loader": loader_of(0)}, RuntimeError, "validation loader is empty"),
         (
@@ -117,6 +108,14 @@ def test_untrainable_trials_are_refused(trial_class: Any, error: type[Exception]
             r"train_batch\(batch.*epoch.*step.*cannot be called.*'epoch'.*by name, as batch, epoch_idx, batch_idx",
         ),
         ({"evaluate_batch": lambda self, batch, index: {}}, INVALID, "evaluate_batch.*by name, as batch, batch_idx"),
+        ({"train_batch": lambda self, batch, epoch_idx, batch_idx: next(EMPTY)}, RuntimeError, "raised StopIteration"),
+        ({"evaluate_batch": lambda self, batch: next(EMPTY)}, RuntimeError, "raised StopIteration"),
+        ({"evaluation_reducer": lambda self: next(EMPTY)}, RuntimeError, "raised StopIteration"),
+        (
+            {"build_validation_data_loader": loader_of(50, collate_fn=len)},
+            TypeError,
+            "batch of type int is unknown; override get_batch_length",
+        ),
         (
             {**NO_EVALUATION, "evaluate_full_dataset": lambda self, loader: {}},
             INVALID,
@@ -133,11 +132,7 @@ def test_wrong_methods_are_refused(methods: dict[str, Any], error: type[Exceptio
     [
         ({"max_length": None}, ValueError, r"fit\(\) needs max_length"),
         ({"max_length": 100}, TypeError, r"max_length must be Batch\(int\) or Epoch\(int\); got 100"),
-        ({"max_length": pytorch.Batch([1, 2])}, TypeError, r"got Batch\(\[1, 2\]\)"),
-        ({"validation_period": 5}, TypeError, "validation_period must be a Batch or an Epoch.*got 5 of type int"),
-        ({"checkpoint_period": "daily"}, TypeError, "checkpoint_period must be .*got 'daily'"),
         ({"reporting_period": 0.5}, TypeError, "reporting_period must be .*got 0.5"),
-        ({"validation_period": pytorch.Batch(0.5)}, TypeError, r"whole numbers .*got Batch\(0.5\)"),  # type: ignore[arg-type]
         ({"checkpoint_policy": "sometimes"}, ValueError, "one of best, all, none; got 'sometimes'"),
         ({"latest_checkpoint": "no-such-id"}, errors.CheckpointNotFound, "no checkpoint 'no-such-id'"),
         ({"checkpoint_storage": "nowhere://x"}, errors.StorageError, "'nowhere://x' cannot be opened.*s3://bucket"),
@@ -185,17 +180,14 @@ def test_a_storage_is_checked_before_the_data(storage: str, message: str) -> Non
 @pytest.mark.parametrize("async_write", [False, True])
 def test_without_that_metric_training_is_saved(async_write: bool, tmp_path: Path) -> None:
     checkpoints = DeterminedCheckpoint(tmp_path, metric="accuracy", async_write=async_write)
-    with pytest.raises(ValueError, match=r"The training so far is saved in checkpoint [0-9a-f-]{36}\.") as raised:
+    missing = r"compares the validation metric 'accuracy'.*\['batches', 'epochs', 'v"
+    with pytest.raises(ValueError, match=rf"{missing}.*is saved in checkpoint [0-9a-f-]{{36}}\.") as raised:
         fit_trial(max_length=pytorch.Batch(9), validation_period=pytorch.Batch(5), checkpoints=checkpoints)
     (checkpoint,) = CheckpointStorage(tmp_path).list_ids()
     assert checkpoint in str(raised.value)
     assert CheckpointStorage(tmp_path).info(checkpoint).metadata["steps_completed"] == 5
-
-
-def test_a_resume_without_that_metric_fails_too(tmp_path: Path) -> None:
-    for latest in (None, "last"):
-        with pytest.raises(ValueError, match=r"compares the validation metric 'accuracy'.*\['batches', 'epochs', 'v"):
-            fit_trial(checkpoints=DeterminedCheckpoint(tmp_path, metric="accuracy"), latest_checkpoint=latest)
+    with pytest.raises(ValueError, match=missing):
+        fit_trial(checkpoints=checkpoints, latest_checkpoint="last")
 
 
 def test_flags_of_fit_are_not_taken() -> None:
@@ -251,18 +243,3 @@ def test_exception_that_ends_a_run_saves_first(
     with pytest.raises(SystemExit, match=r"^0$") if raised else contextlib.nullcontext():
         fit_trial(GivesUp, checkpoint_storage=tmp_path, max_length=pytorch.Batch(9))
     assert len(CheckpointStorage(tmp_path).list_ids()) == checkpoints
-
-
-@pytest.mark.parametrize("method", ["train_batch", "evaluate_batch", "evaluation_reducer"])
-def test_stop_iteration_of_a_trial_is_an_error(method: str) -> None:
-    exhausted: Any = type("Exhausted", (SmallTrial,), {method: lambda self, *args, **kwargs: next(iter(()))})
-    if method == "evaluate_batch":
-        exhausted.evaluate_batch = lambda self, batch: next(iter(()))
-    with pytest.raises(RuntimeError, match="raised StopIteration"):
-        fit_trial(exhausted)
-
-
-def test_validation_batches_without_a_length_are_refused() -> None:
-    numbers: Any = type("Numbers", (SmallTrial,), {"build_validation_data_loader": loader_of(50, collate_fn=len)})
-    with pytest.raises(TypeError, match="batch of type int is unknown; override get_batch_length"):
-        fit_trial(numbers)

@@ -58,20 +58,7 @@ def test_only_best_needs_the_metric(tmp_path: Path, policy: str, metric: str | N
     assert validate_once(tmp_path, policy, metric, metrics) == saved
 
 
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [
-        ({"accuracy": 0.5}, r"'loss', which must be a number; the validation returned \['accuracy', .*\]\."),
-        ({"loss": "low"}, r"the validation returned \[.*'loss'\], and 'loss' is 'low'\."),
-    ],
-)
-def test_best_refuses_a_missing_metric(tmp_path: Path, metrics: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message + r" The training so far is saved in checkpoint"):
-        validate_once(tmp_path, "best", "loss", metrics)
-
-
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be one of best, all, none; got 'sometimes'"):
-        CheckpointPolicy("sometimes")
-    with pytest.raises(ValueError, match="must be one of best, all, none; got 'sometimes'"):
-        DeterminedCheckpoint(policy="sometimes")
+def test_best_refuses_a_metric_that_is_no_number(tmp_path: Path) -> None:
+    message = r"'loss', which must be a number; the validation returned \[.*'loss'\], and 'loss' is 'low'\."
+    with pytest.raises(ValueError, match=message):
+        validate_once(tmp_path, "best", "loss", {"loss": "low"})
