@@ -16,8 +16,9 @@ from unittest import mock
 
 import pytest
 
+from det_lightning.ranks.topology import free_port
 from tests.conformance.sides import SIDES, outcome
-from tests.ranks.ranks import free_port, in_threads, numbers
+from tests.ranks.ranks import in_threads, numbers
 
 CLASSES = [
     *("CheckpointContext", "Context", "DistributedContext", "ExperimentalCoreContext", "PreemptContext"),

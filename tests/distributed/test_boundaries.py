@@ -19,7 +19,7 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from det_lightning import pytorch
 from det_lightning.core import DistributedContext
 from tests.conformance.trials import callback
-from tests.distributed.group_ranks import in_processes
+from tests.ranks.ranks import in_processes
 from tests.trials import SmallTrial, seed_everything
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,7 @@ from det_lightning.core import DistributedContext
 from det_lightning.engine.metrics import RankExchange, average_over_ranks, reduce_validation_metrics
 from det_lightning.pytorch import Reducer
 from det_lightning.pytorch._reducer import simple_reduce
-from tests.distributed.group_ranks import in_processes
-from tests.ranks.ranks import on_ranks
+from tests.ranks.ranks import in_processes, on_ranks
 
 pytestmark = pytest.mark.slow
 

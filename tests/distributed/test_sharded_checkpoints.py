@@ -21,8 +21,8 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
 from det_lightning.checkpoint import CheckpointReading, load_checkpoint
 from det_lightning.cli.app import app
+from tests.distributed.ranks import LARGE_STATE_BYTES
 from tests.distributed.trained import TOLERANCE, checkpoint_in, flat_weights, last_weights, launch, reader, results
-from tests.distributed.trials import LARGE_STATE_BYTES
 from tests.launching import ROOT, TORCHRUN, environment
 from tests.versions import needs_shards
 from tests.warm_python import start_warm_python
@@ -246,7 +246,7 @@ def test_error_of_a_rank_leaves_no_checkpoint(folder: Path) -> None:
 
 
 def test_saving_a_part_makes_no_second_copy(folder: Path) -> None:
-    """Gathered on the chief, the whole state takes that much more; see tests/distributed/test_fsdp.py."""
+    """Gathered on the chief, the whole state takes that much more; see tests/distributed/test_two_ranks.py."""
     for rank in range(2):
         found = torch.load(folder / f"memory-{rank}.pt")
         assert found["peak"] - found["before"] < 0.1 * LARGE_STATE_BYTES / 2

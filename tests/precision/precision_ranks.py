@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters.strategies import PerModelFSDPStrategy
-from tests.distributed.ranks import context_of, fit
-from tests.distributed.trials import Plain, whole
+from tests.distributed.ranks import Plain, context_of, fit, whole
 from tests.versions import SHARDS
 
 #: The batches of which one rank's loss is infinite.

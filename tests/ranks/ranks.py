@@ -1,20 +1,22 @@
-"""Ranks of a run as threads, which really exchange their objects."""
+"""Ranks of a run that really exchange their objects: as threads, or as processes of a group of gloo."""
 
 from __future__ import annotations
 
-import socket
+import gc
+import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from det_lightning.core import DistributedContext
+from det_lightning.ranks.topology import free_port
 
 TIMEOUT_S = 60.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def numbers(rank: int, nodes: int, per_node: int) -> dict[str, Any]:
@@ -45,7 +47,7 @@ def on_ranks(
     nodes: int, per_node: int, do: Callable[[DistributedContext], Any], timeout_s: float = TIMEOUT_S
 ) -> list[Any]:
     """Run the function with the context of every rank; return its results, or the errors it raised."""
-    port = free_port()
+    port = free_port("127.0.0.1")
 
     def on_rank(rank: int) -> Any:
         context = None
@@ -59,3 +61,47 @@ def on_ranks(
                 context.close()
 
     return in_threads(range(nodes * per_node), on_rank)
+
+
+def start_forked(size: int, target: Callable[..., None], *arguments: Any) -> list[Any]:
+    """Start a process for each rank, which is forked from this one, and calls the function with its rank first."""
+    forking = multiprocessing.get_context("fork")
+    processes = [forking.Process(target=target, args=(rank, *arguments)) for rank in range(size)]
+    # A forked process that collects an object of an earlier test would join a thread that it has not got.
+    gc.collect()
+    gc.freeze()
+    for process in processes:
+        process.start()
+    gc.unfreeze()
+    return processes
+
+
+def in_processes(
+    size: int, folder: Path, do: Callable[[DistributedContext], Any], timeout_s: float = 300.0
+) -> list[Any]:
+    """Run the function on every rank of a process group; return its results, or the errors it raised."""
+    queue = multiprocessing.get_context("fork").Queue()
+    port = free_port("127.0.0.1")
+
+    def run(rank: int) -> None:
+        dist.init_process_group("gloo", init_method=f"file://{folder / 'group'}", rank=rank, world_size=size)
+        context = meet(rank, port, size, timeout_s)
+        try:
+            found = do(context)
+        except Exception as error:
+            found = error
+        queue.put((rank, found))
+        queue.close()
+        queue.join_thread()
+        context.close()
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join(60)  # it keeps the store for the other ranks
+        os._exit(0)  # the group of a rank that has failed would wait for the others
+
+    processes = start_forked(size, run)
+    found = sorted((queue.get(timeout=300) for _ in range(size)), key=lambda one: one[0])
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * size
+    return [result for _, result in found]

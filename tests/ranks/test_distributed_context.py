@@ -23,8 +23,9 @@ from torch._C._distributed_c10d import TCPStore
 from det_lightning.core import DistributedContext
 from det_lightning.errors import InvalidHP
 from det_lightning.ranks import session
+from det_lightning.ranks.topology import free_port
 from tests.launching import environment
-from tests.ranks.ranks import TIMEOUT_S, free_port, in_threads, meet, numbers, on_ranks
+from tests.ranks.ranks import TIMEOUT_S, in_threads, meet, numbers, on_ranks
 from tests.warm_python import start_warm_python
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from det_lightning.core import DistributedContext
 from det_lightning.ranks.session import NOTICE_VARIABLE
+from det_lightning.ranks.topology import free_port
 from tests.launching import environment
-from tests.ranks.ranks import free_port, on_ranks
+from tests.ranks.ranks import on_ranks
 from tests.warm_python import start_warm_python
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")

@@ -10,33 +10,21 @@ from pathlib import Path
 
 import torch
 
-from det_lightning import errors, pytorch
-from tests.distributed.trials import GLOBAL_BATCH
-from tests.precision.precision_ranks import SCENARIOS, Leveled, outcome_of
-from tests.trials import seed_everything
+from det_lightning import errors
+from tests.precision.precision_ranks import SCENARIOS, outcome_of, train
 
 LEVELS = ("O1", "O2", "O2-aggregated")
 
 
-def train(name: str, output: Path, size: int = 2) -> None:
-    _, level, frequency = SCENARIOS[name]
-    seed_everything()
-    hparams = {"global_batch_size": GLOBAL_BATCH}
-    with pytorch.init(hparams=hparams, enable_tensorboard_logging=False, aggregation_frequency=frequency) as context:
-        assert context.distributed.size == size
-        trial = Leveled(context, level)
-        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
-        storage = output / f"{name}-storage-{size}"
-        trainer.fit(max_length=pytorch.Batch(12), checkpoint_policy="none", checkpoint_storage=storage)
-        torch.save(outcome_of(trial), output / f"{name}-{size}-{context.distributed.rank}.pt")
-
-
 def main(output: Path, size: int) -> None:
     for name in LEVELS:
-        train(name, output, size)
+        _, level, frequency = SCENARIOS[name]
+        trial = train(None, level, frequency, output / f"{name}-storage-{size}")
+        assert trial.context.distributed.size == size
+        torch.save(outcome_of(trial), output / f"{name}-{size}-{trial.context.distributed.rank}.pt")
     if size > 1:
         try:
-            train("O3", output)
+            train(None, SCENARIOS["O3"][1], 1, output / "O3-storage")
         except errors.InvalidExperimentException as e:
             assert "Horovod knows the parameters" in str(e), e
         else:

@@ -7,6 +7,7 @@ python -m tests.distributed.horovod.ranks one OUTPUT
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,29 +16,16 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
-from det_lightning import core, pytorch
+from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from tests.distributed.horovod import scenarios
-from tests.distributed.ranks import save
-from tests.distributed.trials import BATCHES, GLOBAL_BATCH, Plain
+from tests.distributed.ranks import BATCHES, GLOBAL_BATCH, Plain, save
+from tests.distributed.ranks import train as train_by
 from tests.trials import seed_everything
 
 FREQUENCY, UNTIL = 3, 5
 
-
-def train(kind: type[Plain], storage: Path, batches: int = BATCHES, frequency: int = 1, **arguments: Any) -> Plain:
-    seed_everything()
-    settings: dict[str, Any] = {
-        "hparams": {"global_batch_size": GLOBAL_BATCH},
-        "exp_conf": {"name": "ranks", "optimizations": arguments.pop("optimizations", {})},
-        "distributed": core.DistributedContext.from_torch_distributed() if dist.is_initialized() else None,
-    }
-    with pytorch.init(**settings, aggregation_frequency=frequency, enable_tensorboard_logging=False) as context:
-        trial = kind(context)
-        fit = {"checkpoint_policy": "none", "reporting_period": pytorch.Batch(4), **arguments}
-        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False)
-        trainer.fit(max_length=pytorch.Batch(batches), checkpoint_storage=storage, **fit)
-        return trial
+train = functools.partial(train_by, strategy=None)
 
 
 def mean_loss(trial: Plain) -> float:
@@ -73,8 +61,7 @@ def two(output: Path) -> None:
     rank = hvd.rank()
     all_scenarios(output, "two", rank)
     save(train(scenarios.Unequal, output / "unequal-storage"), output, "unequal")
-    compressing: dict[str, Any] = {"optimizations": {"gradient_compression": True}}
-    save(train(Plain, output / "compressed-storage", **compressing), output, "compressed")
+    save(train(Plain, output / "compressed-storage", compresses=True), output, "compressed")
     for name, frequency in (("resumed", 1), ("resumed-aggregation", FREQUENCY)):
         storage = output / f"{name}-storage"
         train(Plain, storage, batches=UNTIL, frequency=frequency)

@@ -9,13 +9,7 @@ import torchmetrics
 
 from det_lightning import pytorch
 from tests.conformance.trials import callback
-from tests.distributed.trials import Frozen, Gan, Orders, Plain
-
-
-class Sgd(Plain):
-    def wrap(self) -> None:
-        self.model = self.context.wrap_model(self.make_model())
-        self.optimizer = self.context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9))
+from tests.distributed.ranks import Frozen, Gan, Orders, Plain
 
 
 class Clipped(Plain):
@@ -139,10 +133,9 @@ class Raises(Plain):
         return super().train_on(batch)
 
 
-#: What is the same on two ranks as on one: the trial, the aggregation frequency, and the tolerance.
+#: What is the same on two ranks as on one: the trial, and the aggregation frequency.
 SCENARIOS: dict[str, tuple[type[Plain], int]] = {
     "plain": (Plain, 1),
-    "sgd": (Sgd, 1),
     "aggregated": (Plain, 3),
     "clipped": (Clipped, 1),
     "clipped-aggregated": (Clipped, 3),
