@@ -51,6 +51,7 @@ def test_torchs_loaders_train_equally(flags: dict[str, Any]) -> None:
         {"datamodule": OwnData()},
         {"train_dataloaders": TRAIN, "val_dataloaders": VAL},
         {"train_dataloaders": [TRAIN], "val_dataloaders": [VAL]},
+        {"train_dataloaders": pytorch.DataLoader(make_data(), BATCH_SIZE, shuffle=True), "val_dataloaders": VAL},
         {"train_dataloaders": pl.utilities.CombinedLoader([TRAIN], "sequential"), "val_dataloaders": VAL},
     ]
     for data in ways:
@@ -230,25 +231,10 @@ def test_samplers_know_the_epoch(by_batches: bool, tmp_path: Path) -> None:
     assert orders == expected
 
 
-def test_batch_samplers_train_and_validate() -> None:
-    def data(batch_size: int) -> Any:
-        order = torch.utils.data.SequentialSampler(make_data())
-        return DataLoader(make_data(), batch_sampler=torch.utils.data.BatchSampler(order, batch_size, drop_last=False))
-
-    module = fit(WithoutData, train_dataloaders=data(BATCH_SIZE), val_dataloaders=data(16))
-    assert module.trial_run.state.batches_trained == 3 * EPOCH_LEN
-    assert trainer().validate(module, data(16), verbose=False)
-
-
 @pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
 def test_hooks_of_transfers_are_refused(hook: str) -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match=rf"Data has {hook}, and a trial moves its batches itself"):
         fit(WithoutData, datamodule=data_module(**{hook: lambda self, batch, *rest: batch}))
-
-
-def test_loaders_of_determined_can_be_passed() -> None:
-    own = pytorch.DataLoader(make_data(), batch_size=BATCH_SIZE, shuffle=True)
-    assert torch.equal(weights_of(fit(SmallTrial, train_dataloaders=own).trial), weights_of(fit(SmallTrial).trial))
 
 
 def test_lost_states_of_callbacks_are_warned_of(tmp_path: Path, caplog: Any) -> None:

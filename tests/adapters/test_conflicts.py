@@ -15,7 +15,6 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.lightning_package import VARIABLE
-from tests.adapters.test_lightning_api import Clipless
 from tests.adapters.training import trained
 from tests.lightning import fit, pl, trainer
 from tests.trials import CountingCallback, SmallTrial, weights_of
@@ -102,8 +101,21 @@ def test_an_early_cast_is_refused() -> None:
             trainer().fit(module)
 
 
+class Clipless(SmallTrial):
+    """Leaves the clipping of one optimizer to the trainer, and clips for the other itself, to nothing."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.before = weights_of(self)[:40].clone() if batch_idx == 0 else self.before
+        loss = self.loss(batch)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.sgd)
+        self.context.step_optimizer(self.adam, clip_grads=lambda p: torch.nn.utils.clip_grad_value_(p, 1e-30))
+        return {"loss": loss}
+
+
 def test_two_clippings_are_warned_of_once(caplog: Any) -> None:
-    trainer(gradient_clip_val=0.1).fit(TrialModule(Clipless))
+    trial = trained(Clipless, gradient_clip_val=0.1).trial
+    assert torch.equal(weights_of(trial)[:40], trial.before), "the trial's own clipping leaves nothing to its optimizer"
     warnings = [record.getMessage() for record in caplog.records if "gradient_clip_val" in record.getMessage()]
     assert len(warnings) == 1
     assert "gradient_clip_val=0.1 has no effect on Adam: the trial clips its gradients" in warnings[0]

@@ -14,7 +14,7 @@ from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from tests.adapters.training import trained
 from tests.lightning import fit, pl
-from tests.trials import EPOCH_LEN, SmallTrial, make_data, weights_of
+from tests.trials import EPOCH_LEN, SmallTrial, make_data
 
 UPDATE_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
 
@@ -23,17 +23,6 @@ def at(moment: str, use: Callable[..., Any]) -> pl.Callback:
     """Return a callback that does something with what its hook gets beside the trainer and the module."""
     hooks: Any = {f"on_{moment}": lambda trainer, module, *rest: use(*rest)}
     return pl.callbacks.LambdaCallback(**hooks)
-
-
-def test_hooks_on_an_instance_count() -> None:
-    calls: list[str] = []
-    lambdas: Any = {hook: lambda *arguments, hook=hook: calls.append(hook) for hook in UPDATE_HOOKS}
-    module = trained(callbacks=[pl.callbacks.LambdaCallback(**lambdas)])
-    counts = [EPOCH_LEN, EPOCH_LEN, 2 * EPOCH_LEN, 2 * EPOCH_LEN]
-    assert [calls.count(hook) for hook in UPDATE_HOOKS] == counts
-    assert torch.equal(weights_of(trained().trial), weights_of(module.trial))
-    fit(module)  # without the callback
-    assert len(calls) == sum(counts)
 
 
 def test_profilers_show_updates() -> None:

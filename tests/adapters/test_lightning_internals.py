@@ -51,20 +51,6 @@ class Watched(BoringModel):
         self.validations.append(self.steps)
 
 
-class Asking(Watched):
-    """Fails after what it asks before a run begins."""
-
-    def ask(self) -> None:
-        raise NotImplementedError
-
-    def configure_callbacks(self) -> Any:
-        self.ask()
-        raise NotImplementedError
-
-    def check_before_launch(self, trainer: pl.Trainer) -> None:
-        self.configure_callbacks()
-
-
 def make_trainer(use_trial_loops: bool = False, **flags: Any) -> pl.Trainer:
     made = trainer(**{"limit_train_batches": 6, "limit_val_batches": 1, "num_sanity_val_steps": 0, **flags})
     if use_trial_loops:
@@ -109,57 +95,11 @@ def test_limit_val_batches_is_read_as_a_number(flag: float, limit: int | None) -
     assert limits == [limit]
 
 
-def test_epoch_loop_can_be_replaced_once() -> None:
-    trainer = make_trainer(use_trial_loops=True)
-    loop: Any = trainer.fit_loop.epoch_loop
-    assert isinstance(loop, lightning_loops.TrialEpochLoop)
-    lightning_loops.use_trial_loops(trainer)
-    assert trainer.fit_loop.epoch_loop is loop
-
-
 def test_replaced_loop_leaves_out_the_exchange_of_signals() -> None:
     if Version(lightning_version) >= Version("2.5.2"):  # the first that exchanges them
         assert callable(type(make_trainer().fit_loop.epoch_loop)._broadcast_sigterm_tensor)
     loop = type(make_trainer(use_trial_loops=True).fit_loop.epoch_loop)
     assert "_broadcast_sigterm_tensor" in vars(loop)
-
-
-@pytest.mark.parametrize("start_method", ["popen", "spawn"])
-def test_launcher_starts_nothing_before_the_last_check(start_method: Any) -> None:
-    """The strategies call ``lightning_internals.make_launcher``."""
-
-    class Module(Asking):
-        def check_before_launch(self, trainer: pl.Trainer) -> None:
-            assert trainer.lightning_module is self
-            raise NotImplementedError
-
-    strategy = PerModelDDPStrategy(start_method=start_method)
-    with pytest.raises(NotImplementedError):
-        fitted(Module, strategy=strategy, devices=2)
-    assert getattr(strategy.launcher, "procs", None) == []
-
-
-def test_options_of_ddp_are_read() -> None:
-    read = lightning_internals.read_ddp_options
-    assert read(pl.strategies.DDPStrategy(static_graph=True)) == ({"static_graph": True}, [])
-    with_hooks = pl.strategies.DDPStrategy(ddp_comm_hook=print, model_averaging_period=3)
-    assert read(with_hooks)[1] == ["ddp_comm_hook", "model_averaging_period"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "others"),
-    [
-        ({}, []),
-        ({"auto_wrap_policy": lambda **_: True}, ["auto_wrap_policy"]),
-        ({"cpu_offload": True, "sharding_strategy": "NO_SHARD"}, ["cpu_offload", "sharding_strategy"]),
-        ({"activation_checkpointing_policy": {torch.nn.Linear}}, ["activation_checkpointing"]),
-        ({"state_dict_type": "sharded", "limit_all_gathers": True}, ["state_dict_type", "limit_all_gathers"]),
-        ({"timeout": datetime.timedelta(seconds=5), "process_group_backend": "gloo"}, []),
-    ],
-    ids=["nothing", "a wrap policy", "offload and strategy", "activation checkpointing", "shards", "process group"],
-)
-def test_options_of_fsdp_without_a_counterpart_are_named(arguments: dict[str, Any], others: list[str]) -> None:
-    assert lightning_internals.read_fsdp_options(pl.strategies.FSDPStrategy(**arguments)) == ({}, others)
 
 
 def test_wrap_policy_of_classes_is_read_as_a_function() -> None:

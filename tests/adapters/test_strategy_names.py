@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,14 +59,29 @@ def test_lightning_cli_takes_a_trial_and_a_strategy(strategy: str, tmp_path: Pat
     assert printed.count("4 batches on 2") == 2
 
 
+LINEAR = {torch.nn.Linear}
+
+
 @needs_shards
-def test_unusable_options_are_named() -> None:
+@pytest.mark.parametrize(
+    ("kind", "options", "named"),
+    [
+        ("DDP", {"ddp_comm_hook": print, "model_averaging_period": 3}, "ddp_comm_hook; model_averaging_period"),
+        ("FSDP", {"auto_wrap_policy": lambda **_: True}, "auto_wrap_policy"),
+        ("FSDP", {"cpu_offload": True, "sharding_strategy": "NO_SHARD"}, "cpu_offload; sharding_strategy"),
+        ("FSDP", {"activation_checkpointing_policy": LINEAR}, "activation_checkpointing"),
+        ("FSDP", {"state_dict_type": "sharded", "limit_all_gathers": True}, "state_dict_type; limit_all_gathers"),
+    ],
+)
+def test_unusable_options_are_named(kind: str, options: dict[str, Any], named: str) -> None:
     with pytest.raises(
-        errors.UnsupportedTrainerFlags, match=r"FSDPStrategy: cpu_offload\. Leave .* PerModelFSDPStrategy"
+        errors.UnsupportedTrainerFlags, match=rf"{kind}Strategy: {named}\. Leave .* PerModel{kind}Strategy"
     ):
-        find_counterpart(pl.strategies.FSDPStrategy(cpu_offload=True))
-    with pytest.raises(errors.UnsupportedTrainerFlags, match="DDPStrategy: model_averaging_period"):
-        find_counterpart(pl.strategies.DDPStrategy(model_averaging_period=2))
+        find_counterpart(getattr(pl.strategies, f"{kind}Strategy")(**options))
+
+
+@needs_shards
+def test_unknown_options_are_named() -> None:
     with pytest.raises(errors.UnsupportedTrainerFlags, match="PerModelDDPStrategy does not take delay_all_reduce"):
         find_counterpart(pl.strategies.DDPStrategy(delay_all_reduce_named_params=[]))
     with pytest.raises(TypeError, match="PerModelFSDPStrategy does not take cpu_offload"):
@@ -73,7 +90,8 @@ def test_unusable_options_are_named() -> None:
 
 @needs_shards
 def test_strategies_have_counterparts() -> None:
-    by_layer = pl.strategies.FSDPStrategy(auto_wrap_policy={torch.nn.Linear})
+    processes: dict[str, Any] = {"timeout": datetime.timedelta(seconds=5), "process_group_backend": "gloo"}
+    by_layer = pl.strategies.FSDPStrategy(auto_wrap_policy=LINEAR, **processes)
     assert find_counterpart(by_layer).strategy_name == "trial_fsdp"
     assert find_counterpart(pl.strategies.DDPStrategy(find_unused_parameters=True)).strategy_name == "trial_ddp"
 
