@@ -3,70 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from det_lightning import pytorch
+from tests.gpu.trials import OnGpu, curve, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-BATCHES, BATCH_SIZE = 60, 32
 #: How far the mean loss of the last ten batches may be from that of float32, as a part of the first loss.
 TOLERANCE = 0.02
-#: When waiting for the device begins to be an error: before, libraries load and optimizers make their state.
-WARM_UP = 3
-
-
-class OnGpu(pytorch.PyTorchTrial):
-    """A model with a batch norm, on data that lie on the GPU, with clipping."""
-
-    make_optimizer: Callable[..., torch.optim.Optimizer] = functools.partial(torch.optim.Adam, fused=True)
-    waits = False
-
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        self.context = context
-        self.losses: list[torch.Tensor] = []
-        self.scaler: Any = None
-        torch.manual_seed(0)
-        self.build()
-
-    def build(self) -> None:
-        layers = [torch.nn.Linear(16, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 1)]
-        self.model = self.context.wrap_model(torch.nn.Sequential(*layers))
-        self.optimizer = self.context.wrap_optimizer(type(self).make_optimizer(self.model.parameters(), lr=0.01))
-
-    def make_loader(self) -> pytorch.DataLoader:
-        inputs = torch.randn(BATCHES * BATCH_SIZE, 16, generator=torch.Generator().manual_seed(1))
-        inputs = inputs.to(self.context.device)
-        return pytorch.DataLoader(torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), BATCH_SIZE)
-
-    build_training_data_loader = build_validation_data_loader = make_loader
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        return ((self.model(batch[0]) - batch[1]) ** 2).mean()
-
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        if batch_idx == WARM_UP and not self.waits:
-            torch.cuda.set_sync_debug_mode("error")
-        loss = self.loss(batch)
-        self.losses.append(loss.detach())
-        self.context.backward(loss if self.scaler is None else self.scaler.scale(loss))
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        clip = lambda p: torch.nn.utils.clip_grad_norm_(p, 10.0)  # noqa: E731
-        self.context.step_optimizer(self.optimizer, clip_grads=clip, scaler=self.scaler)
-        if self.scaler is not None:
-            self.scaler.update()
-        if batch_idx == BATCHES - 1:
-            torch.cuda.set_sync_debug_mode("default")
-        return {"loss": loss}
-
-    def evaluate_batch(self, batch: Any) -> Any:
-        return {"validation_loss": self.loss(batch)}
 
 
 FUSED_SGD = functools.partial(torch.optim.SGD, fused=True)
@@ -101,26 +49,6 @@ class WrapsScaler(OnGpu):
 
 class WithMomentum(UsesAmp):
     make_optimizer = functools.partial(FUSED_SGD, momentum=0.9)
-
-
-@pytest.fixture(autouse=True)
-def default_sync_mode() -> Any:
-    yield
-    if torch.cuda.is_available():
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def train(kind: type[OnGpu], storage: Path, **lightning: Any) -> OnGpu:
-    with pytorch.init(enable_tensorboard_logging=False) as context:
-        trial = kind(context)
-        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False, **lightning)
-        end = pytorch.Batch(BATCHES)
-        trainer.fit(max_length=end, reporting_period=end, checkpoint_policy="none", checkpoint_storage=storage)
-        return trial
-
-
-def curve(trial: OnGpu) -> torch.Tensor:
-    return torch.stack(trial.losses).float().cpu()
 
 
 @pytest.mark.parametrize(
