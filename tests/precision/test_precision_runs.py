@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from det_lightning import errors, pytorch
@@ -17,14 +16,9 @@ from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
 from det_lightning.precision.choice import WholeModelPrecision, cast_floats, halves_to_float
 from det_lightning.precision.scaling import TorchAmp, make_scaler
+from tests.lightning import pl, trainer
 from tests.precision.test_apex_levels import batch_of
-from tests.trials import SmallTrial, seed_everything, weights_of
-
-
-def lightning_trainer(**flags: Any) -> pl.Trainer:
-    features = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    quiet: dict[str, Any] = dict.fromkeys(features, False)
-    return pl.Trainer(accelerator="cpu", devices=1, **quiet, **flags)
+from tests.trials import SmallTrial, fit_trial, seed_everything, weights_of
 
 
 class Leveled(SmallTrial):
@@ -59,12 +53,8 @@ class LeveledO3(Leveled):
 
 def fit(kind: type[Any], storage: Path, batches: int, aggregation: int = 1, **arguments: Any) -> Any:
     seed_everything()
-    with pytorch.init(enable_tensorboard_logging=False, aggregation_frequency=aggregation) as context:
-        trial = kind(context)
-        trainer = pytorch.Trainer(trial, context, enable_progress_bar=False, **arguments.pop("lightning", {}))
-        arguments = {"checkpoint_policy": "none", "reporting_period": pytorch.Batch(3), **arguments}
-        trainer.fit(max_length=pytorch.Batch(batches), checkpoint_storage=storage, **arguments)
-        return trial
+    lengths = {"max_length": pytorch.Batch(batches), "reporting_period": pytorch.Batch(3)}
+    return fit_trial(kind, aggregation_frequency=aggregation, checkpoint_storage=storage, **lengths, **arguments)
 
 
 def train_under(
@@ -72,9 +62,9 @@ def train_under(
 ) -> tuple[TrialModule, pl.Trainer]:
     seed_everything()
     module = TrialModule(kind, max_length=pytorch.Batch(batches), reporting_period=pytorch.Batch(2))
-    trainer = lightning_trainer(precision=precision)
-    trainer.fit(module, ckpt_path=path)
-    return module, trainer
+    made = trainer(precision=precision)
+    made.fit(module, ckpt_path=path)
+    return module, made
 
 
 @pytest.mark.parametrize(("kind", "aggregation"), [(Leveled, 1), (Leveled, 3), (LeveledO1, 3), (LeveledO3, 1)])
@@ -135,8 +125,8 @@ def test_states_of_other_precisions_are_warned_of(tmp_path: Path, caplog: pytest
 
 def test_lightnings_checkpoints_hold_scales(tmp_path: Path) -> None:
     def train(batches: int, path: Path | None = None) -> Any:
-        module, trainer = train_under("32-true", Leveled, batches, path)
-        trainer.save_checkpoint(tmp_path / f"{batches}.ckpt")
+        module, made = train_under("32-true", Leveled, batches, path)
+        made.save_checkpoint(tmp_path / f"{batches}.ckpt")
         return module.trial
 
     straight = train(8)
@@ -309,9 +299,9 @@ class ByHand(SmallTrial):
 
 
 def test_mixed_precision_is_autocast_by_hand() -> None:
-    module, trainer = train_under("bf16-mixed")
+    module, made = train_under("bf16-mixed")
     by_hand, _ = train_under("32-true", ByHand)
-    assert trainer.precision == "bf16-mixed"
+    assert made.precision == "bf16-mixed"
     assert torch.equal(weights_of(module.trial), weights_of(by_hand.trial))
     assert not torch.equal(weights_of(module.trial), weights_of(train_under("32-true")[0].trial))
 
@@ -326,11 +316,11 @@ def test_true_precision_casts_the_weights() -> None:
 
 
 def test_latest_trainer_decides_the_precision(tmp_path: Path) -> None:
-    module, trainer = train_under("bf16-mixed")
-    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    module, made = train_under("bf16-mixed")
+    made.save_checkpoint(tmp_path / "saved.ckpt")
 
     def validated(module: TrialModule, precision: Any, path: Path | None = None) -> Any:
-        return lightning_trainer(precision=precision).validate(module, ckpt_path=path, verbose=False)
+        return trainer(precision=precision).validate(module, ckpt_path=path, verbose=False)
 
     plain = validated(TrialModule(SmallTrial), "32-true", tmp_path / "saved.ckpt")
     half = validated(module, "bf16-mixed")
@@ -355,10 +345,10 @@ def test_precision_without_scaling_removes_the_scaler() -> None:
 
 def test_cast_weights_stay_cast() -> None:
     module, _ = train_under("bf16-true")
-    plain = lightning_trainer()
+    plain = trainer()
     with pytest.raises(errors.InvalidExperimentException, match=r"'bf16-true'.* cannot change to float32"):
         plain.fit(module)
-    (expected,) = lightning_trainer(precision="bf16-true").validate(module, verbose=False)
+    (expected,) = trainer(precision="bf16-true").validate(module, verbose=False)
     assert plain.validate(module, verbose=False) == [expected]  # where nothing is trained they may
 
 
@@ -375,12 +365,12 @@ class Autocasts(SmallTrial):
 
 
 @pytest.mark.parametrize("kind", [UsesAmp, Scaled, Autocasts, Leveled])
-def test_two_precisions_are_refused(tmp_path: Path, kind: type[Any]) -> None:
+def test_two_precisions_are_refused(kind: type[Any]) -> None:
     message = "asks for a precision, and so does"
     with pytest.raises(errors.InvalidExperimentException, match=message):
         train_under("bf16-mixed", kind)
-    with pytest.raises(errors.InvalidExperimentException, match=message):
-        fit(kind, tmp_path, 2, lightning={"precision": "bf16-mixed"})
+    with pytest.raises(errors.InvalidExperimentException, match=message), pytorch.init() as context:
+        pytorch.Trainer(kind(context), context, precision="bf16-mixed").fit(max_length=pytorch.Batch(2))
 
 
 class Doubles(SmallTrial):
