@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters.lightning_checkpoint import DETERMINED_KEY, TrialCheckpointIO
 from det_lightning.checkpoint import CheckpointReading, load_checkpoint
 from det_lightning.cli.app import app
+from tests.adapters.test_checkpoint_io import Payload
 from tests.distributed.ranks import LARGE_STATE_BYTES
 from tests.distributed.trained import TOLERANCE, checkpoint_in, flat_weights, last_weights, launch, reader, results
 from tests.launching import ROOT, TORCHRUN, environment
@@ -143,16 +143,6 @@ def test_determined_and_ours_read_each_other(tmp_path: Path, monkeypatch: pytest
         torch.testing.assert_close(states, by_real[key], rtol=0, atol=0)
 
 
-class Attack:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return Path.touch, (self.file,)
-
-
 def replace_first_part(checkpoint: Path, value: Any) -> None:
     """Put ``value``, as ``torch.save`` writes it, where the first part of a tensor is."""
     shards = checkpoint / "shards"
@@ -167,12 +157,12 @@ def replace_first_part(checkpoint: Path, value: Any) -> None:
 
 
 def test_code_in_the_files_of_a_rank_is_not_run(copied: Path, tmp_path: Path) -> None:
-    attack = Attack(tmp_path / "attacked")
+    attack = Payload(tmp_path / "attacked")
     (copied / "shards" / ".metadata").write_bytes(pickle.dumps(attack))
     replace_first_part(copied, attack)
     with pytest.raises(errors.UnsafeCheckpointError, match=r"__9_0.distcp at byte 0 refers to"):
         load_checkpoint(copied)
-    assert not attack.file.exists()
+    assert not attack.made.exists()
 
 
 @pytest.mark.parametrize("wrong", [torch.ones(2, 4), torch.ones(3, 4, dtype=torch.float64), {"a": 1}])

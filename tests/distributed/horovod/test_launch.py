@@ -59,11 +59,7 @@ def test_autohorovod_with_one_process_uses_no_horovod(started: Started) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no script"),
-        (["-np", "2", "--"], "no script"),
         (["-np", "2", "python", "train.py"], "put -- between"),
-        (["missing.py"], "no script missing.py"),
-        (["--trial", "model:Trial"], "--trial works in experiments only"),
         (["-np", "none", "--", "python"], "must be a positive integer; got 'none'"),
         (["-np", "--", "python"], "-np/--num-proc: expected one argument"),
         (["-np", "2", "--nproc-per-node", "2", "--", "python"], "not allowed with argument"),
