@@ -82,6 +82,18 @@ class SmallTrial(pytorch.PyTorchTrial):
         return {"validation_loss": self.loss(batch)}
 
 
+def failing_at(failing_idx: int, error: Exception, trial_class: type[SmallTrial] = SmallTrial) -> type[SmallTrial]:
+    """Return a trial that raises an error before it trains on a batch."""
+
+    class Failing(trial_class):  # type: ignore[misc,valid-type]
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+            if batch_idx == failing_idx:
+                raise error
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    return Failing
+
+
 def weights_of(trial: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for model in trial.context.models for p in model.parameters()])
 

@@ -109,32 +109,6 @@ def test_averages_are_exactly_numpys(values: list[float], dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize(
-    ("values", "mean"),
-    [
-        ([True, False], 0.5),
-        ([1.0, None, 3.0], 2.0),
-        (["a", "b"], None),
-        ([{"nested": 1}], None),
-        ([np.ones(2), np.ones(3)], None),
-    ],
-)
-def test_only_numbers_have_a_mean(values: list[Any], mean: float | None) -> None:
-    assert average_metrics([{"m": value} for value in values]) == {"m": mean}
-
-
-def test_other_metrics_are_named() -> None:
-    with pytest.raises(ValueError, match=r"\['a'\] for batch 1 of the workload, and \['a', 'b'\]"):
-        average_metrics([{"a": 1, "b": 2}, {"a": 1}])
-
-
-def test_vectors_are_reduced_as_a_whole() -> None:
-    batches = [{"m": np.array([1.0, 2.0])}, {"m": np.array([3.0, 6.0])}]
-    alone = RankExchange(DistributedContext())
-    assert reduce_validation_metrics(batches, Reducer.AVG, alone) == ({"m": 3.0}, 0)
-    assert reduce_validation_metrics(batches, {"m": Reducer.MAX}, alone) == ({"m": 6.0}, 0)
-
-
-@pytest.mark.parametrize(
     "values",
     [
         [np.array(0.1, np.float32), np.array(0.2, np.float32)],
@@ -159,7 +133,6 @@ def test_mixed_types_reduce_like_numpys_stack(values: list[Any], reducer: Reduce
 @pytest.mark.parametrize(
     ("metric", "reducer", "error", "message"),
     [
-        (1.0, {"other": Reducer.AVG}, errors.InvalidExperimentException, r"for \['other'\].*metrics are \['m'\]"),
         (1.0, {"m": "mean"}, errors.InvalidExperimentException, r"must return members of .*Reducer; got {'m': 'mean'}"),
         ("a word", Reducer.AVG, TypeError, "Validation metric 'm' cannot be reduced by Reducer.AVG"),
     ],

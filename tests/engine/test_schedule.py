@@ -159,15 +159,6 @@ def test_a_stop_in_the_validation_comes_first() -> None:
     assert done == [Action.VALIDATE, Action.STOP]
 
 
-def test_test_mode_trains_one_batch() -> None:
-    for length in (1000, 1):
-        schedule = Schedule(Batch(length), validation_period=Batch(100), test_mode=True)
-        assert schedule.next_batch_to_look(0, 50) == 1
-        assert schedule.due(1, 50) == [TRAIN]
-        done = carry_out(schedule, [TRAIN], TrialState(batches_trained=1))
-        assert done == [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]
-
-
 def test_all_mistakes_are_named() -> None:
     with pytest.raises(TypeError) as raised:
         wrong: dict[str, Any] = {"validation_period": 5, "checkpoint_period": "daily"}

@@ -17,7 +17,17 @@ from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint.format.lightning_file import TRIAL_KEY
 from tests.lightning import pl, trainer
-from tests.trials import BATCH_SIZE, EPOCH_LEN, SAMPLES, SmallTrial, fit_trial, make_data, seed_everything, weights_of
+from tests.trials import (
+    BATCH_SIZE,
+    EPOCH_LEN,
+    SAMPLES,
+    SmallTrial,
+    failing_at,
+    fit_trial,
+    make_data,
+    seed_everything,
+    weights_of,
+)
 
 LENGTH = 2 * EPOCH_LEN + 3
 
@@ -238,18 +248,12 @@ def test_given_loaders_resume_exactly(make: Callable[[], Any], tmp_path: Path) -
             assert torch.equal(weights_after(fit(make, path, seed=99, max_epochs=3)), expected), (stop, path)
 
 
-class FailingTrial(SmallTrial):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-        if batch_idx == EPOCH_LEN + 2:
-            raise OSError("a batch that was drawn and is not trained")
-        return super().train_batch(batch, epoch_idx, batch_idx)
-
-
 @pytest.mark.parametrize("make", [OwnLoader, LOADERS["torchdata"], LOADERS["torchdata, workers"]])
 def test_checkpoint_within_a_batch_lacks_the_position(make: Callable[[], Any], tmp_path: Path, caplog: Any) -> None:
     on_exception = pl.callbacks.OnExceptionCheckpoint(str(tmp_path), "failed")
+    failing = failing_at(EPOCH_LEN + 2, OSError("a batch that was drawn and is not trained"))
     with pytest.raises(OSError, match="not trained"):
-        fit(make, trial=FailingTrial, max_epochs=2, callbacks=[on_exception])
+        fit(make, trial=failing, max_epochs=2, callbacks=[on_exception])
     assert "The checkpoint lacks the state of the training data" in caplog.text
     fit(make, tmp_path / "failed.ckpt", max_epochs=2)
     assert "no position of the training data" in caplog.text

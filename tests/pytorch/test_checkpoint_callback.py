@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from det_lightning.checkpoint import CheckpointStorage, Retention
+from det_lightning.checkpoint import CheckpointPolicy, CheckpointStorage, Retention
 from tests.lightning import trainer
-from tests.trials import SmallTrial, fit_trial, seed_everything, weights_of
+from tests.trials import SmallTrial, failing_at, fit_trial, seed_everything, weights_of
 
 
 def fit(length: int, trial_class: Any = SmallTrial, exp_conf: dict[str, Any] | None = None, **arguments: Any) -> Any:
@@ -187,14 +188,61 @@ def test_second_fit_from_scratch_is_another_trial(tmp_path: Path) -> None:
 
 
 def test_fit_after_a_failure_resumes_the_last_checkpoint(tmp_path: Path) -> None:
-    class Fails(SmallTrial):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            if batch_idx == 5:
-                raise ZeroDivisionError
-            return super().train_batch(batch, epoch_idx, batch_idx)
-
     checkpoints = DeterminedCheckpoint(tmp_path, policy="none", period=pytorch.Batch(2), async_write=True)
     with pytest.raises(ZeroDivisionError):
-        fit(8, Fails, checkpoints=checkpoints)
+        fit(8, failing_at(5, ZeroDivisionError()), checkpoints=checkpoints)
     assert fit(8, checkpoints=checkpoints, latest_checkpoint="last").context.get_initial_batch() == 4
     assert sorted(saved_in(tmp_path)) == [2, 4, 6, 8]
+
+
+# The policy says which validations are followed by a checkpoint
+
+
+@pytest.mark.parametrize(
+    ("smaller_is_better", "values", "improved"),
+    [
+        (True, [2.0, 3.0, 2.0, 1.0], [True, False, False, True]),
+        (False, [2.0, 1.0, 2.0, 3.0], [True, False, False, True]),
+        (True, [math.nan, 5.0, math.nan, 4.0], [True, True, False, True]),
+    ],
+)
+def test_values_improve_on_the_best(smaller_is_better: bool, values: list[float], improved: list[bool]) -> None:
+    policy = CheckpointPolicy(metric="loss", smaller_is_better=smaller_is_better)
+    best = None
+    for value, expected in zip(values, improved, strict=True):
+        assert policy.improves(value, best) is expected
+        best = value if expected else best
+
+
+def validate_once(storage: Path, policy: str, metric: str | None, metrics: dict[str, Any]) -> list[int]:
+    """Validate after the first of two batches; return the numbers of batches of the checkpoints."""
+
+    class Trial(SmallTrial):
+        evaluate_batch: Any = pytorch.PyTorchTrial.evaluate_batch
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            return metrics
+
+    checkpoints = DeterminedCheckpoint(storage, policy=policy, metric=metric)
+    periods = {"max_length": pytorch.Batch(2), "validation_period": pytorch.Batch([1])}
+    fit_trial(Trial, checkpoints=checkpoints, **periods)
+    return sorted(info.metadata["steps_completed"] for info in CheckpointStorage(storage).list_checkpoints())
+
+
+@pytest.mark.parametrize(
+    ("policy", "metric", "metrics", "saved"),
+    [
+        ("best", "loss", {"loss": 2, "accuracy": 0.5}, [1, 2]),
+        ("all", "loss", {"accuracy": 0.5}, [1, 2]),
+        ("all", None, {"loss": 2}, [1, 2]),
+        ("none", "loss", {"loss": "low"}, [2]),
+    ],
+)
+def test_only_best_needs_the_metric(tmp_path: Path, policy: str, metric: str | None, metrics: Any, saved: Any) -> None:
+    assert validate_once(tmp_path, policy, metric, metrics) == saved
+
+
+def test_best_refuses_a_metric_that_is_no_number(tmp_path: Path) -> None:
+    message = r"'loss', which must be a number; the validation returned \[.*'loss'\], and 'loss' is 'low'\."
+    with pytest.raises(ValueError, match=message):
+        validate_once(tmp_path, "best", "loss", {"loss": "low"})

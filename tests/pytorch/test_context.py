@@ -1,8 +1,7 @@
-"""The context: wrapping, stepping, and the position of the training."""
+"""The context: wrapping, stepping, the position of the training, and settings, as a trial looks them up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning import errors
+from det_lightning import errors, pytorch
+from det_lightning.adapters import TrialModule
 from det_lightning.distributed.backend import LocalBackend
 from det_lightning.precision.scaling import TorchAmp
 from det_lightning.pytorch import LRScheduler, PyTorchTrialContext
+from det_lightning.pytorch._settings import TrialSettings
+from tests.trials import SmallTrial
 
 Mode = LRScheduler.StepMode
 
@@ -66,64 +68,14 @@ def test_only_one_wrapped_model_and_optimizer_can_be_asked_for() -> None:
         context.get_optimizer()
 
 
-def step_lr(optimizer: torch.optim.Optimizer) -> Any:
-    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
-
-
-@pytest.mark.parametrize(
-    ("make", "mode", "message"),
-    [
-        (torch.optim.lr_scheduler.ReduceLROnPlateau, Mode.STEP_EVERY_BATCH, "ReduceLROnPlateau.*MANUAL_STEP"),
-        (lambda _: step_lr(torch.optim.SGD([make_weight()])), Mode.STEP_EVERY_BATCH, "StepLR .* was not wrapped"),
-        (step_lr, "STEP_EVERY_BATCH", "must be an LRScheduler.StepMode"),
-    ],
-)
-def test_unsteppable_scheduler_is_refused(make: Callable[..., Any], mode: Any, message: str) -> None:
+def test_second_scaler_is_refused() -> None:
     context = make_context()
-    optimizer = wrapped_sgd(context, make_weight())
-    with pytest.raises(TypeError if mode == "STEP_EVERY_BATCH" else errors.InvalidExperimentException, match=message):
-        context.wrap_lr_scheduler(make(optimizer), mode)
-    assert context.lr_schedulers == []
-
-
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [
-        ([lambda c: c.wrap_model(torch.nn.Linear(1, 1)), lambda c: c.wrap_scaler(object())], "before the first wrap_m"),
-        ([lambda c: c.wrap_scaler(object())] * 2, "Choose either torch.amp"),
-        ([lambda c: wrapped_sgd(c, make_weight(), backward_passes_per_step=0)], "at least 1; got 0"),
-    ],
-)
-def test_calls_in_the_wrong_order_are_refused(steps: list[Callable[[Any], Any]], message: str) -> None:
-    context = make_context()
-    for step in steps[:-1]:
-        step(context)
-    with pytest.raises(errors.InvalidExperimentException, match=message):
-        steps[-1](context)
+    context.wrap_scaler(object())
+    with pytest.raises(errors.InvalidExperimentException, match=r"Choose either torch.amp"):
+        context.wrap_scaler(object())
 
 
 # Training
-
-
-@pytest.mark.parametrize("frequency", [1, 3])
-@pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("of_optimizer", [None, False, True])
-def test_aggregation_sums_and_divides(frequency: int, average: bool, of_optimizer: bool | None) -> None:
-    context = make_context(aggregation_frequency=frequency, average_aggregated_gradients=average)
-    weight = make_weight(0.0)
-    optimizer = wrapped_sgd(context, weight, average_aggregated_gradients=of_optimizer)
-    divisor = frequency if (average if of_optimizer is None else of_optimizer) and frequency > 1 else 1
-    clipped: list[float] = []
-    for batch in range(frequency):
-        context.position.batch_idx = batch
-        assert context.is_update_batch() == (batch == frequency - 1)
-        assert weight.item() == 0.0
-        context.backward(weight * 6)
-        context.step_optimizer(optimizer, clip_grads=lambda params: clipped.extend(p.grad.item() for p in params))
-    assert clipped == [pytest.approx(6 * frequency / divisor)]
-    assert weight.item() == pytest.approx(-6 * frequency / divisor)
-    assert weight.grad is None
-    assert context.optimizer_steps == 1
 
 
 @pytest.mark.parametrize(
@@ -150,24 +102,6 @@ def test_gradients_are_kept_if_asked() -> None:
     assert weight.grad == 3
 
 
-def test_unusable_steps_are_refused() -> None:
-    context = make_context(aggregation_frequency=2)
-    with pytest.raises(errors.InvalidExperimentException, match=r"got a SGD that was not wrapped.*0 optimizer"):
-        context.step_optimizer(torch.optim.SGD([make_weight()], lr=1))
-    with pytest.raises(errors.InvalidExperimentException, match=r"auto_zero_grads=False.*aggregation_frequency=2"):
-        context.step_optimizer(wrapped_sgd(context, make_weight()), auto_zero_grads=False)
-
-
-@given(epoch_len=st.integers(1, 9), batch_idx=st.integers(0, 40))
-def test_the_position_follows_the_batch(epoch_len: int, batch_idx: int) -> None:
-    context = make_context()
-    context.position.epoch_len, context.position.batch_idx = epoch_len, batch_idx
-    assert context.current_train_batch() == batch_idx
-    assert context.current_train_epoch() == batch_idx // epoch_len
-    assert context.is_epoch_start() == (batch_idx in range(0, 41, epoch_len))
-    assert context.is_epoch_end() == (batch_idx + 1 in range(0, 42, epoch_len))
-
-
 @pytest.mark.parametrize("ask", ["current_train_epoch", "is_epoch_start", "is_epoch_end"])
 def test_position_is_unknown_before_training(ask: str) -> None:
     context = make_context()
@@ -176,12 +110,6 @@ def test_position_is_unknown_before_training(ask: str) -> None:
         with pytest.raises(errors.InternalException, match=reason):
             getattr(context, ask)()
     assert context.current_train_batch() == 0
-
-
-@pytest.mark.parametrize("method", ["set_stop_requested", "set_enable_tensorboard_logging"])
-def test_switches_take_only_a_bool(method: str) -> None:
-    with pytest.raises(AssertionError, match=rf"{method}\(\) takes a bool; got 1"):
-        getattr(make_context(), method)(1)
 
 
 def test_from_config_reads_the_experiment_configuration() -> None:
@@ -247,3 +175,106 @@ def test_tensorboard_path_can_be_replaced(tmp_path: Path, monkeypatch: pytest.Mo
     context.get_tensorboard_writer().close()
     assert len(list((tmp_path / "patched").iterdir())) == 2
     assert not (tmp_path / "given").exists()
+
+
+def test_reset_parameters_draws_all_anew() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 1), torch.nn.ReLU(), torch.nn.Sequential(torch.nn.Linear(2, 1)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    pytorch.reset_parameters(model)
+    assert all((model.state_dict()[name] != value).all() for name, value in before.items())
+
+
+# Schedulers; tests/conformance has when they step
+
+
+def make_scheduler(mode: Any, frequency: int = 1) -> LRScheduler:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    return LRScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5), mode, frequency)
+
+
+@pytest.mark.parametrize("mode", [Mode.STEP_EVERY_BATCH, Mode.STEP_EVERY_OPTIMIZER_STEP])
+def test_endless_epochs_step_by_batches_only(mode: LRScheduler.StepMode) -> None:
+    assert make_scheduler(mode).steps_after(5, 2**63 - 1, 1) == 1
+    assert make_scheduler(Mode.STEP_EVERY_EPOCH).steps_after(5, 2**63 - 1, 1) == 0
+
+
+def test_unusable_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match="frequency of StepLR must be at least 1; got 0"):
+        make_scheduler(Mode.STEP_EVERY_BATCH, 0)
+    with pytest.raises(TypeError, match="one of STEP_EVERY_EPOCH, STEP_EVERY_BATCH, MANUAL_STEP, STEP_EVERY_OPTIMIZER"):
+        make_scheduler("STEP_EVERY_BATCH")
+
+
+# Hyperparameters, experiment configuration and batch sizes
+
+
+def test_settings_are_looked_up() -> None:
+    conf = {"data": {"url": "here"}, "searcher": {"metric": "loss"}}
+    context = PyTorchTrialContext(hparams={"lr": 0.1, "global_batch_size": 32}, exp_conf=conf, trial_seed=7)
+    assert context.get_hparams() == {"lr": 0.1, "global_batch_size": 32}
+    assert context.get_hparam("lr") == 0.1
+    assert context.get_experiment_config() == conf
+    assert context.get_data_config() == {"url": "here"}
+    assert (context.get_global_batch_size(), context.get_per_slot_batch_size()) == (32, 32)
+    assert context.get_trial_seed() == 7
+    assert (context.get_trial_id(), context.get_experiment_id(), context.get_initial_batch()) == (0, 0, 0)
+    assert PyTorchTrialContext(exp_conf={}).get_data_config() == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("get_hparams", "no hparams; write them into hparams={...} of init"),
+        ("get_data_config", "no experiment configuration; pass exp_conf="),
+        ("get_per_slot_batch_size", "The batch size is unknown. There is no hyperparameter 'global_batch_size'"),
+    ],
+)
+def test_missing_settings_are_named(method: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        getattr(PyTorchTrialContext(), method)()
+
+
+def test_unknown_hyperparameters_are_named() -> None:
+    with pytest.raises(ValueError, match="no hparams; write them into"):
+        PyTorchTrialContext().get_hparam("lr")
+    with pytest.raises(ValueError, match=r"no hyperparameter 'rate' in .*; known are layers, lr"):
+        PyTorchTrialContext(hparams={"lr": 1, "layers": 2}).get_hparam("rate")
+
+
+@given(st.integers(1, 1000), st.integers(1, 16))
+def test_batches_are_split_evenly(global_batch_size: int, slots: int) -> None:
+    def settings() -> TrialSettings:
+        return TrialSettings(hparams={"global_batch_size": global_batch_size}, slots=slots)
+
+    if global_batch_size < slots:
+        with pytest.raises(errors.InvalidExperimentException, match=f"is {global_batch_size}, less .* slots, {slots};"):
+            settings()
+    else:
+        assert settings().get_per_slot_batch_size() == global_batch_size // slots
+        assert settings().get_global_batch_size() == global_batch_size // slots * slots
+
+
+LR_RANGE = {"type": "double", "minval": 0.1, "maxval": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hparams": [("lr", 0.1)]}, r"hparams must be a dict; got \[\('lr', 0.1\)\] of type list"),
+        ({"hparams": 1, "exp_conf": [2]}, r"hparams must be a dict; .*; exp_conf must be a dict; got \[2\]"),
+        ({"hparams": {"a": {"b": {"type": "categorical", "vals": [1, 2]}}}}, r"hparams\['a'\]\['b'\] describes"),
+        ({"hparams": {"a": {"type": "const", "val": 1}, "b": LR_RANGE}}, r"\['a'\] describes val.*\['b'\] describes"),
+        ({"hparams": {"global_batch_size": -3}}, "is -3, less than the number of slots, 1;"),
+        ({"hparams": {"global_batch_size": 0}}, r"hparams\['global_batch_size'\] must be .* at least 1; got 0"),
+    ],
+)
+def test_unusable_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.InvalidExperimentException, match=message):
+        PyTorchTrialContext(**settings)
+    with pytest.raises(errors.InvalidExperimentException, match=message):
+        TrialModule(SmallTrial, **settings)
+
+
+def test_groups_may_have_an_entry_named_type() -> None:
+    hparams = {"optimizer": {"type": "double", "lr": 0.1}, "schedule": {"type": ["log"]}, "empty": {}}
+    assert PyTorchTrialContext(hparams=hparams).get_hparams() == hparams

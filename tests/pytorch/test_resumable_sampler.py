@@ -28,7 +28,6 @@ from det_lightning.pytorch._random_state import (
     restore_rng,
     seed_everything,
 )
-from tests.pytorch.test_random_state import draw
 
 
 class RotatingSampler(Sampler[int]):
@@ -258,3 +257,41 @@ def test_unchanged_values_are_settings() -> None:
     assert sampler.epoch == 0
     states.restore(changed)
     assert sampler.epoch == 1
+
+
+# The global generators: seeding, capturing, restoring and isolating them
+
+
+def draw() -> tuple[float, float, float]:
+    """Draw from each global generator, as training does for dropout and augmentation."""
+    return float(torch.rand(())), float(np.random.rand()), random.random()
+
+
+def test_captured_states_restore_all() -> None:
+    state = capture_rng()
+    version, internal, gauss = state["random_rng_state"]
+    with_lists = {**state, "random_rng_state": [version, list(internal), gauss]}
+    first = draw()
+    assert draw() != first
+    for captured in (state, with_lists):
+        restore_rng(captured)
+        assert draw() == first
+    assert set(state) == {"cpu_rng_state", "np_rng_state", "random_rng_state"}
+
+
+def test_isolated_draws_leave_no_trace() -> None:
+    expected = capture_rng()
+    with pytest.raises(RuntimeError, match="inside"), isolated_rng():
+        draw()
+        raise RuntimeError("inside")
+    after = draw()
+    restore_rng(expected)
+    assert draw() == after
+
+
+def test_one_seed_repeats_all_draws() -> None:
+    with isolated_rng():
+        seed_everything(5)
+        first = draw()
+        seed_everything(5)
+        assert draw() == first

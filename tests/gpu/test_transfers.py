@@ -1,4 +1,4 @@
-"""The metrics of a workload on a GPU come to the host together."""
+"""Metrics come from a GPU together, batches of workers go there beside its work, and no batch waits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from det_lightning import pytorch
 from det_lightning.engine.metrics import MetricWindow
-from tests.gpu.trials import OnGpu, train
+from tests.gpu.trials import BATCH_SIZE, OnGpu, curve, train
 
 pytestmark = pytest.mark.gpu
 
@@ -38,3 +39,26 @@ class Reporting(OnGpu):
 @pytest.mark.slow
 def test_no_batch_waits_for_metrics(tmp_path: Path) -> None:
     train(Reporting, tmp_path)
+
+
+# Batches that workers load are copied beside its work
+
+
+class FromWorkers(OnGpu):
+    """Workers load the data, of which three passes and a part of a fourth are trained."""
+
+    prefetch = True
+    samples = 16 * BATCH_SIZE
+
+    def make_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(self.make_data(), BATCH_SIZE, shuffle=True, num_workers=2, prefetch=self.prefetch)
+
+
+class InTurn(FromWorkers):
+    prefetch = False
+
+
+@pytest.mark.slow
+def test_losses_are_the_same_and_no_batch_waits(tmp_path: Path) -> None:
+    aside, in_turn = (curve(train(kind, tmp_path / kind.__name__)) for kind in (FromWorkers, InTurn))
+    assert torch.equal(aside, in_turn)
