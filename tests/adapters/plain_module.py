@@ -65,9 +65,9 @@ class Plain(pl.LightningModule):
 
 
 class Trial(pytorch.PyTorchTrial):
-    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+    def __init__(self, context: pytorch.PyTorchTrialContext, model: torch.nn.Module | None = None) -> None:
         self.context = context
-        self.model = context.wrap_model(make_model())
+        self.model = context.wrap_model(model or make_model())
         self.sgd = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
         self.trained = self.validated = 0
 

@@ -1,4 +1,4 @@
-"""Lightning's checkpoint files of a TrialModule: what is in them, and modules that are made from them."""
+"""Lightning's checkpoint files of a TrialModule: what is in them, and runs that go on from them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.checkpoint.format.standard_values import with_own_types, with_plain_numbers, with_plain_values
 from det_lightning.pytorch import samplers
+from det_lightning.units import Batch
+from tests.adapters import other_releases
 from tests.adapters.training import resumes_exactly, trained
 from tests.lightning import fit, pl
 from tests.trials import EPOCH_LEN, SmallTrial, make_data, weights_of
@@ -135,9 +137,11 @@ def test_a_damaged_description_of_an_array_is_named(damage: dict[str, Any]) -> N
         with_own_types({**with_plain_values(np.zeros(2)), **damage})
 
 
-def test_file_saved_after_a_validation_resumes(tmp_path: Path) -> None:
+def test_file_saved_after_validations_resumes(tmp_path: Path) -> None:
     module = trained(max_epochs=2)
     module.trainer.validate(module, verbose=False)
+    with pytest.raises(errors.CheckpointNotFound, match=r"missing\.ckpt"):
+        module.trainer.validate(module, ckpt_path=tmp_path / "missing.ckpt")
     module.trainer.save_checkpoint(tmp_path / "saved.ckpt")
     resumed, straight = trained(SmallTrial, tmp_path / "saved.ckpt", max_epochs=3), trained(max_epochs=3)
     assert resumed.trainer.global_step == 3 * 2 * EPOCH_LEN
@@ -158,3 +162,70 @@ def test_a_file_of_a_run_that_never_began(tmp_path: Path) -> None:
             fit(TrialModule(trial), callbacks=[pl.callbacks.OnExceptionCheckpoint(tmp_path), Callback()])
         resumed = trained(SmallTrial, tmp_path / "on_exception.ckpt")
         assert resumed.trial_run.state.batches_trained == EPOCH_LEN
+
+
+# Files of other releases
+
+
+ARCHIVES = sorted(Path(__file__).parent.joinpath("files").glob("torch_*.tar.gz"))
+
+
+@pytest.mark.parametrize("name", other_releases.NAMES)
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_checkpoint_of_another_release_resumes(archive: Path, name: str, tmp_path: Path) -> None:
+    other_releases.unpack(archive, tmp_path)
+    # To the bit on one machine; this may be another one.
+    assert other_releases.difference(tmp_path / name) < 1e-5
+
+
+# Files that were written before a validation was done
+
+
+class Watched(TrialModule):
+    """Notes after which batches a run validates."""
+
+    validated_after: tuple[int, ...] = ()
+
+    def on_validation_start(self) -> None:
+        self.validated_after += (self.trial_run.state.batches_trained,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        ({}, {}),
+        ({}, {"val_check_interval": 0.5}),
+        ({}, {"check_val_every_n_epoch": None, "val_check_interval": 5}),
+        ({"validation_period": Batch(3)}, {}),
+    ],
+)
+def test_resume_at_any_batch_validates_where_a_straight_run_does(
+    arguments: dict[str, Any], flags: dict[str, Any], tmp_path: Path
+) -> None:
+    each_batch = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1)  # a batch makes two steps
+    straight = trained(Watched(SmallTrial, **arguments), max_epochs=2, callbacks=[each_batch], **flags)
+    files = list(tmp_path.glob("*.ckpt"))
+    assert len(files) == 2 * EPOCH_LEN
+    for file in files:
+        resumed = trained(Watched(SmallTrial, **arguments), file, max_epochs=2, **flags)
+        saved_at = torch.load(file, weights_only=True)["global_step"] // 2
+        assert [*resumed.validated_after] == [batch for batch in straight.validated_after if batch >= saved_at]
+        assert torch.equal(weights_of(resumed.trial), weights_of(straight.trial))
+
+
+def test_failed_validations_are_repeated(tmp_path: Path) -> None:
+    class Failing(SmallTrial):
+        fails = True
+
+        def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+            if self.fails:
+                raise ValueError("the validation fails")
+            return super().evaluate_batch(batch)
+
+    saving = pl.callbacks.OnExceptionCheckpoint(tmp_path)
+    with pytest.raises(ValueError, match="the validation fails"):
+        fit(TrialModule(Failing), callbacks=[saving])
+    Failing.fails = False
+    resumed = trained(Watched(Failing), saving.ckpt_path, max_epochs=3)
+    assert resumed.validated_after == (EPOCH_LEN, 2 * EPOCH_LEN, 3 * EPOCH_LEN)

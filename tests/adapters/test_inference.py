@@ -17,6 +17,7 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointReading
 from det_lightning.checkpoint.format.lightning_file import from_lightning, to_lightning
 from det_lightning.ranks.topology import free_port
+from tests.adapters.plain_module import Trial
 from tests.adapters.test_ckpt_files import older_file
 from tests.adapters.training import Predicting, trained
 from tests.lightning import BoringModel, fit, pl, trainer
@@ -28,30 +29,14 @@ INPUTS, TARGETS = make_data().tensors
 ROWS: Any = INPUTS
 
 
-class OneModel(pytorch.PyTorchTrial):
+class OneModel(Trial):
     """Has a single model, whose width is a hyperparameter."""
 
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
-        self.context = context
-        width = context.get_hparam("width")
-        layers = torch.nn.Linear(4, width), torch.nn.Dropout(0.5), torch.nn.Linear(width, 1)
-        self.model = context.wrap_model(torch.nn.Sequential(*layers))
-        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05))
+        super().__init__(context, self.make_model(context.get_hparam("width")))
 
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(make_data(), batch_size=10)
-
-    build_validation_data_loader = build_training_data_loader
-
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        loss = self.evaluate_batch(batch)["validation_loss"]
-        self.context.backward(loss)
-        self.context.step_optimizer(self.optimizer)
-        return {"loss": loss}
-
-    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
-        inputs, targets = batch
-        return {"validation_loss": torch.nn.functional.mse_loss(self.model(inputs), targets)}
+    def make_model(self, width: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Dropout(0.5), torch.nn.Linear(width, 1))
 
 
 @pytest.fixture(scope="module", params=["a file of Lightning", "a directory of Determined"])
@@ -206,7 +191,7 @@ def test_spawned_processes_return_weights(start_method: Any, tmp_path: Path, mon
     assert torch.equal(weights_of(module.trial), weights_of(loaded.trial))
 
 
-def test_parts_of_one_side_need_strict_false(saved: tuple[TrialModule, str]) -> None:
+def test_missing_parameters_need_strict_false(saved: tuple[TrialModule, str]) -> None:
     class Larger(OneModel):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import itertools
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,16 @@ from det_lightning.adapters.strategies import PerModelDDPStrategy
 from det_lightning.callbacks import DeterminedCheckpoint
 from tests.adapters.training import resumes_exactly, trained
 from tests.lightning import BoringModel, fit, pl, trainer
-from tests.trials import BATCH_SIZE, EPOCH_LEN, SmallTrial, fit_trial, make_data, seed_everything, weights_of
+from tests.trials import (
+    BATCH_SIZE,
+    EPOCH_LEN,
+    SmallTrial,
+    failing_at,
+    fit_trial,
+    make_data,
+    seed_everything,
+    weights_of,
+)
 from tests.versions import from_lightning_2_6
 
 
@@ -111,13 +121,9 @@ def test_equal_names_get_the_prefix_val(first: bool, validated: list[str], tmp_p
 
 
 def test_a_lone_first_validation_is_logged(tmp_path: Path) -> None:
-    class Failing(SameName):
-        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
-            raise ZeroDivisionError
-
     logger = pl.loggers.CSVLogger(tmp_path)
     with pytest.raises(ZeroDivisionError):
-        fit(TrialModule(Failing, step_zero_validation=True), logger=logger)
+        fit(TrialModule(failing_at(0, ZeroDivisionError(), SameName), step_zero_validation=True), logger=logger)
     (row,) = read_rows(logger)
     assert row == {"step": "0", "epoch": "0", "loss": row["loss"], "accuracy": "0.5"}
 
@@ -221,11 +227,7 @@ def test_early_stopping_sees_metrics_at_an_epochs_end() -> None:
     assert module.trainer.current_epoch == 2
 
 
-class FailingTrial(SmallTrial):
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        if batch_idx == 10:
-            raise ValueError("the batch is broken")
-        return super().train_batch(batch, epoch_idx, batch_idx)
+FailingTrial = failing_at(10, ValueError("the batch is broken"))
 
 
 def test_checkpoint_saved_after_a_failed_fit_resumes(tmp_path: Path) -> None:
@@ -234,14 +236,6 @@ def test_checkpoint_saved_after_a_failed_fit_resumes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the batch is broken"):
         lightning.fit(TrialModule(FailingTrial))
     lightning.save_checkpoint(tmp_path / "saved.ckpt")
-    assert resumes_exactly(tmp_path / "saved.ckpt")
-
-
-def test_checkpoint_saved_after_a_failed_validate_resumes(tmp_path: Path) -> None:
-    module = trained()
-    with pytest.raises(errors.CheckpointNotFound, match=r"missing\.ckpt"):
-        module.trainer.validate(module, ckpt_path=tmp_path / "missing.ckpt")
-    module.trainer.save_checkpoint(tmp_path / "saved.ckpt")
     assert resumes_exactly(tmp_path / "saved.ckpt")
 
 
@@ -417,3 +411,53 @@ def test_accumulate_grad_batches_is_aggregation_frequency() -> None:
     assert (lightning.accumulate_grad_batches, accumulated.trial.aggregates_when_built) == (3, 3)
     fit(accumulated)
     assert accumulated.context.aggregation_frequency == 5
+
+
+# How many batches a step holds: the data and the flags decide, and no clock
+
+
+class SlowTrial(SmallTrial):
+    seconds = 0.06
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class CountingModule(TrialModule):
+    steps = 0
+
+    def training_step(self, dataloader_iter: Any) -> None:
+        self.steps += 1
+        super().training_step(dataloader_iter)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.06])
+@pytest.mark.parametrize(
+    ("bars", "steps"),
+    [
+        ([], 2),  # up to batches 7 and 14, where the epochs end; reports after batches 5 and 10 end no step
+        ([pl.callbacks.TQDMProgressBar], 4),  # up to batches 5, 7, 10 and 14
+    ],
+)
+def test_slow_batches_take_equal_steps(seconds: float, bars: list[Any], steps: int) -> None:
+    trial_class = type("Trial", (SlowTrial,), {"seconds": seconds})
+    module = CountingModule(trial_class, reporting_period=pytorch.Batch(5))
+    assert trained(module, max_epochs=2, callbacks=[bar() for bar in bars]).steps == steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bar_class", [pl.callbacks.TQDMProgressBar, pl.callbacks.RichProgressBar])
+def test_a_bar_moves_within_a_step(bar_class: Any) -> None:
+    shown: list[int] = []
+
+    class Bar(bar_class):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            shown.append(batch_idx)
+            super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
+
+    module = CountingModule(SlowTrial, reporting_period=pytorch.Batch(100))
+    fit(module, callbacks=[Bar()])
+    assert module.steps == 1
+    assert len(shown) > 1
+    assert (shown, shown[-1]) == (sorted(shown), EPOCH_LEN - 1)

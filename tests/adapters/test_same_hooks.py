@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
+from tests.adapters.plain_module import Plain, Trial
 from tests.lightning import pl, trainer
-from tests.trials import make_data
 
 HOOKS = sorted(name for name in vars(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown"))
 
@@ -76,21 +75,15 @@ def loss_of(models: Any, batch: Any) -> torch.Tensor:
     return torch.as_tensor((models[1](models[0](inputs)) - targets).square().mean())
 
 
-class PlainModule(pl.LightningModule):
+class PlainModule(Plain):
     def __init__(self, recorder: Recorder, optimizer_count: int, aggregation: int) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.recorder, self.optimizer_count, self.aggregation = recorder, optimizer_count, aggregation
         self.models = torch.nn.ModuleList(make_models())
-        self.trained = 0
 
     def configure_optimizers(self) -> Any:
         return make_optimizers(list(self.models), self.optimizer_count)
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(make_data(), batch_size=8)
-
-    val_dataloader = train_dataloader
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.recorder.note("train_batch", batch)
@@ -115,17 +108,12 @@ class PlainModule(pl.LightningModule):
         return {"validation_loss": loss_of(self.models, batch)}
 
 
-class RecordedTrial(pytorch.PyTorchTrial):
+class RecordedTrial(Trial):
     def __init__(self, context: pytorch.PyTorchTrialContext, recorder: Recorder, optimizer_count: int) -> None:
         self.context = context
         self.recorder = recorder
         self.models = [context.wrap_model(model) for model in make_models()]
         self.optimizers = [context.wrap_optimizer(o) for o in make_optimizers(self.models, optimizer_count)]
-
-    def build_training_data_loader(self) -> pytorch.DataLoader:
-        return pytorch.DataLoader(make_data(), batch_size=8)
-
-    build_validation_data_loader = build_training_data_loader
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         self.recorder.note("train_batch", batch)

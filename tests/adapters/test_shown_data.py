@@ -95,9 +95,9 @@ def own_generator(loader: Any = pytorch.DataLoader) -> Any:
     return shuffled(loader, generator=torch.Generator().manual_seed(1))
 
 
-def of_determined() -> Any:
+def of_determined(loader: Any) -> Any:
     batches = BatchSampler(range(SAMPLES), BATCH_SIZE, drop_last=False)
-    return pytorch.DataLoader(Noisy(), batch_sampler=pytorch.samplers.ReproducibleShuffleBatchSampler(batches, 7))
+    return loader(Noisy(), batch_sampler=pytorch.samplers.ReproducibleShuffleBatchSampler(batches, 7))
 
 
 class Looking(pl.Callback):
@@ -154,16 +154,11 @@ def own_sampler(sampler: type[InPlace]) -> Any:
     return make
 
 
-OWN = [shuffled, own_generator, of_determined, own_sampler(InPlace), own_sampler(Lazy)]
 LENGTHS = {("train_dataloader", SAMPLES, 7), ("val_dataloaders", SAMPLES, 7)}
 
 
-@pytest.mark.parametrize("make_loader", OWN)
-def test_looks_change_nothing(make_loader: Any) -> None:
-    expected, _ = fit(make_loader, [])
-    state, looking = fit(make_loader, HOOKS)
-    assert state == expected
-    assert {*looking.passes} == LENGTHS
+def stream(loader: Any) -> Any:
+    return loader(Stream(), BATCH_SIZE)
 
 
 def alone(loader: Any) -> Any:
@@ -172,6 +167,36 @@ def alone(loader: Any) -> Any:
 
 def in_a_list(loader: Any) -> Any:
     return [loader]
+
+
+@pytest.mark.parametrize(
+    ("make_loader", "give", "flags"),
+    [
+        (shuffled, None, {}),
+        (own_generator, None, {}),
+        (of_determined, None, {}),
+        (own_sampler(InPlace), None, {}),
+        (own_sampler(Lazy), None, {}),
+        (shuffled, alone, {}),
+        (own_generator, in_a_list, {}),
+        (own_sampler(InPlace), alone, {}),
+        (stream, alone, {}),
+        (stream, in_a_list, {}),
+        (own_generator, None, {"limit_train_batches": 3, "limit_val_batches": 2}),
+        (own_generator, None, {"overfit_batches": 2}),
+        (own_generator, None, {"val_check_interval": 2}),
+    ],
+)
+def test_looks_change_nothing(make_loader: Any, give: Any, flags: dict[str, Any]) -> None:
+    """Each look is at a whole pass, whatever the flags."""
+
+    def make() -> Any:
+        return make_loader(pytorch.DataLoader if give is None else DataLoader)
+
+    expected, _ = fit(make, [], give, **flags)
+    state, looking = fit(make, HOOKS, give, **flags)
+    assert state == expected
+    assert {*looking.passes} == LENGTHS
 
 
 @pytest.mark.slow
@@ -185,40 +210,6 @@ def test_looks_leave_workers_alone(give: Any) -> None:
     state, looking = fit(persistent, ["on_train_start", "on_train_epoch_end"], give)
     assert state == expected
     assert {*looking.passes} <= LENGTHS
-
-
-def stream(loader: Any = DataLoader) -> Any:
-    return loader(Stream(), BATCH_SIZE)
-
-
-@pytest.mark.parametrize(
-    ("make_loader", "give"),
-    [
-        (shuffled, alone),
-        (own_generator, in_a_list),
-        (own_sampler(InPlace), alone),
-        (stream, alone),
-        (stream, in_a_list),
-    ],
-)
-def test_looks_at_given_data_change_nothing(make_loader: Any, give: Any) -> None:
-    def make() -> Any:
-        return make_loader(DataLoader)
-
-    expected, _ = fit(make, [], give)
-    state, looking = fit(make, HOOKS, give)
-    assert state == expected
-    assert {*looking.passes} == LENGTHS
-
-
-@pytest.mark.parametrize(
-    "flags", [{"limit_train_batches": 3, "limit_val_batches": 2}, {"overfit_batches": 2}, {"val_check_interval": 2}]
-)
-def test_flags_do_not_shorten_a_pass(flags: dict[str, Any]) -> None:
-    expected, _ = fit(own_generator, [], **flags)
-    state, looking = fit(own_generator, HOOKS, **flags)
-    assert state == expected
-    assert {*looking.passes} == LENGTHS
 
 
 @pytest.mark.parametrize("hooks", [[], HOOKS])
