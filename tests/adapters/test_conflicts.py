@@ -85,7 +85,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (lambda module: module.freeze(), "frozen parameters"),
         (lambda module: next(module.parameters()).register_hook(lambda gradient: None), "hooks"),
-        (lambda module: module.double(), "cast to torch.float64 before"),
     ],
 )
 def test_lost_changes_are_refused(change: Callable[[Any], Any], named: str, saved: Path) -> None:

@@ -24,31 +24,20 @@ AT_ONCE = datetime.timedelta(microseconds=1)
 
 
 class Watched(BoringModel):
-    """Trains manually, several batches a step where a test wants it to, and records what Lightning does."""
+    """Trains manually, and counts its steps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.validations: list[int] = []
         self.steps = 0
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> None:
         self.steps += 1
-        self.train_one(next(dataloader_iter)[0])
-        self.after_batch(dataloader_iter)
-
-    def train_one(self, batch: torch.Tensor) -> None:
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
-        self.manual_backward(self.step(batch))
+        self.manual_backward(self.step(next(dataloader_iter)[0]))
         optimizer.step()
         optimizer.zero_grad()
-
-    def after_batch(self, dataloader_iter: Iterator[Any]) -> None:
-        """Leave it at one batch."""
-
-    def on_validation_start(self) -> None:
-        self.validations.append(self.steps)
 
 
 def make_trainer(use_trial_loops: bool = False, **flags: Any) -> pl.Trainer:
@@ -63,36 +52,6 @@ def fitted(module_class: type[Watched] = Watched, **flags: Any) -> Watched:
     module = module_class()
     make_trainer(**flags).fit(module)
     return module
-
-
-@pytest.mark.parametrize("announced", [True, False], ids=["announced", "not announced"])
-def test_checkpoint_waits_for_an_announced_validation(announced: bool, tmp_path: Path) -> None:
-    class Watcher(pl.callbacks.ModelCheckpoint):
-        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            super().on_validation_end(trainer, pl_module)
-            saved_by_then.append(len(list(tmp_path.glob("*.ckpt"))))
-
-    saved_by_then: list[int] = []
-    trainer = make_trainer(use_trial_loops=True, callbacks=[Watcher(tmp_path)])
-    lightning_loops.allow_validation(trainer, due=True)
-    if not announced:
-        lightning_internals.announce_no_validations(trainer)
-    trainer.fit(Watched())
-    assert saved_by_then[-1] == (0 if announced else 1)
-
-
-@pytest.mark.parametrize(("flag", "limit"), [(3, 3), (1, 1), (0.5, 32), (1.0, None)])  # of 64 batches
-def test_limit_val_batches_is_read_as_a_number(flag: float, limit: int | None) -> None:
-    limits: list[int | None] = []
-
-    class Module(Watched):
-        def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
-            limits.append(lightning_loops.read_validation_limit(self.trainer, dataloader_iter))
-            next(dataloader_iter)
-            lightning_internals.end_epoch(dataloader_iter)
-
-    fitted(Module, limit_train_batches=1, limit_val_batches=flag)
-    assert limits == [limit]
 
 
 def test_replaced_loop_leaves_out_the_exchange_of_signals() -> None:
@@ -133,33 +92,6 @@ def test_strategy_can_be_replaced_before_the_launch() -> None:
     assert lightning_internals.converts_batch_norms(other)
     assert lightning_internals.read_ddp_options(other)[0]["static_graph"]
     assert trainer.strategy is other
-
-
-def test_batch_size_is_found_where_lightning_refuses_to() -> None:
-    sizes: list[int | None] = []
-
-    class Module(Watched):
-        def on_before_backward(self, loss: torch.Tensor) -> None:
-            sizes.append(lightning_internals.find_batch_size(self, counts=True))
-            sizes.append(lightning_internals.find_batch_size(self, counts=False))
-
-        def on_train_epoch_start(self) -> None:
-            sizes.append(lightning_internals.find_batch_size(self, counts=True))
-
-        on_validation_epoch_start = on_train_epoch_start
-
-        def training_step(self, dataloader_iter: Iterator[Any]) -> None:
-            loop: Any = self.trainer.fit_loop.epoch_loop
-            self.train_one(loop.shown)
-
-    module = Module()
-    assert lightning_internals.find_batch_size(module, counts=True) is None
-    trainer = make_trainer(use_trial_loops=True, limit_train_batches=1)
-    lightning_loops.use_calls(trainer, lightning_loops.TrialCalls(lambda: (torch.ones(5, 32), 0)))
-    trainer.fit(module)
-    # In training Lightning refuses to find it out, elsewhere it does.
-    assert sizes[:3] == [1, 5, 1]
-    assert sizes[-1] is None
 
 
 class SavingByTime(Watched):
@@ -205,12 +137,6 @@ def test_only_rank_0_prints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_single_process_keeps_its_exit_code() -> None:
     assert lightning_internals.choose_exit_code(make_trainer(), 75) == 75
-
-
-def test_sync_batchnorm_is_seen_in_the_strategy() -> None:
-    for synchronized in (True, False):
-        strategy: Any = make_trainer(strategy=pl.strategies.DDPStrategy(), sync_batchnorm=synchronized).strategy
-        assert lightning_internals.converts_batch_norms(strategy) == synchronized
 
 
 def test_missing_length_is_no_warning_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:

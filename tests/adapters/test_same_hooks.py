@@ -145,7 +145,7 @@ def events_of(module: pl.LightningModule, recorder: Recorder, directory: Path, *
         (2, 1, {"max_epochs": 2}),
         (1, 3, {"max_epochs": 2}),
         (1, 1, {"max_epochs": 2, "val_check_interval": 3}),
-        (2, 1, {"max_epochs": 3, "check_val_every_n_epoch": 2, "limit_val_batches": 2}),
+        (2, 1, {"max_epochs": 3, "check_val_every_n_epoch": 2, "limit_val_batches": 0.5}),
         (1, 1, {"max_epochs": -1, "max_steps": 9, "check_val_every_n_epoch": None, "val_check_interval": 4}),
         (2, 1, {"max_epochs": 2, "saves_every": 4}),
         (1, 1, {"fast_dev_run": True}),

