@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from tests.distributed.trained import bucket, launch
+from tests.checkpoint.storage.backends import new_bucket, s3_server
+from tests.distributed.trained import launch
 from tests.versions import SHARDS
 
 
@@ -21,8 +23,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not found.exists():
             patch.chdir(tmp_path_factory.mktemp("working_directory"))
             making = tmp_path_factory.mktemp("being-trained")
-            with bucket() as arguments:
-                launch("two", making, *arguments)
+            for name in [name for name in os.environ if name.startswith("AWS_")]:
+                patch.delenv(name)
+            with s3_server() as options:
+                launch("two", making, f"s3://{new_bucket('s3', options)}/trial", json.dumps(options))
             launch("one", making, ranks=1)
             if SHARDS:
                 launch("three", making, ranks=3)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from det_lightning.checkpoint import load_checkpoint
-from tests.checkpoint.storage.backends import new_bucket, s3_server
 from tests.launching import TORCHRUN, environment
 from tests.warm_python import start_warm_python
 
@@ -28,15 +22,6 @@ def launch(command: str, folder: Path, *more: str, ranks: int = 2) -> None:
     arguments = [start_warm_python().executable, *launcher, "-m", "tests.distributed.ranks", command, str(folder)]
     done = subprocess.run([*arguments, *more], capture_output=True, text=True, timeout=400, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
-
-
-@contextlib.contextmanager
-def bucket() -> Iterator[list[str]]:
-    """Yield the URL of an S3 bucket, and its options."""
-    with pytest.MonkeyPatch.context() as patch, s3_server() as options:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            patch.delenv(name)
-        yield [f"s3://{new_bucket('s3', options)}/trial", json.dumps(options)]
 
 
 def results(folder: Path, name: str, ranks: int = 2) -> list[dict[str, Any]]:

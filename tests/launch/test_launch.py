@@ -36,7 +36,6 @@ def launch(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
     ("arguments", "message"),
     [
         ([], "no script to run"),
-        (["--nproc-per-node", "2", "--"], "no script to run"),
         (["--nnodes", "2", "train.py"], "--nnodes is an option of torchrun: put -- between"),
         (["--nnodes", "2", "--", "--max-restarts", "3"], "--max-restarts is an option of torchrun: it must come"),
         (["-m"], "-m needs the name of a module"),

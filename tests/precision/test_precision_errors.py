@@ -105,7 +105,6 @@ SCALER = torch.amp.GradScaler("cpu")
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        (lambda c: c.experimental.use_amp(), configure(), "Choose either torch.amp, apex levels"),
         (lambda c: c.wrap_scaler(SCALER), configure(), "Choose either torch.amp, apex levels"),
         (configure(), lambda c: c.experimental.use_amp(), "Choose either torch.amp, apex levels"),
         (configure(), lambda c: c.configure_apex_amp([], []), "so does configure_apex_amp"),

@@ -194,13 +194,6 @@ def test_all_mistakes_are_named() -> None:
     assert str(again.value) == str(caught.value)
 
 
-def test_the_lines_of_a_file_are_named(tmp_path: Path) -> None:
-    (tmp_path / "const.yaml").write_text("name: a\nmax_restarts: many\nscheduling_unit: 0\n")
-    mistakes = r"(?s)const.yaml has 2 mistakes.*line 2: max_restarts.*line 3: scheduling_unit"
-    with pytest.raises(ConfigError, match=mistakes):
-        TrialModule(CountedTrial, exp_conf=tmp_path / "const.yaml")
-
-
 @pytest.mark.parametrize(
     "small",
     [

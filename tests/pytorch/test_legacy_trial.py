@@ -15,7 +15,7 @@ import torch
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
 from det_lightning.callbacks import DeterminedCheckpoint
-from det_lightning.pytorch._pytorch_trial import adapt_legacy_trial, is_legacy_trial, original_trial
+from det_lightning.pytorch._pytorch_trial import adapt_legacy_trial
 from tests.lightning import trainer
 from tests.trials import EPOCH_LEN, CountingCallback, SmallTrial, fit_trial, seed_everything, weights_of
 
@@ -263,17 +263,6 @@ def test_a_wrapping_trial_is_no_legacy_trial(train: Any) -> None:
     trial = fit_with_determineds_trainer(varied(OwnBuilders, train_batch=train))
     assert_same_training(trial, migrated())
     assert adapt_legacy_trial(trial, trial.context) is trial
-
-
-@pytest.mark.parametrize(("trial_class", "legacy"), [(Old, True), (Migrated, False), (OwnBuilders, False)])
-def test_interfaces_are_recognized(trial_class: type[Common], legacy: bool) -> None:
-    context = pytorch.PyTorchTrialContext(enable_tensorboard_logging=False)
-    trial = trial_class(context)
-    assert is_legacy_trial(trial_class) is is_legacy_trial(trial) is legacy
-    adapted = adapt_legacy_trial(trial, context)
-    assert (adapted is not trial) is legacy
-    assert adapt_legacy_trial(adapted, context) is adapted
-    assert original_trial(adapted) is trial
 
 
 # Errors
