@@ -15,8 +15,7 @@ import torch
 from det_lightning import errors
 from det_lightning.adapters import TrialModule
 from det_lightning.adapters.lightning_package import VARIABLE
-from tests.adapters.plain_module import Trial
-from tests.adapters.training import trained
+from tests.adapters.training import Trial, trained
 from tests.lightning import fit, pl, trainer
 from tests.trials import SmallTrial, weights_of
 

@@ -17,9 +17,8 @@ from det_lightning.callbacks import DeterminedCheckpoint
 from det_lightning.checkpoint import CheckpointReading
 from det_lightning.checkpoint.format.lightning_file import from_lightning, to_lightning
 from det_lightning.ranks.topology import free_port
-from tests.adapters.plain_module import Trial
 from tests.adapters.test_ckpt_files import older_file
-from tests.adapters.training import Predicting, trained
+from tests.adapters.training import Predicting, Trial, trained
 from tests.lightning import BoringModel, fit, pl, trainer
 from tests.trials import SmallTrial, make_data, weights_of
 

@@ -54,6 +54,27 @@ def fitted(module_class: type[Watched] = Watched, **flags: Any) -> Watched:
     return module
 
 
+@pytest.mark.parametrize(("flag", "limit"), [(3, 3), (1, 1), (0.5, 32), (1.0, None)])  # of 64 batches
+def test_limit_val_batches_is_read_as_a_number(flag: float, limit: int | None) -> None:
+    limits: list[int | None] = []
+
+    class Module(Watched):
+        def validation_step(self, dataloader_iter: Iterator[Any]) -> None:
+            limits.append(lightning_loops.read_validation_limit(self.trainer, dataloader_iter))
+            next(dataloader_iter)
+            lightning_internals.end_epoch(dataloader_iter)
+
+    fitted(Module, limit_train_batches=1, limit_val_batches=flag)
+    assert limits == [limit]
+
+
+def test_epoch_loop_can_be_replaced_once() -> None:
+    trainer = make_trainer(use_trial_loops=True)
+    loop: Any = trainer.fit_loop.epoch_loop
+    lightning_loops.use_trial_loops(trainer)
+    assert trainer.fit_loop.epoch_loop is loop
+
+
 def test_replaced_loop_leaves_out_the_exchange_of_signals() -> None:
     if Version(lightning_version) >= Version("2.5.2"):  # the first that exchanges them
         assert callable(type(make_trainer().fit_loop.epoch_loop)._broadcast_sigterm_tensor)
@@ -83,8 +104,7 @@ def test_strategy_can_be_replaced_before_the_launch() -> None:
     trainer = make_trainer(strategy=given, devices=2, sync_batchnorm=True)
     with pytest.raises(NotImplementedError):
         trainer.fit(module)
-    assert trainer.lightning_module is module
-    assert trainer.world_size == 2
+    assert (trainer.lightning_module, trainer.world_size) == (module, 2)
     for name in ("launcher", "accelerator", "parallel_devices", "cluster_environment", "precision_plugin"):
         assert getattr(other, name) is getattr(given, name)
     assert other.process_group_backend == "gloo"
@@ -133,10 +153,6 @@ def test_only_rank_0_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     printed: list[str] = []
     rank_zero_only(printed.append)("only rank 0 prints this")
     assert not printed
-
-
-def test_single_process_keeps_its_exit_code() -> None:
-    assert lightning_internals.choose_exit_code(make_trainer(), 75) == 75
 
 
 def test_missing_length_is_no_warning_of_1000_epochs(recwarn: pytest.WarningsRecorder) -> None:

@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from det_lightning import errors
 from det_lightning.adapters.strategies.processes import REPLACED_STRATEGIES, TRIAL_STRATEGIES, find_counterpart
-from tests.adapters.plain_module import Use, fit, loader, outcome
+from tests.adapters.training import Use, fit_only, loader, outcome
 from tests.lightning import lightning_version, pl
 from tests.versions import SHARDS
 
@@ -81,7 +81,7 @@ def flags_of_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.backends.cudnn.benchmark = False
 
 
-def require_result(result: str, flags: Callable[[], dict[str, Any]], use: Use = fit, methods: Any = None) -> None:
+def require_result(result: str, flags: Callable[[], dict[str, Any]], use: Use = fit_only, methods: Any = None) -> None:
     """Fail unless a trial's outcome stands to that of a plain module as a row says."""
     if result == "refused":
         refusals = (errors.UnsupportedTrainerFlags, errors.InvalidExperimentException, ValueError, ModuleNotFoundError)
@@ -146,7 +146,7 @@ def trained(flag: str) -> bool:
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if trained(flag)])
 def test_flag_does_what_the_page_says(flag: str) -> None:
     result = "works" if flag in OF_SEVERAL_RANKS else FLAGS[flag]
-    use = test_and_predict if flag in ("limit_test_batches", "limit_predict_batches") else fit
+    use = test_and_predict if flag in ("limit_test_batches", "limit_predict_batches") else fit_only
     require_result(result, lambda: dict(USES_OF_FLAGS[flag]), use)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from det_lightning import pytorch
 from det_lightning.adapters import TrialModule
-from tests.adapters.plain_module import Plain, Trial
+from tests.adapters.training import Plain, Trial
 from tests.lightning import pl, trainer
 
 HOOKS = sorted(name for name in vars(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown"))
@@ -145,7 +145,7 @@ def events_of(module: pl.LightningModule, recorder: Recorder, directory: Path, *
         (2, 1, {"max_epochs": 2}),
         (1, 3, {"max_epochs": 2}),
         (1, 1, {"max_epochs": 2, "val_check_interval": 3}),
-        (2, 1, {"max_epochs": 3, "check_val_every_n_epoch": 2, "limit_val_batches": 0.5}),
+        (2, 1, {"max_epochs": 3, "check_val_every_n_epoch": 2, "limit_val_batches": 2}),
         (1, 1, {"max_epochs": -1, "max_steps": 9, "check_val_every_n_epoch": None, "val_check_interval": 4}),
         (2, 1, {"max_epochs": 2, "saves_every": 4}),
         (1, 1, {"fast_dev_run": True}),

@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from det_lightning import errors, pytorch
 from det_lightning.adapters import TrialModule
-from tests.adapters.plain_module import Plain
+from tests.adapters.training import Plain
 from tests.lightning import pl, trainer
 from tests.trials import BATCH_SIZE, SAMPLES, SmallTrial, make_data, seed_everything, weights_of
 from tests.warm_python import WarmPython

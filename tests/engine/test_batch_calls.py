@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from det_lightning import pytorch
-from tests.adapters.plain_module import Trial, loader, loss_of, make_model
+from tests.adapters.training import Trial, loader, loss_of, make_model
 from tests.trials import fit_trial
 
 
