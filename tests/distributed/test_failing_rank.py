@@ -72,13 +72,12 @@ def test_torchrun_names_the_first_failure(tmp_path: Path) -> None:
 class GivesUp(Plain):
     """Raises InvalidHP at one place, on one rank."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext, rank: int, place: str) -> None:
-        self.rank = rank
-        self.place = place
+    def __init__(self, context: pytorch.PyTorchTrialContext, gives_up: tuple[int, str]) -> None:
+        self.gives_up = gives_up
         super().__init__(context)
 
     def at(self, place: str) -> None:
-        if (place, self.context.distributed.rank) == (self.place, self.rank):
+        if (self.context.distributed.rank, place) == self.gives_up:
             raise InvalidHP(f"the culprit's message, {place}")
 
     def wrap(self) -> None:
@@ -121,7 +120,7 @@ def train(rank: int, strategy: str, gives_up: tuple[int, str], task: TrialTask, 
     logging.getLogger().handlers = [logging.StreamHandler(output)]
     dist.init_process_group("gloo", init_method=f"file://{task.directory}/meeting", rank=rank, world_size=2)
     with pytorch.init(distributed=meet(rank, port), strategy=strategy, enable_tensorboard_logging=False) as context:
-        trainer = pytorch.Trainer(GivesUp(context, *gives_up), context, enable_progress_bar=False)
+        trainer = pytorch.Trainer(GivesUp(context, gives_up), context, enable_progress_bar=False)
         trainer.fit(checkpoint_policy="all")
 
 
