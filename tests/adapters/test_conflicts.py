@@ -104,7 +104,8 @@ class Clipless(SmallTrial):
     """Leaves the clipping of one optimizer to the trainer, and clips for the other itself, to nothing."""
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        self.before = weights_of(self)[:40].clone() if batch_idx == 0 else self.before
+        if batch_idx == 0:
+            self.before = weights_of(self)[:40].clone()
         loss = self.loss(batch)
         self.context.backward(loss)
         self.context.step_optimizer(self.sgd)

@@ -59,7 +59,7 @@ def test_lightning_cli_takes_a_trial_and_a_strategy(strategy: str, tmp_path: Pat
     assert printed.count("4 batches on 2") == 2
 
 
-LINEAR = {torch.nn.Linear}
+LINEAR: set[type[torch.nn.Module]] = {torch.nn.Linear}
 
 
 @needs_shards

@@ -16,10 +16,20 @@ from tests.adapters.training import Trial, loader, loss_of, make_model
 from tests.trials import fit_trial
 
 
-class Marking(Trial):
+def profiled(recorder: Callable[[FrameType, str, Any], None], run: Callable[[], Any]) -> None:
+    gc.collect()  # not meanwhile: ending the generators of an earlier run calls them
+    before = sys.getprofile()
+    sys.setprofile(recorder)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+
+
+class PlainTrial(Trial):
     """Marks its batches."""
 
-    def __init__(self, context: pytorch.PyTorchTrialContext, mark: Callable[[], None]) -> None:
+    def __init__(self, context: pytorch.PyTorchTrialContext, mark: Callable[[], None] = lambda: None) -> None:
         super().__init__(context)
         self.mark = mark
 
@@ -35,13 +45,7 @@ def fewest_calls_of_a_batch(train: Callable[[Callable[[], None]], None]) -> int:
     def count(frame: FrameType, event: str, _: Any) -> None:
         counts[-1] += event == "call"
 
-    gc.collect()  # not meanwhile: ending the generators of an earlier run calls them
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        train(lambda: counts.append(0))
-    finally:
-        sys.setprofile(before)
+    profiled(count, lambda: train(lambda: counts.append(0)))
     return min(counts[2:-1])
 
 
@@ -57,6 +61,6 @@ def test_fewer_calls_than_a_plain_loop() -> None:
             optimizer.zero_grad()
 
     def train_trial(mark: Callable[[], None]) -> None:
-        fit_trial(functools.partial(Marking, mark=mark), max_length=pytorch.Batch(8))
+        fit_trial(functools.partial(PlainTrial, mark=mark), max_length=pytorch.Batch(8))
 
     assert fewest_calls_of_a_batch(train_trial) < fewest_calls_of_a_batch(train_plainly)

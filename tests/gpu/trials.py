@@ -79,7 +79,7 @@ def train(kind: type[OnGpu], storage: Path, **lightning: Any) -> OnGpu:
     with pytorch.init(exp_conf={"name": "gpu"}, enable_tensorboard_logging=False) as context:
         trial = kind(context)
         trainer = pytorch.Trainer(trial, context, enable_progress_bar=False, **lightning)
-        periods = {"max_length": pytorch.Batch(BATCHES), "reporting_period": pytorch.Batch(kind.period)}
+        periods: dict[str, Any] = {"max_length": pytorch.Batch(BATCHES), "reporting_period": pytorch.Batch(kind.period)}
         try:
             trainer.fit(checkpoint_policy="none", checkpoint_storage=storage, **periods)
         finally:
