@@ -39,7 +39,7 @@ def ported(name: str, directory: Path) -> Path:
     return file
 
 
-# The others are trained by tests/porting/test_to_lightning.py.
+# The others are trained by tests/porting/test_side_by_side.py.
 @pytest.mark.parametrize("name", ["detections", "images"])
 def test_a_ported_trial_trains(name: str, tmp_path: Path) -> None:
     module = load(ported(name, tmp_path))
