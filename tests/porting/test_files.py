@@ -38,7 +38,6 @@ def problems_of(port: FilePort) -> list[str]:
 PARTS: dict[str, dict[str, str | None]] = {
     "const.yaml": {
         "a: python3 -m determined.launch.torch_distributed -- python3 t.py  # go": None,
-        "# of determined.launch.horovod": "# of determined.launch.horovod",
         "b: >-\n  python -m determined.launch.horovod\n   train.py": None,
         "c: python -m determined.launch.autohorovod t": "c: python -m det_lightning.launch.horovod --autohorovod t",
         "d: ['-m', 'determined.launch.autohorovod', t.py]": (
@@ -50,20 +49,16 @@ PARTS: dict[str, dict[str, str | None]] = {
         "f: &a {x: determined.launch, y: determined}\ng: *a": "f: &a {x: determined.launch, y: determined}\ng: *a",
         "h:\n- run: |\n    pip install determined\n    ls": "h:\n- run: |\n    pip install det-lightning\n    ls",
         "i: det e create c.yaml .": "i: det-lightning run c.yaml .",
-        'j: "det -m ${{ env.MASTER }} e create c.yaml ."': 'j: "det-lightning run c.yaml ."',
         "dependencies:\n- pip:\n  - determined==0.17.0 # x": "dependencies:\n- pip:\n  - det-lightning~=0.1 # x",
     },
     "run.sh": {
         "python -m \\\n  determined.launch.torch_distributed t.py": None,
-        "python -mdetermined.launch.torch_distributed t.py": None,
-        "# python -m determined.launch.horovod": "# python -m determined.launch.horovod",
         "python -m determined.launch.horovod -np 2 -- a.py": None,
         "ls determined-0.38.1-py3-none-any.whl": "ls determined-0.38.1-py3-none-any.whl",
         "cd x && det e create c.yaml .": "cd x && det-lightning run c.yaml .",
         'det -m h e create \\\n "a c.yaml" $(x) \\\n --config a=2;': (
             'det-lightning run \\\n "a c.yaml" $(x) \\\n --config a=2;'
         ),
-        "/opt/conda/bin/det e create c.yaml .": "det-lightning run c.yaml .",
         "nohup det e create c.yaml . >log 2>&1 &": "nohup det-lightning run c.yaml . >log 2>&1 &",
         "det e list 2> /dev/null": "det-lightning experiment ls 2> /dev/null",
         "ssh host 'det e create c.yaml .'": "ssh host 'det-lightning run c.yaml .'",
@@ -93,7 +88,6 @@ PARTS: dict[str, dict[str, str | None]] = {
         "Determined==0.21": "det-lightning~=0.1",
         "determined [cloud]==0.20": "det-lightning~=0.1",
         "determined == 0.19.2  # pinned\r": "det-lightning~=0.1  # pinned\r",
-        "determined-like\r": "determined-like\r",
         "-r model-hub.txt": "-r model-hub.txt",
         "https://x/determined-ai/determined-examples # not it": "https://x/determined-ai/determined-examples # not it",
     },
@@ -102,9 +96,7 @@ PARTS: dict[str, dict[str, str | None]] = {
         '[project]\nname = "determined"': '[project]\nname = "determined"',
         'dependencies = [\n  "x",\n  "determined>=0.17",\n]': 'dependencies = [\n  "x",\n  "det-lightning~=0.1",\n]',
         "requires = [\"determined[x]>=0.2; os < '3'\", 'x']": "requires = [\"det-lightning~=0.1; os < '3'\", 'x']",
-        '[tool.poetry.dependencies]\ndetermined = "^0.2" #': '[tool.poetry.dependencies]\ndet-lightning = "~=0.1" #',
         '[tool.ruff]\nk = ["determined"]': '[tool.ruff]\nk = ["determined"]',
-        "[tool.x.determined]\nk = 1": "[tool.x.determined]\nk = 1",
         '[project]\n  dependencies = [\n # "determined"\n "determined"]': (
             '[project]\n  dependencies = [\n # "determined"\n "det-lightning"]'
         ),
@@ -159,9 +151,6 @@ version = '^0.20'
     ("name", "text", "reason"),
     [
         ("a.yaml", "a:\n- -m\n- determined.launch.tensorflow\n", "3: determined.launch.tensorflow: it is for Tens"),
-        ("a.yaml", "entrypoint: x:Y\nsearcher:\n  name: custom\n", "3: searcher.name: custom cannot be used: write"),
-        ("a.yaml", "entrypoint: a.py\nsearcher: {name: single, metric: a, source_trial_id: 3}\n", "2: searcher.source"),
-        ("a.yaml", "entrypoint: python -m determined.launch.horovod m:T\n", f"1: m:T: {HERE}"),
         (
             "a.yaml",
             "a: >-\n  python -m determined.launch.horovod\n  python -m determined.exec.harness x:Y\n",
@@ -191,7 +180,6 @@ version = '^0.20'
             "2: Determined is installed",
         ),
         ("pyproject.toml", "[project]\ndependencies = ['determined @ https://x/d.whl']", "2: Determined is installed"),
-        ("setup.py", "setup(install_requires=['determined @ https://x/d.whl'])\n", "1: Determined is installed"),
         ("a.py", "run(['pip', 'install', 'determined @ https://x/d.whl'])\n", "1: Determined is installed"),
         ("environment.yml", "dependencies:\n- pip:\n  - determined @ https://x/d.whl\n", "3: Determined is installed"),
         (
@@ -200,7 +188,6 @@ version = '^0.20'
             "2: Determined is required by a table, 4: Determined is required by a table, "
             "7: Determined is required by a table, 10: Determined is required by a table",
         ),
-        ("a.py", "import determined\nprint 'x'\n", "0: not ported: it is not Python 3: line 2"),
         ("a.py", "x = 1\n\\\nimport determined\n", "0: not ported: it is not Python 3: line 2: a statement begins"),
         ("a.yaml", "entrypoint: {determined\n", "0: not ported: line 2: while parsing a flow mapping"),
         ("a.ipynb", "determined", "0: not ported: not JSON"),
@@ -214,16 +201,9 @@ def test_findings_name_line_and_advice(name: str, text: str, reason: str, tmp_pa
     ("name", "text", "line"),
     [
         ("a.yaml", "entrypoint: [python, -m, determined.launch.deepspeed, t.py]\n", 1),
-        ("a.yaml", "entrypoint:\n- python\n- -mdetermined.launch.deepspeed\n- t.py\n", 3),
-        ("a.yaml", "entrypoint: >-\n  python -m\n  determined.launch.deepspeed t.py\n", 3),
-        ("a.sh", "cd x\npython -mdetermined.launch.deepspeed t.py\n", 2),
         ("a.sh", "python -m \\\n  determined.launch.deepspeed t.py\n", 2),
-        ("Makefile", "a:\n\tpython -m determined.launch.deepspeed t.py\n", 2),
-        ("Dockerfile", 'CMD ["python", "-m", "determined.launch.deepspeed", "t.py"]\n', 1),
         ("a.py", "run(['python', '-m', 'determined.launch.deepspeed', 't.py'])\n", 1),
-        ("a.py", "os.system('python -m determined.launch.deepspeed t.py')\n", 1),
         ("a.py", "x = 1\nos.system(f'{python} -m determined.launch.deepspeed {script}')\n", 2),
-        ("a.py", "LAUNCHER = 'determined.launch.deepspeed'\n", 1),
     ],
 )
 def test_deepspeeds_launcher_gets_advice(name: str, text: str, line: int, tmp_path: Path) -> None:
@@ -370,14 +350,10 @@ def test_a_custom_image_is_a_check(image: str, severity: str, tmp_path: Path) ->
         ("a.py", "import os\nos.environ['DET_MASTER']\n", 2),
         ("a.sh", "# DET_MASTER\nexport DET_MASTER=http://localhost\n", 2),
         ("a.yaml", "environment:\n  environment_variables:\n  - DET_MASTER=http://localhost\n", 3),
-        ("Dockerfile", "FROM x\nENV DET_MASTER=y\n", 2),
-        ("a.sh", "det -m $M e list\nDET_MASTER=x det e list\n", 2),
         ("a.sh", "det -m $DET_MASTER e list\n", None),
-        ("a.py", "os.getenv('DET_TRIAL_ID', 'DET_HPARAMS')\n", None),
         ("a.py", "os.environ['DET_DATA']\n", None),  # of the project
         ("a.yaml", "environment:\n  environment_variables: [DET_CLUSTER_ID=a]\n", None),  # sets it
         ("a.py", "log('DET_MASTER is where the master is')\n", None),
-        ("a.sh", "echo $DET_EXPERIMENT_ID $MY_DET_MASTER\n", None),
     ],
 )
 def test_unset_variables_are_findings(name: str, text: str, line: int | None, tmp_path: Path) -> None:
@@ -405,8 +381,6 @@ def test_paths_in_containers_are_findings(name: str, text: str, tmp_path: Path) 
     [
         "services:\n  master:\n    image: determinedai/determined-master:0.26.0\n    environment: {DET_DB_HOST: db}\n",
         "{{- if .Values.logging }}\nimage: determinedai/determined-master\n{{- end }}\n",
-        'name: determined\nlabels: {{ include "determined.labels" . | nindent 4 }}\n',
-        "kind: Deployment\nspec: {containers: [{name: determined-agent, env: [{name: DET_MASTER, value: x}]}]}\n",
         'determined:\n  host: {{ required "determined" (.Values.host) }}\n',
     ],
 )
@@ -424,7 +398,6 @@ SEARCHER = "searcher: {name: single, metric: loss, max_length: {batches: 1}}\n"
     [
         (f"# det -m http://determined-master:8080 e create\n{SEARCHER.replace('single', 'custom')}", "searcher.name"),
         (f"{SEARCHER}bind_mounts:\n- {{host_path: /mnt/determined-db, container_path: /data}}\n", "bind_mounts"),
-        ("jobs:\n  t:\n    env: {X: 'http://determined-master'}\n    run: det master logs\n", "det master logs"),
     ],
 )
 def test_naming_a_cluster_is_fine(text: str, reason: str, tmp_path: Path) -> None:
@@ -450,22 +423,14 @@ def test_a_hook_is_a_finding(name: str, text: str, is_found: bool, tmp_path: Pat
     ("name", "text", "reason", "instead"),
     [
         ("a.sh", "\ndet e create c.yaml . --paused\n", "2: det e create", "det-lightning run CONFIG DIR"),
-        ("a.sh", 'det e create "$@"\n', "1: det e create", "det-lightning run CONFIG DIR"),
         ("a.sh", "cd x\ndet -m host e logs -f 1\n", "2: det -m host e logs", "experiment logs EXPERIMENT TRIAL"),
-        ("a.sh", "det trial logs -f 3\n", "1: det trial logs", "det-lightning experiment logs EXPERIMENT TRIAL"),
-        ("a.sh", "det e wait 3\n", "1: det e wait", "nothing, since det-lightning run returns at"),
-        ("a.sh", "det preview-search c.yaml\n", "1: det preview-search", "det-lightning run CONFIG --dry-run"),
-        ("a.sh", "id=$(det e create c.yaml .)\n", "1: det e create", "det-lightning run CONFIG DIR"),
         ("a.sh", "det e create c.yaml . 2>&1 | sed s/x//\n", "1: det e create", "det-lightning run CONFIG DIR"),
         ("a.ipynb", "id = !det e create c.yaml .", "13: det e create", "det-lightning run CONFIG DIR"),
         ("a.py", "x = 1\nos.system('ls; det e kill 3')\n", "2: det e kill", "det-lightning experiment stop"),
         ("a.py", "\nrun(['det', 'c', 'download', uuid])\n", "2: det c download", "det-lightning checkpoint export"),
         ("a.py", "run([\n 'det', 'e',\n 'list', d])\n", "2: det e list", "det-lightning experiment ls"),
-        ("a.py", "run('/usr/bin/det', 'e', 'create', c, d)\n", "1: /usr/bin/det e create", "det-lightning run"),
         ("a.py", "os.system('det e create ' + c + ' .')\n", "1: det e create", "det-lightning run CONFIG DIR"),
-        ("a.py", "line = f'det e create {c} .'\nos.system(line)\n", "1: det e create", "det-lightning run CONFIG DIR"),
         ("a.py", "\nrun('det e create {} .'.format(c), shell=True)\n", "2: det e create", "det-lightning run CONFIG"),
-        ("a.py", "cmd = ('det', 'e', 'create', str(c))\n", "1: det e create", "det-lightning run CONFIG DIR"),
     ],
 )
 def test_commands_of_det_have_counterparts(name: str, text: str, reason: str, instead: str, tmp_path: Path) -> None:
@@ -483,7 +448,6 @@ def test_commands_of_det_have_counterparts(name: str, text: str, reason: str, in
     [
         ("a.sh", "det cmd run ls\n", Need.file),
         ("a.sh", "python -m determined.launch.horovod t.py\ndet user login admin\n", Need.file),
-        ("a.py", "os.system('det user login admin')\n", Need.script),
     ],
 )
 def test_commands_for_a_cluster_need_it(name: str, text: str, need: Need, tmp_path: Path) -> None:
@@ -540,7 +504,6 @@ def test_commands_in_cells_are_translated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "entrypoint: [a, b]\nx: 1\n",
         "searcher: google\n",
         "a: 1\n---\nb: 2\n",
         "description: train the det model on coco\nentrypoint: python3 train.py\n",
@@ -568,11 +531,8 @@ def test_placeholders_in_notebooks_stay(cell: str, tmp_path: Path) -> None:
     [
         ("run.sh", "ls\npython3 -c 'import determined; print(1)'\n", "2: Python in a command: import determined"),
         ("run.sh", "python <<E\nfrom determined import core\nE\n", "2: Python in a command: from determined import"),
-        ("Dockerfile", 'RUN ["python", "-c", "from determined.pytorch import x"]\n',
-         "1: Python in a command: from determined.pytorch import"),
         ("ci.yml", 'run: "python -c \\"import determined.core\\""\n', "1: Python in a command: import determined.core"),
         ("run.sh", "# python -c 'import determined'\n", None),
-        ("run.sh", "python -c 'import det_lightning'\n", None),
         ("run.sh", "echo from determined-ai\n", None),
     ],
 )  # fmt: skip

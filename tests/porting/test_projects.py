@@ -95,13 +95,6 @@ def test_notebooks_for_the_master_stay() -> None:
     assert cells[2].startswith("from determined.experimental import client\n")
 
 
-def test_findings_are_counted() -> None:
-    assert sentences(given("core_api")) == {
-        "const.yaml": "should run with `det-lightning run const.yaml`",
-        "search.yaml": "should run with `det-lightning run search.yaml`; 1 finding to look at",
-    }
-
-
 CONFIG = "entrypoint: {}\nsearcher: {{name: single, metric: loss, max_length: {{batches: 2}}}}\n"
 OF_MODEL = CONFIG.format("model:T")
 TRIAL = "from determined.pytorch import PyTorchTrial\nclass T(PyTorchTrial): pass\n"
@@ -112,8 +105,6 @@ SDK = "from determined.experimental import client\nclient.login()\n"
     ("config", "sentence"),
     [
         (CONFIG.format("other:T"), "const.yaml (there is no module other in the directories that were given)"),
-        (CONFIG.format("python3 other.py"), "const.yaml (there is no file other.py in the directories"),
-        (OF_MODEL.replace("single", "adaptive"), "const.yaml:2 (searcher.name: adaptive cannot be"),
         ("searcher: {name: single, metric: a}\nhyperparameters: {}\n", "const.yaml (it has no entrypoint)"),
     ],
 )
@@ -204,7 +195,6 @@ def test_other_files_are_no_entry_points() -> None:
     ("code", "is_removed"),
     [
         ("with open('a') as f: pass\n", True),
-        ("print(1)\n", True),
         ("if __name__ == '__main__':\n    main()\n", True),
         (TRIAL, True),
         ("X = 1\n", False),  # perhaps taken by other files
@@ -253,7 +243,6 @@ def test_docker_in_a_name_means_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("classic", "adaptive.yaml"),
         ("classic", "harness.yaml"),
         ("core_api", "search.yaml"),
         ("deepspeed", "plain.yaml"),
@@ -277,7 +266,6 @@ def test_runnable_configurations_run(name: str, config: str) -> None:
         (TRIAL, True),
         (TRIAL.replace("class T(", "class Other("), False),
         ("from base import T\nfrom determined.pytorch import PyTorchTrial\n", True),
-        ("import determined\nfrom base import *\n", True),
         ("import determined\ntry:\n    import a\nexcept ImportError:\n    def T(): pass\n", True),
     ],
 )
@@ -352,10 +340,7 @@ def test_context_advice_is_for_trials(script: str, expected: str) -> None:
     ("code", "needs"),
     [
         ("x = torch.zeros(1).cuda()", True),
-        ("x = torch.zeros(1, device='cuda')", True),
-        ("torch.cuda.set_device(0)", True),
         ("device = torch.device('cuda')", True),
-        ("dist.init_process_group('nccl', rank=0, world_size=1)", True),
         ("dist.init_process_group(backend='nccl')", True),
         ("dist.init_process_group('gloo')", False),
         ("transformers.TrainingArguments('out', fp16=True)", True),
@@ -366,13 +351,10 @@ def test_context_advice_is_for_trials(script: str, expected: str) -> None:
         ("if torch.cuda.is_available(): torch.cuda.set_device(0)", False),
         ("if args.gpu is not None: torch.cuda.set_device(args.gpu)", False),
         ("device = torch.device('cuda' if args.cuda else 'cpu')", False),
-        ("isinstance(x, torch.cuda.FloatTensor)", False),
         ("try: x.cuda()\n    except AssertionError: pass", False),
         ("device = 'cuda'\n    if not torch.cuda.is_available(): device = 'cpu'", False),
         ("def to_gpu(x): return x.cuda()\n    if torch.cuda.is_available(): to_gpu(x)", False),
         ("def to_gpu(x):\n        if torch.cuda.device_count() == 0: return x\n        return x.cuda()", False),
-        ("args.gpu and model.cuda()", False),
-        ("torch.load(file, map_location=lambda storage, location: storage.cuda())", False),
     ],
 )
 @pytest.mark.parametrize("has_gpu", [True, False])
@@ -427,21 +409,17 @@ NO_FLAG = "no flag in hyperparameters: model.py:10 reads it"
         ("context.get_hparam('flag')", NO_FLAG),
         ("context.get_hparams()['flag']", NO_FLAG),
         ("self.hparams = context.get_hparams(); self.hparams['flag']", NO_FLAG),
-        ("self.data = context.get_data_config(); self.data['url']", "no url in data: model.py:10 reads it"),
         ("context.get_data_config()['url']", "no url in data: model.py:10 reads it"),
         ("context.get_per_slot_batch_size()", "no global_batch_size in hyperparameters: model.py:10 reads it"),
         ("context.get_hparam('lr')", ""),
-        ("context.get_hparam(name)", ""),
         ("context.get_hparams().get('flag')", ""),
         ("x = context.get_hparam('flag') if lr else 0", ""),
         ("context.get_hparam('flag')  # det-lightning: ok", ""),
         ("h = context.get_hparams(); h['flag'] = 1; h['flag']", ""),
-        ("h = context.get_hparams(); h.update(x); h['flag']", ""),
         ("h = context.get_hparams(); assert 'flag' in h; h['flag']", ""),
         ("if context.get_hparam('lr'): context.get_hparam('flag')", ""),
         ("try: context.get_hparam('flag')\n        except KeyError: pass", ""),
         ("if lr:\n            return\n        context.get_hparam('flag')", ""),
-        ("if lr: raise ValueError\n        context.get_hparam('flag')", ""),
         ("for x in lr:\n            if x: return\n        context.get_hparam('flag')", ""),
         ("def schedule(): return context.get_hparam('flag')", ""),
         ("pass\n    def schedule(self): return self.context.get_hparam('flag')", ""),
@@ -466,7 +444,6 @@ def test_missing_hyperparameters_are_named(line: str, missing: str, given: str) 
     [
         ("import base\nclass T(base.T): pass\n", "T(PyTorchTrial)"),
         ("from base import B\nclass T(B): pass\n", "B(PyTorchTrial)"),
-        ("import base\nclass A(base.T): pass\nclass T(A): pass\n", "T(PyTorchTrial)"),
     ],
 )
 def test_bases_of_any_name_are_read(code: str, base: str) -> None:

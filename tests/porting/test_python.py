@@ -39,10 +39,8 @@ KEPT = {"import determined": "import det_lightning as determined"}
     ("before", "changes"),
     [
         ("import determined as det  # the platform", OURS),
-        ("from determined.transformers import DetCallback", OURS),
         ("import os, determined.pytorch as p", OURS),
         ("import determined.pytorch\ndetermined.pytorch.DataLoader", OURS),
-        ("import determined\nx = determined . pytorch . Epoch(1)", OURS),
         ("from determined import pytorch, core as c", OURS),
         ("from determined.pytorch import *", OURS),
         ("if 1:\n\tfrom determined.pytorch import (  # a\n\t\tBatch,  # b\n\t\tEpoch,\n\t)", OURS),
@@ -50,24 +48,15 @@ KEPT = {"import determined": "import det_lightning as determined"}
         ("from determined.core._context import Context as C", {**OURS, "._context": ""}),
         ("import determined as d\nd.core._tensorboard_mode.TensorboardMode.MANUAL", {**OURS, "_tensorboard_mode.": ""}),
         ("import determined.pytorch._data as d\nd.DataLoader", {**OURS, "._data": ""}),
-        ("import determined as det\ndet.pytorch._lr_scheduler.LRScheduler.StepMode", {**OURS, "_lr_scheduler.": ""}),
         ("from determined.pytorch import _ShouldExit", {**OURS, "_Should": "ShouldExit as _Should"}),
-        ("from determined.tensorboard.metric_writers.pytorch import TorchWriter", OURS),
-        ("from determined.experimental import test_one_batch", OURS),
-        ("from determined.util import download_gcs_blob_with_backoff, merge_dicts", OURS),
-        ("from determined.horovod import hvd", OURS),
-        ("from determined.pytorch.experimental import TorchBatchProcessor, torch_batch_process", OURS),
         ("from determined.pytorch import experimental\nexperimental.torch_batch_process(A, b)", OURS),
-        ("from determined import ExperimentConfig, util", OURS),
         ("from determined.pytorch import _SimpleReducer", {**OURS, "pytorch": "pytorch._reducer"}),
         ("from determined import pytorch\nclass R(pytorch._SimpleReducer): ...", {**OURS, "._": "._reducer._"}),
         ("import determined as det\ndet._DistributedBackend().use_torch()", OURS),
-        ("from determined import _DistributedBackend", OURS),
         ("import importlib\nimportlib.import_module('determined.pytorch')", OURS),
         ("import determined\nname = 'determined'.upper()", IMPORTED),
         ("import logging\nlogging.getLogger('determined')\nlogging.getLogger('determined.common')", OURS),
         ("call(['-m', 'determined.launch.torch_distributed', 'train.py'])", OURS),
-        ("run('python -m determined.launch.horovod train.py')", OURS),
         ("call(['-m', 'determined.launch.autohorovod'])", {**OURS, "autohorovod'": "horovod', '--autohorovod'"}),
         ("setup(install_requires=['determined', 'torch'])", REQUIRED),
         ("R: list[str] = ['determined']\nsetup(install_requires=R + ['x'])\nX = ['determined', 1]", LISTED),
@@ -138,19 +127,11 @@ def test_missing_names_are_split_off() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("from determined.experimental import client\nclient.login()\n", "talks to a Determined master"),
-        ("from determined.experimental import Determined\n", "talks to a Determined master"),
-        ("from determined.common import util\n", "Determined's tools"),
-        ("from determined.pytorch.deepspeed import DeepSpeedTrial\n", "DeepSpeedTrial is not covered"),
         ("from determined import keras\nclass T(keras.TFKerasTrial): pass\n", "TensorFlow and Keras"),
-        ("from determined.pytorch.lightning import LightningAdapter\n", "a LightningModule needs no adapter here"),
         ("import determined.cli.cli\n", "talks to a Determined master"),
-        ("run(['python', '-m', 'determined.launch.deepspeed'])\n", "DeepSpeed's launcher"),
         ("importlib.import_module('determined.keras')\n", "TensorFlow and Keras"),
         ("from pedl.frameworks import pytorch\n", "before Determined was one"),
         ("from model_hub.mmdetection import MMDetTrial\n", "MMDetection are not covered"),
-        ("from determined_common import check\n", "Determined's tools"),
-        ("import determined_cli\n", "determined_cli: it talks to a Determined master"),
         ("from determined_cli.experiment import create\n", "determined_cli.experiment.create: it talks to a Determ"),
     ],
 )
@@ -349,7 +330,6 @@ def test_bypasses_are_checks() -> None:
         (trial(hook="def on_train_step_start(self, step_id): ..."), "16: on_train_step_start is not a hook"),
         ("from attrdict import AttrDict\n", "1: attrdict does not import on Python 3.10"),
         ("import model_hub.huggingface as hf\n", "1: model_hub.huggingface: model-hub is built on determined"),
-        ("import apex\nscale = apex.amp.state_dict()\n", "1: apex.amp is gone"),
     ],
 )
 def test_one_line_is_one_check(text: str, reason: str) -> None:
@@ -362,7 +342,6 @@ def test_one_line_is_one_check(text: str, reason: str) -> None:
     "start",
     [
         "subprocess.run('pip install determined; python -c \"import determined\"', shell=True)",
-        'os.system("python -c \\"from determined import core\\"")',
         "subprocess.run([sys.executable, '-c', 'import determined.core'])",
         "run('python', '-c', 'import os, sys\\nimport determined')",
     ],
@@ -416,13 +395,11 @@ def test_version_checks_are_findings() -> None:
     [
         trial("torch.device('cpu')"),
         trial("torch.cuda.is_available()"),
-        trial("samplers.DistributedSampler(x)"),
         trial(in_train="self.context.backward(loss)"),
         trial(in_train="self.scheduler.step()"),
         trial(in_train="self.context.step_optimizer(o, clip_grads=lambda p: torch.nn.utils.clip_grad_norm_(p, 1))"),
         trial(hook="def on_batch(self): ...\n    def on_training_start(self): self.on_batch()"),
         trial(in_train="dist = torch.distributions.Normal(x, 1)\n        z = dist.rsample()"),
-        "import torch.distributed as dist\n\ndist = torch.cdist(x, y)\nnear = dist.min()\n",
         "dist.init_process_group('gloo')\ndet.core.DistributedContext.from_torch_distributed()\n",
     ],
 )
@@ -500,13 +477,6 @@ def test_derived_trials_lose_the_model() -> None:
     assert ported(built) == textwrap.dedent(built).replace("determined", "det_lightning")
 
 
-def test_bypasses_are_found_under_old_names() -> None:
-    before = trial(in_train="self.optimizer.zero_grad(); self.model.train()")
-    old = before.replace("wrap_optimizer", "Optimizer").replace("wrap_model", "_Model")
-    assert findings_of(old, Severity.check) == findings_of(before, Severity.check) != []
-    assert ported(old) == ported(before)
-
-
 def test_trials_may_have_bases_elsewhere() -> None:
     text = """
         from determined.pytorch import PyTorchTrialContext
@@ -524,7 +494,6 @@ def test_trials_may_have_bases_elsewhere() -> None:
         ("trainer = pytorch.Trainer(t, context); trainer.fit(test_mode=True)", True),
         ("pytorch.Trainer(t, context).fit()", True),
         ("trainer = pytorch.Trainer(t, context); trainer.fit(max_length=pytorch.Epoch(1))", False),
-        ("trainer = pytorch.Trainer(t, context); trainer.fit(None, None, pytorch.Epoch(1))", False),
         ("trainer = pl.Trainer(); trainer.fit(module)", False),
     ],
 )
@@ -551,7 +520,6 @@ def test_unknown_trainer_methods_are_problems() -> None:
         ("info = get_cluster_info(); assert info is not None; f(info.trial)", ["and the code needs info"]),
         ("info = get_cluster_info(); f(info.trial.hparams if info is not None else {})", []),
         ("f(get_cluster_info().latest_checkpoint)", ["so .latest_checkpoint raises an AttributeError"]),
-        ("import determined as d; f(d.get_cluster_info().trial)", ["so .trial raises an AttributeError"]),
         ("from determined import get_cluster_info as get; i = get(); f(i.trial)", ["and the code needs i"]),
     ],
 )
@@ -564,16 +532,12 @@ def test_cluster_info_needs_run(line: str, reported: list[str]) -> None:
     ("line", "reason"),
     [
         ("import torch.multiprocessing as mp; mp.spawn(f, nprocs=2)", "mp.spawn() starts processes of its own"),
-        ("import torch; torch.multiprocessing.spawn(f)", "torch.multiprocessing.spawn() starts processes of its own"),
         ("from torch.multiprocessing import spawn; spawn(f)", "spawn() starts processes of its own"),
         ("import multiprocessing as mp; mp.Process(target=f, args=(rank,))",
          "mp.Process() starts processes of its own"),
-        ("from torch import multiprocessing; multiprocessing.start_processes(f)",
-         "multiprocessing.start_processes() starts processes of its own"),
         ("p.add_argument('--local_rank', type=int)", "'--local_rank' is passed by torch.distributed.launch only"),
         ("import multiprocessing as mp; mp.Process(target=f, args=(queue,))", None),
         ("import multiprocessing as mp; mp.Pool(2)", None),
-        ("import pexpect; pexpect.spawn('ls')", None),
     ],
 )  # fmt: skip
 def test_own_processes_are_named(line: str, reason: str | None) -> None:
@@ -618,9 +582,7 @@ def test_core_scripts_have_no_findings() -> None:
             None,
         ),
         ("train._report_trial_metrics('eval', 3, m, all)", None, "train._report_trial_metrics"),
-        ("checkpoint._storage_manager.store_path(id)", None, "checkpoint._storage_manager"),
         ("train._trial_id", None, "train._trial_id"),
-        ("_session.get('/api/v1/me')", None, "_session"),
         ("train.report_training_metrics(latest_batch=3)", "train.report_training_metrics(steps_completed=3)", None),
         ("train.__class__", None, None),
     ],
@@ -641,10 +603,8 @@ def test_the_chiefs_address_gets_advice() -> None:
     ("start", "severity"),
     [
         ("x = DistributedContext.from_deepspeed()", Severity.problem),
-        ("if __name__ == '__main__':\n    x = DistributedContext.from_deepspeed()", Severity.problem),
         ("if info is not None:\n    x = DistributedContext.from_deepspeed()", Severity.problem),
         ("def f():\n    if A:\n        return DistributedContext.from_deepspeed()\n    return None", Severity.check),
-        ("if A:\n    x = DistributedContext.from_deepspeed()\nelse:\n    x = None", Severity.check),
         ("if __name__ == '__main__':\n    x = DistributedContext.from_deepspeed() if A else None", Severity.check),
     ],
 )
