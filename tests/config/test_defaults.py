@@ -56,10 +56,8 @@ def test_secrets_are_masked_in_display() -> None:
     "section",
     [
         {"type": "shared_fs", "host_path": "/a", "storage_path": "b", "propagation": "private", "save_trial_best": 2},
-        {"type": "shared_fs", "host_path": "/a", "tensorboard_path": "t", "container_path": "/c"},
         {"type": "directory", "container_path": "/a"},
         {"type": "s3", "bucket": "b", "prefix": "p", "endpoint_url": "http://a", "access_key": "k", "secret_key": "s"},
-        {"type": "gcs", "bucket": "b", "prefix": "p"},
         {"type": "azure", "container": "c", "account_url": "https://a.blob.core.windows.net", "credential": "x"},
     ],
 )
@@ -76,7 +74,6 @@ def test_storages_have_one_location(section: dict[str, Any]) -> None:
         (Length(100, "records"), Batch(3)),
         (Length(5, "records"), Batch(1)),
         (Length(0, "batches"), Batch(sys.maxsize)),
-        (Length(0, "epochs"), Epoch(sys.maxsize)),
         (Length(0, "records"), Batch(sys.maxsize)),
     ],
 )

@@ -119,7 +119,6 @@ POLICIES = {
     "policy: {type: on_failure_dont_retry}": "cancel_retries",
     "policy: {type: on_failure_exclude_node, restarts: 2}": "exclude_node",
     "policy: {type: send_webhook, webhook_name: w}": None,
-    "policy: null": None,
     "action: {type: cancel_retries}": "cancel_retries",
 }
 
@@ -128,11 +127,9 @@ POLICIES = {
     ("text", "changed"),
     [
         ("searcher: {name: single, max_steps: 5}", {"searcher": {"max_length": {"batches": 500}}}),
-        ("searcher: {name: single, max_steps: null}", {"searcher": {"max_length": None}}),
         ("batches_per_step: 9\nsearcher: {name: single, target_trial_steps: 5}", BATCHES_45),
         ("min_validation_period: 3\nsearcher: {name: single, max_steps: 9}", {"min_validation_period": BATCHES_300}),
         ("min_checkpoint_period: 3\nbatches_per_step: 7", {"min_checkpoint_period": {"batches": 21}}),
-        ("batches_per_step: 7", {"scheduling_unit": 7}),
         ("log_pattern_policies: []", {"log_policies": []}),
         ("log_pattern_policies: null\nintegration: null\nlog_policies: []", {"log_policies": []}),
         ("slurm: {gpu_type: a}\nenvironment: {slurm: [-A]}", {"slurm": {"gpu_type": "a", "sbatch_args": ["-A"]}}),
@@ -159,7 +156,6 @@ def test_older_spellings_are_rewritten(text: str, changed: dict[str, Any]) -> No
     ("text", "line", "path", "message"),
     [
         ("searcher:\n  name: single\n  max_steps: many", 3, "searcher.max_steps", "must be an integer; got 'many'"),
-        ("batches_per_step: a", 1, "batches_per_step", "must be an integer; got 'a'"),
         ("searcher:\n  name: single\n  max_steps: 0", 3, "searcher.max_length.batches", "at least 1; got 0"),
         (
             "searcher:\n  name: single\n  max_length: {batches: 3}\n  max_steps: 2",
@@ -167,9 +163,7 @@ def test_older_spellings_are_rewritten(text: str, changed: dict[str, Any]) -> No
             "searcher.max_steps",
             "is the older name of searcher.max_length, which is also set: delete one of the two",
         ),
-        ("slurm: {sbatch_args: [-A]}\nenvironment: {slurm: [-B]}", 2, "environment.slurm", "of slurm.sbatch_args"),
         ("scheduling_unit: 5\nbatches_per_step: 5", 2, "batches_per_step", "is the older name of scheduling_unit"),
-        ("environment:\n  image:\n    gpu: a\n    cuda: b", 3, "environment.image.gpu", "is the older name of"),
         (
             "log_policies:\n- pattern: a\n  policy: {type: stop}",
             3,
@@ -177,7 +171,6 @@ def test_older_spellings_are_rewritten(text: str, changed: dict[str, Any]) -> No
             "must be 'cancel_retries' or 'exclude_node'; got 'stop'",
         ),
         ("min_validation_period: 3", 1, "min_validation_period", "must be one of {batches: N}"),
-        ("min_validation_period: yes", 1, "min_validation_period", "must be one of {batches: N}"),
     ],
 )
 def test_mistakes_have_the_old_line(text: str, line: int, path: str, message: str) -> None:
@@ -190,17 +183,13 @@ def test_mistakes_have_the_old_line(text: str, line: int, path: str, message: st
     ("entrypoint", "trial_class"),
     [
         ("model_def:MyTrial", "model_def:MyTrial"),
-        ("a.b.model_def:Outer.Inner", "a.b.model_def:Outer.Inner"),
         ("|\n  model_def:MyTrial\n", "model_def:MyTrial"),
         ("python3 -m determined.launch.torch_distributed --trial model_def:T", "model_def:T"),
         ("python3 -m determined.launch.horovod --fusion-threshold-mb 3 -- --trial=model_def:T", "model_def:T"),
         ("[python3, -m, determined.launch.autohorovod, 'model_def:T']", "model_def:T"),
         ("python3 -m determined.exec.harness model_def:T", "model_def:T"),
-        ("python3 -m det_lightning.launch.torch_distributed -- --trial model_def:T", "model_def:T"),
         ("python3 -m determined.launch.torch_distributed python3 train.py", None),
-        ("python3 train.py --trial model_def:T", None),
         ("[python3, train.py]", None),
-        ("./run.sh", None),
     ],
 )
 def test_trial_classes_are_found(entrypoint: str, trial_class: str | None) -> None:

@@ -55,7 +55,6 @@ def test_searches_have_platform_defaults(text: str, defaulted: dict[str, Any]) -
     [
         ("max_time: 100, time_metric: batches", "batches", 100, False),
         ("max_time: 7, time_metric: seen, max_length: {epochs: 7}", "seen", 7, False),
-        ("max_length: {batches: 937}", "batches", 937, True),
         ("max_length: {epochs: 12}", "epochs", 12, True),
         ("max_length: {records: 1000}", "records", 1000, True),
         ("max_length: 50", "batches", 50, True),
@@ -71,23 +70,14 @@ def test_lengths_give_the_time(given: str, clock: str, full_time: int, validates
     ("text", "path", "message"),
     [
         ("{name: adaptive, max_length: {batches: 9}, budget: {batches: 90}}", "name", "write name: adaptive_asha, and"),
-        ("{name: sync_halving, num_rungs: 3, budget: {epochs: 9}}", "name", "write name: async_halving, and max_tri"),
         ("{name: pbt, population_size: 4, num_rounds: 3}", "name", "there is no population-based training"),
         ("{name: custom, unit: batches, metric: a}", "name", "write the name of another search"),
         ("{name: adaptive_ahsa, metric: a}", "name", "unknown name 'adaptive_ahsa'; did you mean adaptive_asha?"),
-        ("{name: [a]}", "name", "unknown name ['a']; known are adaptive_asha, async_halving"),
         ("{name: random, metric: a}", "max_trials", "is missing"),
-        ("{name: random, metric: a, max_trials: null}", "max_trials", "must be an integer; got null"),
-        ("{name: random, metric: 3, max_trials: 1}", "metric", "must be a string; got 3"),
         (
             "{name: grid, metric: a, max_trials: 3}",
             "max_trials",
             "unknown key here; it is a key of random, adaptive",
-        ),
-        (
-            "{name: single, max_trails: 3}",
-            "max_trails",
-            "did you mean max_trials? It is a key of random, adapt",
         ),
         ("{name: single, max_length: {batches: 0}}", "max_length.batches", "an integer, at least 1; got 0"),
         ("{name: single, max_length: ten}", "max_length", "must be one of {batches: N}"),
@@ -95,11 +85,8 @@ def test_lengths_give_the_time(given: str, clock: str, full_time: int, validates
         ("{name: adaptive_asha, max_trials: 4, max_time: 9}", "time_metric", "is missing beside max_time"),
         ("{name: adaptive_asha, max_trials: 4, time_metric: epochs}", "max_time", "how many epochs a trial trains"),
         ("{name: adaptive_asha, max_trials: 4, max_length: 9, divisor: 1}", "divisor", "must be greater than 1; got 1"),
-        ("{name: adaptive_asha, max_trials: 4, max_length: 9, mode: fast}", "mode", "must be 'aggressive', 'standard'"),
         ("{name: async_halving, max_trials: 4, max_length: 9}", "num_rungs", "is missing"),
-        ("{name: async_halving, max_trials: 4, max_length: 9, num_rungs: 600}", "num_rungs", "at most 100; got 600"),
         ("{name: adaptive_asha, max_trials: 4, max_length: 9, bracket_rungs: [2, 600]}", "bracket_rungs[1]", "got 600"),
-        ("{name: adaptive_asha, max_trials: 4, max_length: 9, divisor: 1e9}", "divisor", "must be at most 1000; got"),
     ],
 )
 def test_refused_searches_get_advice(text: str, path: str, message: str) -> None:
@@ -152,7 +139,6 @@ def test_a_command_may_have_such_lengths() -> None:
         ("entrypoint: model_def:T\nmin_validation_period: {batches: 1}", "", []),
         ("entrypoint: python3 train.py", "", []),
         ("", "max_length: {epochs: 100}", ["max_length: differs from max_time"]),
-        ("", "max_length: {batches: 99}", ["max_length: differs from max_time"]),
         ("", "stop_once: true", ["stop_once: has no effect"]),
     ],
 )
