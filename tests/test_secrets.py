@@ -65,7 +65,6 @@ HPARAMS: dict[str, Any] = {
     [
         ("checkpoint_storage", {"secret_key": 4711, "type": "s3"}, {"secret_key": MASK, "type": "s3"}),
         ("checkpoint_storage", {"endpoint_url": "https://me:a@host"}, {"endpoint_url": f"https://me:{MASK}@host"}),
-        ("checkpoint_storage", {"account_url": "https://h?sig=a&b=1"}, {"account_url": f"https://h?sig={MASK}&b=1"}),
         ("tensorboard_storage", {"credential": "a", "prefix": ""}, {"credential": MASK, "prefix": ""}),
         ("data_layer", {"access_key": None, "bucket": "b"}, {"access_key": None, "bucket": "b"}),
         (
@@ -123,7 +122,6 @@ def test_a_port_and_a_path_are_not_a_password(url: str) -> None:
         (f"X-Amz: ?X-Amz-Signature={SECRET}", f"X-Amz: ?X-Amz-Signature={MASK}"),
         ("python train.py --api-key a --token=b", "python train.py --api-key a --token=b"),
         (f"a {SECRET}: b", f"a {MASK}: b"),
-        ("in clear", "in clear"),
     ],
 )
 def test_secrets_in_a_text_are_masked(text: str, masked: str) -> None:
@@ -297,7 +295,6 @@ def test_exports_and_imports_have_no_secrets(tmp_path: Path) -> None:
     ("section", "named"),
     [
         ({"type": "s3", "bucket": "b", "secret_kye": SECRET}, ["secret_kye is unknown (did you mean secret_key?)"]),
-        ({"type": "s3", "bucket": "b", "secretkey": SECRET, "x": SECRET}, ["secretkey is unknown", "x is unknown"]),
         ({"type": "s3", "bucket": "b", "secret_key": [SECRET]}, ["secret_key must be a string; got a value"]),
         ({"type": "s3", "prefix": f"s3://me:{SECRET}@host/.."}, ["bucket is missing", f"s3://me:{MASK}@host/.."]),
         ({"type": f"s3://me:{SECRET}@host"}, ["type must be one of"]),

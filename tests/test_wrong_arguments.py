@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-import torchmetrics
 
 from det_lightning import adapters, errors, experimental, pytorch
 from det_lightning import callbacks as lightning_callbacks
 from det_lightning import core as core_package
 from det_lightning.adapters.strategies import PerModelDDPStrategy
-from det_lightning.checkpoint import CheckpointReading, Retention
+from det_lightning.checkpoint import CheckpointReading
 from det_lightning.hyperparameters import explain_texts
 from det_lightning.pytorch.experimental import torch_batch_process
 from tests.trials import SmallTrial
@@ -70,23 +69,16 @@ ON_A_CONTEXT: list[tuple[Call, str]] = [
     (lambda c: c.wrap_model(torch.nn.Linear), "got the class Linear, not an object of the class"),
     (lambda c: c.wrap_model([MODEL, MODEL]), "of type list. Wrap each model by itself"),
     (lambda c: c.wrap_model(OPTIMIZER), "got an object of type SGD"),
-    (lambda c: c.wrap_optimizer(None), r"wrap_optimizer\(\) takes an optimizer of torch; got None"),
     (lambda c: c.wrap_optimizer(torch.optim.SGD), "got the class SGD, not an object of the class"),
-    (lambda c: c.wrap_optimizer(MODEL), "got an object of type Linear"),
     (lambda c: c.wrap_optimizer([OPTIMIZER]), "Wrap each optimizer by itself"),
     (lambda c: c.wrap_optimizer(OPTIMIZER, "2"), r"backward_passes_per_step=...\) takes a number; got '2' of type"),
-    (lambda c: c.wrap_lr_scheduler(None, BY_BATCH), r"wrap_lr_scheduler\(\) takes a learning rate scheduler.*got None"),
     (lambda c: c.wrap_lr_scheduler(BY_BATCH, object()), "in this order; got an object of type StepMode"),
-    (lambda c: c.wrap_lr_scheduler(OPTIMIZER, BY_BATCH), "got an object of type SGD"),
     (lambda c: c.wrap_lr_scheduler(torch.optim.lr_scheduler.StepLR, BY_BATCH), "got the class StepLR"),
     (lambda c: c.wrap_reducer("loss", max), r"takes a name as a text; got an object of type builtin"),
     (lambda c: c.backward(None), r"context.backward\(\) takes the loss as a tensor with its graph; got None"),
-    (lambda c: c.backward(1.5), "got 1.5 of type float"),
-    (lambda c: c.backward({"loss": 1}), "got {'loss': 1} of type dict"),
     (lambda c: c.step_optimizer(OPTIMIZER, pytorch.ClipGradsL2Norm), "takes a function of the parameters; got <class"),
     (lambda c: api.Trainer(c, SmallTrial(c)), "got the context first.*Trainer\\(trial, context\\)"),
     (lambda c: api.Trainer(SmallTrial, c), "takes a PyTorchTrial; got the class SmallTrial.*Trainer\\(MyTrial\\(cont"),
-    (lambda c: api.Trainer(MODEL, c), "takes a PyTorchTrial; got an object of type Linear"),
     (lambda c: api.Trainer(SmallTrial(c), None), "takes a PyTorchTrialContext; got None.*with init"),
     (lambda c: api.Trainer(SmallTrial(c), c, callbacks=[callbacks.PreemptionHandler]), "the class PreemptionHandler"),
     (lambda c: api.Trainer(SmallTrial(c), c, callbacks=[pytorch.PyTorchCallback()]), r"by its build_callbacks\(\)"),
@@ -94,8 +86,6 @@ ON_A_CONTEXT: list[tuple[Call, str]] = [
     (lambda c: fit(c, trusted="no"), r"fit\(\) takes True or False; got trusted='no'"),
     (lambda c: fit(c, latest_checkpoint=5), "latest_checkpoint= takes.*got 5 of type int"),
     (lambda c: fit(c, checkpoints="."), r"fit\(checkpoints=...\) takes a DeterminedCheckpoint; got '.' of type str"),
-    (lambda c: fit(c, checkpoints=callbacks.DeterminedCheckpoint), "got the class DeterminedCheckpoint, not an object"),
-    (lambda c: fit(c, checkpoints=callbacks.PreemptionHandler()), "got an object of type PreemptionHandler"),
     (
         lambda c: api.Trainer(SmallTrial(c), c, callbacks=[checkpoints("c", policy="all")]),
         r"of type DeterminedCheckpoint. Pass the callback that writes the checkpoints to fit\(checkpoints=...\)",
@@ -118,7 +108,6 @@ def test_call_with_a_context(context: pytorch.PyTorchTrialContext, call: Call, m
     ("reducer", "message"),
     [
         (Largest, r"got the class Largest, .*\(name='m'\). Create one first: wrap_reducer\(Largest\("),
-        (torchmetrics.MeanMetric, "got the class MeanMetric"),
         (pytorch.Reducer, "takes a function, a MetricReducer or a torchmetrics metric; got <enum 'Reducer'>"),
     ],
 )
@@ -135,9 +124,7 @@ def test_reducer_is_an_object(context: pytorch.PyTorchTrialContext, reducer: Any
         ({"distributed": core.DistributedContext}, TypeError, "got the class DistributedContext.*from_torch_distrib"),
         ({"aggregation_frequency": "2"}, TypeError, "aggregation_frequency takes a number.*got '2' of type str"),
         ({"trial_seed": "7"}, ValueError, r"trial_seed takes an integer from 0 to 2\*\*32 - 1; got '7' of type str"),
-        ({"trial_seed": -1}, ValueError, "got -1 of type int"),
         ({"aggregation_frequency": 0}, ValueError, "aggregation_frequency must be a whole number, at least 1; got 0"),
-        ({"aggregation_frequency": 1.5}, ValueError, "got 1.5"),
         ({"tensorboard_path": 7}, TypeError, r"init\(tensorboard_path=...\) takes a path; got 7 of type int"),
         ({"enable_tensorboard_logging": "no"}, TypeError, "got enable_tensorboard_logging='no'"),
         ({"strategy": PerModelDDPStrategy}, ValueError, "strategy must be 'trial_ddp'.*got the class PerModelDDPStrat"),
@@ -160,7 +147,6 @@ def test_a_number_may_be_one_of_numpy() -> None:
         (lambda: SmallTrial(api.init()), AttributeError, r"Write `with det.pytorch.init\(...\) as context:`"),
         (lambda: api.init().get_hparam, AttributeError, "'get_hparam' was used outside of a with statement"),
         (lambda: Path(core.init().checkpoint.restore_path("x")), TypeError, r"restore_path\(...\) as directory:`"),
-        (lambda: core.init().checkpoint.restore_path("x") / "y", TypeError, "used as a path, outside of a with"),
         (lambda: [*core.init().checkpoint.store_path({})], TypeError, r"unpacked.*store_path\(...\) as \(directory"),
     ],
 )
@@ -173,7 +159,6 @@ def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], me
     ("call", "message"),
     [
         (lambda: api.Batch(1, 5, 10), r"Batch\(\) takes one value; got 3. Pass .* as a list: Batch\(\[1, 5, 10\]\)"),
-        (lambda: api.Epoch(1, 2), r"Epoch\(\[1, 2\]\)"),
         (lambda: trial_module(SmallTrial, validation_period=api.Batch("5")), r"whole numbers .*got Batch\('5'\)"),
         (lambda: reading(trusted="no"), r"CheckpointReading\(\) takes True or False; got trusted='no'"),
         (lambda: trial_module(SmallTrial, aggregation_frequency="2"), "takes a number of batches; got '2' of type str"),
@@ -184,7 +169,6 @@ def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], me
         (lambda: api.CheckpointLoadContext("x"), "hparams= takes a dict; got 'x' of type str"),
         (lambda: api.PyTorchTrialContext.from_config("a.yaml"), r"from_config\(\) takes.*as a dict; got 'a.yaml'"),
         (lambda: api.DataLoader(None), r"DataLoader\(\) takes a dataset; got None"),
-        (lambda: api.DataLoader(torch.utils.data.TensorDataset), "got the class TensorDataset"),
         (lambda: api.reset_parameters(torch.nn.Linear), r"reset_parameters\(\) takes a torch.nn.Module; got the class"),
         (lambda: core.init(distributed=3), r"core.init\(distributed=...\) takes a DistributedContext; got 3"),
         (lambda: core.DistributedContext(rank="0", **RANK_0), r"Context\(rank=...\) takes a whole number; got '0'"),
@@ -192,17 +176,14 @@ def test_a_missing_with_statement_is_named(use: Call, error: type[Exception], me
             lambda: checkpoints("c", retention=3),
             r"retention=...\) takes a Retention, such as Retention\(trial_latest=3\); got 3 of type int",
         ),
-        (lambda: checkpoints("c", retention=Retention), "got the class Retention, not an object of the class"),
         (
             lambda: checkpoints("c", period=5),
             r"period=...\) takes a Batch or an Epoch, .* got 5 of type int",
         ),
         (lambda: checkpoints("c", metric=5), r"metric=...\) takes the name of a metric; got 5"),
         (lambda: checkpoints("c", smaller_is_better="no"), r"smaller_is_better=...\) takes True or False; got 'no'"),
-        (lambda: checkpoints("c", fall_back="no"), r"fall_back=...\) takes True or False; got 'no'"),
         (lambda: checkpoints("c", code_dir=5), r"code_dir=...\) takes the path of a directory; got 5"),
         (lambda: callbacks.DeterminedTensorBoard("runs"), r"TensorBoard\(\) takes context.tensorboard; got 'runs'"),
-        (lambda: callbacks.PreemptionHandler(save_on_interrupt="no"), "True or False; got save_on_interrupt='no'"),
         (lambda: callbacks.TorchProfiler("runs"), r"TorchProfiler\(\) takes a torch.profiler.profile; got 'runs'"),
     ],
 )
@@ -215,7 +196,6 @@ CORE: list[tuple[Call, type[Exception], str]] = [
     (lambda c: c.upload({"steps_completed": 1}, "."), TypeError, "path of a directory and the metadata, in this order"),
     (lambda c: c.upload(".", "x"), TypeError, "metadata= takes a dict; got 'x' of type str"),
     (lambda c: c.download(None, "x"), TypeError, r"checkpoint.download\(\) takes the id.*got None"),
-    (lambda c: c.delete(None), TypeError, r"checkpoint.delete\(\) takes the id, path or URL"),
     (lambda c: c.restore_path(5).__enter__(), TypeError, r"checkpoint.restore_path\(\) takes.*got 5"),
     (lambda c: c.download("x", "y", "one"), ValueError, r"takes a DownloadMode \(LocalWorkersShareDownload, NoShared"),
     (lambda _: core.init(preempt_mode="x"), ValueError, r"preempt_mode= takes a PreemptMode \(.*ChiefOnly.*got 'x'"),
