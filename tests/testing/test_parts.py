@@ -24,14 +24,11 @@ from det_lightning.testing.training.trial_source import ImportedTrial
 @pytest.mark.parametrize(
     ("entry", "value"),
     [
-        (3, 3),
         ("adam", "adam"),
-        ([1, 2], [1, 2]),
         ({"type": "const", "val": "x"}, "x"),
         ({"type": "int", "minval": 1, "maxval": 8}, 4),
         ({"type": "double", "minval": 0.0, "maxval": 0.5}, 0.25),
         ({"type": "log", "minval": -4, "maxval": -2, "base": 10}, 0.001),
-        ({"type": "log", "minval": 2, "maxval": 4, "base": 2}, 8.0),
         ({"type": "categorical", "vals": [16, 32]}, 16),
         ({"lr": {"type": "const", "val": 1}, "name": "sgd"}, {"lr": 1, "name": "sgd"}),
         ({"type": {"type": "const", "val": "a"}}, {"type": "a"}),

@@ -92,13 +92,6 @@ def test_equal_trainings_are_shown(tmp_path: Path) -> None:
     assert places == sorted(places)
 
 
-def test_trial_alone_has_curves(tmp_path: Path) -> None:
-    found = outline("alone", tmp_path)
-    assert found.tags.count("figure") == 2
-    assert "First difference" not in found.text
-    assert "determined 1.2.3" not in found.text
-
-
 def test_markup_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     write_report(tmp_path / "out.html", evil, [CheckResult(evil, "failed", 0, evil)], {}, command=evil)
