@@ -11,8 +11,6 @@ from determined import InvalidHP, pytorch
 class LinearTrial(pytorch.PyTorchTrial):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         self.context = context
-        if context.get_hparams().get("invalid"):
-            raise InvalidHP("not these")
         self.model = context.wrap_model(torch.nn.Linear(4, 1))
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=context.get_hparam("lr")))
 

@@ -51,9 +51,7 @@ def check(entrypoint: str, metric: str = "validation_loss", variables: str = "")
         ("model_def", "loss", "line 1: entrypoint: model_def is not a command; did you mean model_def:Digits"),
         ("model_def.py", "loss", "For a script write python3 model_def.py"),
         ("model_def:Digit", "loss", "there is no Digit in model_def.py; did you mean Digits?"),
-        ("model_def.py:Digit", "loss", "there is no Digit in model_def.py; did you mean Digits?"),
         ("modeldef:Digits", "loss", "there is no module modeldef in .*did you mean model_def?"),
-        ("models.deap:Digits", "loss", "there is no module models.deap in .*did you mean models.deep?"),
         ("broken:Digits", "loss", r"broken.py:1 is not Python: expected ':': class Digits\(PyTorchTrial\)"),
         ("python3 -m determined.launch.torch_distributed --trial model_def:Digit", "loss", "there is no Digit"),
         (

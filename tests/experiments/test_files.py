@@ -68,16 +68,10 @@ CREATED = {"type": "trial_created", "trial": 1, "seed": 1, "hparams": {}}
     ("event", "named"),
     [
         ({"type": "run_started", "trial": 2, "run": 1, "time": 0.0}, "trial"),
-        ({"type": "run_started", "trial": 1, "run": 1, "time": 1e300}, "time"),
-        ({"type": "run_started", "trial": 1, "run": 1}, "time"),
-        ({"type": "run_started", "trial": [1], "run": 1, "time": 0.0}, "trial"),
         ({"type": "validation", "trial": 1, "steps_completed": "x", "metrics": {}}, "steps_completed"),
-        ({"type": "validation", "trial": 1, "steps_completed": 1, "metrics": [1]}, "metrics"),
-        ({"type": "validation", "trial": 1, "steps_completed": 1, "metrics": {}, "lines": "x"}, "lines"),
         ({"type": "checkpoint", "trial": 1, "steps_completed": 1, "checkpoint_id": 5, "time": 0.0}, "checkpoint_id"),
         ({"type": "trial_created", "trial": 1, "seed": 1}, "hparams"),
         ({"type": "run_ended", "trial": 1, "failed": False, "paused": False, "closed": "x", "time": 0.0}, "closed"),
-        ({"type": "anything", "lines": 3}, "trial"),
         ({"type": "message"}, "text"),
     ],
     ids=str,
@@ -155,28 +149,18 @@ def test_cut_record_spoils_no_other(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 NO_REPORTS = [
     "3",
-    "[]",
-    "null",
     "{}",
-    '{"x": 1}',
-    '{"type": 5}',
     "NaN",
     "[" * 100_000,
     '{"a": ' + "9" * 5000 + "}",
 ]
 CHANGES: list[dict[str, Any]] = [
     {"group": 3},
-    {"steps_completed": []},
-    {"steps_completed": float("nan")},
     {"steps_completed": 10**400},
     {"steps_completed": -1},
-    {"metrics": [1]},
     {"metrics": {"a": json.loads("[" * 500 + "]" * 500)}},
     {"time": "now"},
-    {"group": "checkpoint"},
     {"group": "checkpoint", "metrics": {"checkpoint_id": 5}},
-    {"group": "checkpoint_deleted"},
-    {"group": "early_exit", "metrics": {"reason": None}},
 ]
 NO_REPORTS += [json.dumps({**REPORT, **change}) for change in CHANGES]
 
@@ -215,11 +199,9 @@ def test_commands_show_hyperparameters_and_no_secrets(directory: ExperimentDirec
 @pytest.mark.parametrize(
     ("content", "wrong"),
     [
-        ("[", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("[]", "these are wrong: all"),
         ("{}", "'loggers'"),
-        ('{"loggers": [[1]]}', "'loggers'"),
         ('{"loggers": [], "source_checkpoint": 3, "slots": 0}', "'source_checkpoint', 'slots'"),
         ('{"loggers": [], "trusted": 1}', "'trusted'"),
     ],

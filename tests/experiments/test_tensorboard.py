@@ -18,38 +18,24 @@ from tests.experiments.test_trial_classes import run_experiment
 pytestmark = pytest.mark.slow
 
 
-class HParamsTab:
-    """What TensorBoard's tab HParams shows of a directory."""
-
-    def __init__(self, directory: Path) -> None:
-        runs = EventMultiplexer()
-        runs.AddRunsFromDirectory(str(directory))
-        runs.Reload()
-        provider = MultiplexerDataProvider(runs, str(directory))
-        self._context = backend_context.Context(TBContext(data_provider=provider))
-
-    def columns(self) -> tuple[list[Any], list[str]]:
-        """Return the hyperparameters, and the names of the metrics."""
-        request = api_pb2.GetExperimentRequest()
-        experiment = get_experiment.Handler(RequestContext(), self._context, "", request).run()
-        return list(experiment.hparam_infos), [metric.name.tag for metric in experiment.metric_infos]
-
-    def rows(self) -> dict[str, tuple[dict[str, Any], float]]:
-        """Return the hyperparameters and the metric of each trial, by its name."""
-        _, (metric,) = self.columns()
-        request = api_pb2.ListSessionGroupsRequest(
-            allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_RUNNING],
-            col_params=[api_pb2.ColParams(metric={"tag": metric}, order=api_pb2.ORDER_ASC)],
-            slice_size=100,
-        )
-        found = list_session_groups.Handler(RequestContext(), self._context, "", request).run().session_groups
-        return {
-            group.name: (
-                {name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()},
-                group.metric_values[0].value,
-            )
-            for group in found
-        }
+def read_hparams_tab(directory: Path) -> tuple[list[Any], list[str], dict[str, tuple[dict[str, Any], float]]]:
+    """Return what TensorBoard's tab HParams shows: the hyperparameters, the metrics, and the values by trial."""
+    runs = EventMultiplexer()
+    runs.AddRunsFromDirectory(str(directory))
+    runs.Reload()
+    context = backend_context.Context(TBContext(data_provider=MultiplexerDataProvider(runs, str(directory))))
+    experiment = get_experiment.Handler(RequestContext(), context, "", api_pb2.GetExperimentRequest()).run()
+    metrics = [metric.name.tag for metric in experiment.metric_infos]
+    request = api_pb2.ListSessionGroupsRequest(
+        allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_RUNNING],
+        col_params=[api_pb2.ColParams(metric={"tag": metrics[0]}, order=api_pb2.ORDER_ASC)],
+        slice_size=100,
+    )
+    rows = {}
+    for group in list_session_groups.Handler(RequestContext(), context, "", request).run().session_groups:
+        hparams = {name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()}
+        rows[group.name] = (hparams, group.metric_values[0].value)
+    return list(experiment.hparam_infos), metrics, rows
 
 
 def test_hparams_tab_shows_all_trials(tmp_path: Path) -> None:
@@ -63,14 +49,12 @@ def test_hparams_tab_shows_all_trials(tmp_path: Path) -> None:
         },
         searcher={"name": "random", "metric": "validation_loss", "max_trials": 2, "max_length": {"batches": 5}},
     )
-    tab = HParamsTab(experiment / "trials")
-    infos, metrics = tab.columns()
+    infos, metrics, rows = read_hparams_tab(experiment / "trials")
     by_name = {info.name: info for info in infos}
     assert list(by_name) == ["api_key", "global_batch_size", "lr", "model.bias", "model.kind"]
     domain = by_name["lr"].domain_interval
     assert (domain.min_value, domain.max_value) == pytest.approx((0.001, 0.1))
     assert metrics == ["Determined/validation_loss"]
-    rows = tab.rows()
     created = {f"trial {event['trial']}": event["hparams"] for event in events_of(experiment, "trial_created")}
     validations = events_of(experiment, "validation")
     latest = {f"trial {event['trial']}": event["metrics"]["validation_loss"] for event in validations}

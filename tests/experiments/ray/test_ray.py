@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,12 +20,10 @@ from tests.experiments.running import (
     pids_of,
     processes_with,
     run,
-    run_until,
     start,
     wait_for,
     write_project,
 )
-from tests.experiments.test_trial_classes import CONFIG, run_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -55,16 +51,6 @@ def test_trials_are_those_of_the_local_runner(cluster: Any, tmp_path: Path) -> N
     assert validations_in(experiment) == validations_in(local)
     assert len(validations_in(experiment)) == 20
     assert pids_of(experiment) == []
-
-
-def test_trial_of_two_slots_has_two_processes(cluster: Any, tmp_path: Path) -> None:
-    script = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['DET_SLOT_IDS'])"
-    entrypoint = ["python3", "-m", "determined.launch.torch_distributed", "python3", "rank.py"]
-    config = write_project(tmp_path / "project", entrypoint=entrypoint, resources={"slots_per_trial": 2})
-    (tmp_path / "project" / "rank.py").write_text(script)
-    run("run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", "--ray", cluster.address)
-    printed = run("experiment", "logs", tmp_path / "small-1", 1).stdout.splitlines()
-    assert sorted(line for line in printed if "rank" in line) == ["rank 0 of 2 [0, 1]", "rank 1 of 2 [0, 1]"]
 
 
 def test_trial_sees_the_gpus_from_ray(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,17 +86,6 @@ def test_killed_experiment_completes_anywhere(cluster: Any, tmp_path: Path) -> N
     assert pids_of(experiment) == []
 
 
-def test_first_interrupt_pauses(cluster: Any, tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", hyperparameters={"steps": 12, "waits_at": [2], "saves_for_s": 1})
-    experiment = tmp_path / "small-1"
-    arguments = ("run", config, tmp_path / "project", "--experiments", tmp_path, "--ray", cluster.address)
-    run_until(lambda: len(events_of(experiment, "validation")) >= 2, *arguments)
-    assert [event["status"] for event in events_of(experiment, "run_ended")] == [75]
-    assert pids_of(experiment) == []
-    run("experiment", "resume", experiment, "--ray", cluster.address)
-    assert [steps for _, steps, _ in validations_in(experiment)] == [*range(1, 13)]
-
-
 def test_second_interrupt_kills(cluster: Any, tmp_path: Path) -> None:
     config = write_project(tmp_path / "project", hyperparameters={"waits_at": [1], "ignores_sigterm": True})
     experiment = tmp_path / "small-1"
@@ -137,43 +112,6 @@ def test_waiting_trial_can_be_interrupted(cluster: Any, tmp_path: Path) -> None:
         assert process.returncode == 130
     assert events_of(tmp_path / "small-2", "validation") == []
     assert pids_of(tmp_path) == []
-
-
-def test_trial_of_a_dead_node_goes_on(cluster: Any, tmp_path: Path) -> None:
-    (tmp_path / "undisturbed").mkdir()
-    undisturbed = run_experiment(tmp_path / "undisturbed", "--cpu")
-    (tmp_path / "undisturbed" / "project").rename(tmp_path / "project")
-    shutil.copy(Path(__file__).with_name("waiting_trial.py"), tmp_path / "project")
-    changes = {
-        "entrypoint": ["python3", "-m", "determined.exec.harness", "waiting_trial:WaitingTrial"],
-        "resources": {"slots_per_trial": 3},
-        "min_checkpoint_period": {"batches": 2},
-        "max_restarts": 1,
-    }
-    config = tmp_path / "project" / "config.yaml"
-    config.write_text(json.dumps({**CONFIG, **changes}))
-    experiment = tmp_path / "linear-1"
-    node = add_node(cluster, cpus=3)
-    process = start(
-        "run", config, tmp_path / "project", "--experiments", tmp_path, "--cpu", "--ray", cluster.address
-    )  # fmt: skip
-    wait_for(lambda: len(events_of(experiment, "checkpoint")) >= 2, timeout_s=120)
-    other_node = add_node(cluster, cpus=3)
-    processes = pids_of(experiment)
-    cluster.remove_node(node, allow_graceful=False)
-    for number in processes:  # they are no children of Ray's
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(number, signal.SIGKILL)
-    process.communicate(timeout=120)
-    cluster.remove_node(other_node)
-    assert process.returncode == 0
-    task = json.loads((experiment / "trials" / "1" / "task.json").read_text())
-    assert (task["run_id"], task["steps_completed"]) == (2, 4)
-    assert [(event["failed"], event["closed"]) for event in events_of(experiment, "run_ended")] == [
-        (True, None),
-        (False, "COMPLETED"),
-    ]
-    assert validations_in(experiment) == validations_in(undisturbed)
 
 
 def test_node_that_died_a_moment_ago_is_passed_over(cluster: Any, tmp_path: Path) -> None:

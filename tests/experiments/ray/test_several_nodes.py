@@ -147,18 +147,14 @@ def test_lost_actor_ends_the_trial_on_all_nodes(cluster: Any, tmp_path: Path) ->
     process = start("run", config, config.parent, *options)
     log = experiment / "trials" / "1" / "log.txt"
     wait_for(lambda: log.exists() and log.read_text().count(" on ") == 2)
-    os.kill(find_actors()[0], signal.SIGKILL)
+    of_cluster = processes_with(f"{CLUSTER_VARIABLE}={os.getpid()}")
+    actor = next(one for one in of_cluster if Path(f"/proc/{one}/cmdline").read_bytes().startswith(b"ray::TrialActor"))
+    os.kill(actor, signal.SIGKILL)
     process.communicate(timeout=60)
     assert process.returncode == 1
     (end,) = events_of(experiment, "run_ended")
     assert "Ray lost the run: ActorDiedError" in end["reason"]
     assert pids_of(experiment) == []
-
-
-def find_actors() -> list[int]:
-    """Return the processes of the tests' cluster that hold parts of a trial."""
-    processes = processes_with(f"{CLUSTER_VARIABLE}={os.getpid()}")
-    return [one for one in processes if Path(f"/proc/{one}/cmdline").read_bytes().startswith(b"ray::TrialActor")]
 
 
 def test_interrupt_saves_on_all_nodes(cluster: Any, tmp_path: Path) -> None:
@@ -227,12 +223,3 @@ def test_trials_wait_for_their_places(cluster: Any, tmp_path: Path) -> None:
     assert process.wait(timeout=60) == 130
     assert waiting.returncode == 0
     assert len(events_of(tmp_path / "small-2", "run_placed")) == 2
-
-
-def test_trial_without_a_place_is_refused(cluster: Any, tmp_path: Path) -> None:
-    config = write_project(tmp_path / "project", resources={"slots_per_trial": 3})
-    options = ("--cpu", "--experiments", tmp_path / "experiments", "--ray", cluster.address)
-    error = run("run", config, config.parent, *options, ends_with=2).stderr
-    assert "one node with 3 CPUs, or several nodes with equal parts of them" in error
-    assert "first with 2 CPUs, second with 2 CPUs" in error
-    assert not (tmp_path / "experiments").exists()
