@@ -18,7 +18,6 @@ def hyperparameters_of(text: str) -> dict[str, Any]:
     ("text", "entry"),
     [
         ("3", Const(val=3)),
-        ("null", Const(val=None)),
         ("[1, {type: int}]", Const(val=[1, {"type": "int"}])),
         ("{type: const, val: {a: b}}", Const(val={"a": "b"})),
         ("{type: int, minval: -4.0, maxval: 4, count: 3}", Int(minval=-4, maxval=4, count=3)),
@@ -28,7 +27,6 @@ def hyperparameters_of(text: str) -> dict[str, Any]:
         ("{type: categorical, vals: [a, 1, null, [2], {b: 3}]}", Categorical(vals=["a", 1, None, [2], {"b": 3}])),
         ("9007199254740993", Const(val=2**53)),
         ("{type: int, minval: 0, maxval: 9223372036854775807}", Int(minval=0, maxval=2**63 - 1)),
-        ("{}", {}),
         ("{b: {c: 1}, d: {}}", {"b": {"c": Const(val=1)}, "d": {}}),
     ],
 )
@@ -58,8 +56,6 @@ def test_untyped_integers_are_rounded() -> None:
     [
         ("{type: int, minval: 1}", "a.maxval", "is missing"),
         ("{type: int, minval: 1, maxval: 1}", "a.maxval", "must be greater than minval, 1; got 1"),
-        ("{type: int, minval: 1.5, maxval: 3}", "a.minval", "must be an integer; got 1.5"),
-        ("{type: log, minval: -1, maxval: 1}", "a.base", "is missing"),
         ("{type: log, minval: -1, maxval: 1, base: 0}", "a.base", "must be greater than 0; got 0"),
         ("{type: int, minval: 1, maxval: 2, count: 0}", "a.count", "must be at least 1; got 0"),
         ("{type: int, minval: -9e18, maxval: 9e18}", "a.maxval", "must be less than 2**63 above minval, -9000000"),

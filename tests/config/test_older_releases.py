@@ -35,20 +35,6 @@ STEPS = """
     entrypoint: model_def:MNistTrial
 """
 
-LENGTHS = """
-    description: records and epochs
-    hyperparameters: {global_batch_size: 32, n_filters: {type: int, minval: 8, maxval: 64}}
-    records_per_epoch: 50000
-    scheduling_unit: 10
-    searcher: {name: adaptive_asha, metric: error, max_length: {records: 800000}, max_trials: 16, stop_once: true}
-    min_validation_period: {epochs: 1}
-    bind_mounts: [{host_path: /data, container_path: /data, read_only: true}]
-    data_layer: {type: shared_fs, container_storage_path: /x}
-    tensorboard_storage: {type: shared_fs, host_path: /tmp}
-    checkpoint_storage: {type: shared_fs, host_path: /tmp, checkpoint_path: cp, save_trial_best: 2}
-    entrypoint: model_def:Trial
-"""
-
 SCRIPT = """
     name: newest
     workspace: w
@@ -94,14 +80,6 @@ def test_a_file_of_0_12_counts_in_steps() -> None:
         (21, "environment.environment_variables.gpu"),
     ]
     assert str(config.notes[3]) == "line 14: searcher.max_steps: read as searcher.max_length: {'batches': 1000}"
-
-
-def test_files_of_0_14_are_read() -> None:
-    config = read_alone(LENGTHS)
-    assert config.searcher.max_length == Length(800000, "records")
-    assert config.min_validation_period == Length(1, "epochs")
-    assert config.checkpoint_storage.location() == {"type": "shared_fs", "host_path": "/tmp", "checkpoint_path": "cp"}
-    assert [note.path for note in config.notes] == ["searcher.stop_once"]
 
 
 def test_files_of_0_38_stay() -> None:
