@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import re
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from det_lightning.config import read_config
 from tests.experiments.running import events_of
 from tests.experiments.running import run as run_command
 from tests.launching import TORCHRUN
+from tests.porting.test_trials import load
 from tests.tracked import tracked
 from tests.warm_python import WarmPython
 
@@ -31,15 +30,6 @@ PROJECTS = {
     "metrics": ("scores.png", "sensitivity"),
     "finetuning": ("words.png", "accuracy"),
 }
-
-
-def module_of(path: str) -> ModuleType:
-    """Import a file of the examples that imports no other file."""
-    spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), EXAMPLES / path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("file", CONFIGURATIONS, ids=lambda file: f"{file.parent.name}/{file.name}")
@@ -121,24 +111,15 @@ def test_mnist_is_read(tmp_path: Path, suffix: str) -> None:
     for part, count in (("train", 3), ("t10k", 2)):
         write_idx(tmp_path / f"{part}-images-idx3-ubyte{suffix}", pixels[:count])
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte{suffix}", torch.arange(count) + 5)
-    training, validation = module_of("mnist/data.py").load(str(tmp_path))
+    training, validation = load(EXAMPLES / "mnist/data.py").load(str(tmp_path))
     assert (len(training), len(validation)) == (3, 2)
     image, label = training[2]
     assert torch.equal((255 * image).round().long(), pixels[2:])
     assert label == 7
 
 
-def test_wrong_file_of_mnist_is_named(tmp_path: Path) -> None:
-    data = module_of("mnist/data.py")
-    with pytest.raises(FileNotFoundError, match="has neither train-images-idx3-ubyte nor"):
-        data.load(str(tmp_path))
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 9, 0, 0, 0, 28, 0, 0, 0, 28, 1]))
-    with pytest.raises(ValueError, match="train-images-idx3-ubyte is not a whole IDX file"):
-        data.load(str(tmp_path))
-
-
 def test_cifar10_is_read(tmp_path: Path) -> None:
-    data = module_of("cifar10/data.py")
+    data = load(EXAMPLES / "cifar10/data.py")
     for number, name in enumerate([*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]):
         (tmp_path / name).write_bytes(bytes([number]) + bytes([10] * 1024 + [20] * 1024 + [30] * 1024))
     training, validation, classes = data.load(str(tmp_path))
@@ -152,7 +133,7 @@ def test_cifar10_is_read(tmp_path: Path) -> None:
 
 
 def test_coco_is_read(tmp_path: Path) -> None:
-    data = module_of("detection/data.py")
+    data = load(EXAMPLES / "detection/data.py")
     content = {
         "categories": [{"id": 7, "name": "train"}, {"id": 44, "name": "bottle"}],
         "images": [{"id": 1, "file_name": "1.jpg"}, {"id": 2, "file_name": "2.jpg"}],

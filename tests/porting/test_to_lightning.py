@@ -1,4 +1,4 @@
-"""A trial written as a LightningModule: what becomes of its lines. test_side_by_side.py trains both."""
+"""A trial written as a LightningModule: what becomes of its lines. test_trials.py trains both."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from det_lightning.cli.app import app
 from det_lightning.porting.ruff_rules import sort_imports
 from det_lightning.porting.to_lightning import NoTrialError, write_module
+from tests.porting.test_command import run as run_port
 from tests.porting.test_trials import TRIALS
 
 
@@ -209,10 +209,8 @@ SCHEDULES = [f"context.wrap_lr_scheduler(s, LRScheduler.StepMode.STEP_EVERY_{kin
         ("self.s = context.get_trial_seed()", "pass the seed as trial_seed="),
         ("context.experimental.use_amp()", 'pass precision="16-mixed" to pl.Trainer'),
         ("self.r = context.wrap_reducer(r, name='r')", "use a metric of torchmetrics"),
-        ("self.c = context.get_experiment_config()", "nothing replaces context.get_experiment_config()"),
         ("b = context.get_per_slot_batch_size()", "divide by the number of processes"),
         ("self.w = context.wrap_scaler(s)", "nothing replaces context.wrap_scaler(); leave the scaler out"),
-        ("getattr(context, 'device')", "a LightningModule has no context"),
         (
             "self.o = context.wrap_optimizer(O()) if a else None",
             "the hooks below must leave self.o out where it is not",
@@ -241,7 +239,6 @@ def test_metrics_are_reduced_as_before() -> None:
     ("given", "kept"),
     [
         ("context", "self, **hparams"),
-        ("context, size: int = 2, *, b=1", "self, size: int = 2, *, b=1, **hparams"),
         ("context: PyTorchTrialContext, a, *args: int, **more", "self, a, *args: int, **more"),
         ("context, hparams", "self, hparams"),
     ],
@@ -355,20 +352,18 @@ def test_one_complete_trial_is_needed(text: str, message: str) -> None:
 
 
 def run(*arguments: object, ends_with: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["port", "--to", "lightning", *map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == ends_with, result.output
-    return result
+    return run_port("--to", "lightning", *arguments, ends_with=ends_with)
 
 
 @pytest.mark.slow
 def test_the_command_writes_or_prints(tmp_path: Path) -> None:
-    trial, output = TRIALS / "words.py", tmp_path / "module.py"
+    trial, output = TRIALS / "adversaries.py", tmp_path / "module.py"
     printed = run(trial)
     run(trial, "--output", output)
     assert output.read_text() == printed.stdout
     assert printed.stderr.startswith("Nothing is left to do.\nTo train the module")
-    assert "from module import WordsModule\n" in printed.stderr
-    assert "fit(WordsModule(clip=..., global_batch_size=..., lr=..., size=...))\n" in printed.stderr
+    assert "from module import AdversariesModule\n" in printed.stderr
+    assert "fit(AdversariesModule(global_batch_size=..., lr=..., noise=...))\n" in printed.stderr
     assert "exists; --force replaces it" in run(trial, "-o", output, ends_with=2).stderr
     run(trial, "-o", output, "--force")
     assert "5 TODO comments to look at.\n" in run(TRIALS / "detections.py").stderr
@@ -395,6 +390,6 @@ def test_wrong_arguments_are_usage_errors(tmp_path: Path) -> None:
     for name, content in wrong.items():
         (tmp_path / name).write_bytes(content)
         assert f"{name} " in run(tmp_path / name, "-o", tmp_path / "out", ends_with=2).stderr
-    assert "takes one file" in run(TRIALS / "words.py", TRIALS / "images.py", ends_with=2).stderr
+    assert "takes one file" in run(TRIALS / "adversaries.py", TRIALS / "images.py", ends_with=2).stderr
     assert "There is no file" in run(tmp_path, ends_with=2).stderr
     assert not (tmp_path / "out").exists()
