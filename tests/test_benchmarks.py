@@ -37,11 +37,6 @@ def test_entries_of_a_commit_are_one(run_all: ModuleType, tmp_path: Path) -> Non
     assert json.loads(file.read_text()) == [entry("first", one=1.0, two=2.0)]
 
 
-def test_benchmarks_are_found(run_all: ModuleType) -> None:
-    known = {"checkpoint", "instructions", "overhead", "resume", "safe_load", "sharded_checkpoint", "start"}
-    assert known <= set(run_all.find_benchmarks())
-
-
 def test_history_names_versions() -> None:
     history = json.loads((BENCHMARKS / "history.json").read_text())
     assert history

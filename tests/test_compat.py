@@ -52,9 +52,7 @@ PROMISES = {
 MISSING = {"determined.keras": "keras", "determined.core.profiler": "core.profiler", "determined.no.such": "no"}
 
 
-@pytest.fixture(scope="module")
-def alias() -> dict[str, Any]:
-    """The values of the promises, and the name in the error of each missing module, after an installation."""
+def test_alias_keeps_its_promises() -> None:
     code = """
 was_imported = "determined" in sys.modules
 compat.install()
@@ -72,17 +70,8 @@ def name_missing(module):
     except ModuleNotFoundError as e:
         return e.name if e.name in str(e) else str(e)
 """
-    return evaluate(code, [*PROMISES.values(), *(f"name_missing({module!r})" for module in MISSING)])
-
-
-@pytest.mark.parametrize("promise", PROMISES)
-def test_alias_keeps_its_promise(alias: dict[str, Any], promise: str) -> None:
-    assert alias[PROMISES[promise]], PROMISES[promise]
-
-
-@pytest.mark.parametrize("module", MISSING)
-def test_alias_names_what_is_missing(alias: dict[str, Any], module: str) -> None:
-    assert alias[f"name_missing({module!r})"] == f"determined.{MISSING[module]}"
+    missing = {f"name_missing({module!r})": f"determined.{named}" for module, named in MISSING.items()}
+    assert evaluate(code, [*PROMISES.values(), *missing]) == {**dict.fromkeys(PROMISES.values(), True), **missing}
 
 
 @pytest.mark.slow
@@ -113,9 +102,9 @@ MODEL_HUB = {
 }
 
 
-@pytest.fixture(scope="module")
-def internal_names() -> dict[str, Any]:
-    """Whether each internal name is the public one, by ``module.name``; and what is so of model_hub."""
+@pytest.mark.slow
+def test_internal_names_are_the_public_ones() -> None:
+    """And model_hub is det_lightning's."""
     code = """
 compat.install()
 import importlib
@@ -133,19 +122,8 @@ def is_refused(module):
     except ImportError as e:
         return "model_hub.mmdetection is not covered" in str(e)
 """
-    return evaluate(code, [*(f"is_public({name!r})" for name in INTERNAL), *MODEL_HUB.values()])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", INTERNAL)
-def test_internal_name_is_the_public_one(internal_names: dict[str, Any], name: str) -> None:
-    assert internal_names[f"is_public({name!r})"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("promise", MODEL_HUB)
-def test_model_hub_keeps_its_promise(internal_names: dict[str, Any], promise: str) -> None:
-    assert internal_names[MODEL_HUB[promise]], MODEL_HUB[promise]
+    expressions = [*(f"is_public({name!r})" for name in INTERNAL), *MODEL_HUB.values()]
+    assert evaluate(code, expressions) == dict.fromkeys(expressions, True)
 
 
 @pytest.mark.slow

@@ -93,14 +93,6 @@ def test_secrets_are_known_by_their_fields(section: str, given: dict[str, Any], 
     assert both == {"hparams": {section: given}, "experiment_config": {section: masked}}
 
 
-def test_hyperparameters_and_data_are_no_secrets() -> None:
-    for name in ("hyperparameters", "data"):
-        assert mask_config({name: {**HPARAMS, "checkpoint_storage": CONFIG["checkpoint_storage"]}})[name] == {
-            **HPARAMS,
-            "checkpoint_storage": CONFIG["checkpoint_storage"],
-        }
-
-
 PASSWORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=4, max_size=12)
 
 

@@ -56,6 +56,7 @@ def test_secrets_are_masked_in_display() -> None:
     "section",
     [
         {"type": "shared_fs", "host_path": "/a", "storage_path": "b", "propagation": "private", "save_trial_best": 2},
+        {"type": "shared_fs", "host_path": "/a", "checkpoint_path": "cp", "container_path": "/c"},
         {"type": "directory", "container_path": "/a"},
         {"type": "s3", "bucket": "b", "prefix": "p", "endpoint_url": "http://a", "access_key": "k", "secret_key": "s"},
         {"type": "azure", "container": "c", "account_url": "https://a.blob.core.windows.net", "credential": "x"},

@@ -34,16 +34,6 @@ def test_public_names_come_with_tensorflow_1_behaviour() -> None:
     assert not tf.compat.v1.resource_variables_enabled()
 
 
-def test_context_has_settings_rank_and_size() -> None:
-    settings = {"hparams": {"global_batch_size": 8, "lr": 0.5}, "exp_conf": {"data": {"path": "here"}}}
-    with estimator.init(**settings, trial_seed=3) as context:
-        assert context.get_hparam("lr") == 0.5
-        assert context.get_per_slot_batch_size() == context.get_global_batch_size() == 8
-        assert context.get_data_config() == {"path": "here"}
-        assert context.get_trial_seed() == 3
-        assert (context.distributed.rank, context.distributed.size) == (0, 1)
-
-
 @pytest.mark.parametrize("by_module", [False, True])
 def test_fields_of_estimators_are_not_called_idle(
     by_module: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
