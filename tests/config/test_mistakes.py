@@ -28,6 +28,7 @@ AZURE_TWICE = "checkpoint_storage: {type: azure, container: c, connection_string
         ("min_validation_period: {batches: 1e20}", 1, "min_validation_period.batches", "less than 9223372036854775808"),
         ("debug: 1", 1, "debug", "must be true or false; got 1"),
         ("name: [a]", 1, "name", "must be a string; got ['a']"),
+        ("entrypoint: 3", 1, "entrypoint", "must be module:Class, a command, or a list"),
         ("checkpoint_policy: bets", 1, "checkpoint_policy", "must be 'best', 'all' or 'none'; got 'bets'"),
         ("workspace: a", 1, "project", "is missing: set both workspace and project, or neither"),
         ("min_validation_period: {epoch: 1}", 1, "min_validation_period.epoch", "unknown unit; did you mean epochs?"),
@@ -37,6 +38,7 @@ AZURE_TWICE = "checkpoint_storage: {type: azure, container: c, connection_string
         ("environment: {environment_variables: [=3]}", 1, "environment.environment_variables[0]", "must be NAME=VALUE"),
         ("log_policies: [{pattern: a, action: x}]", 1, "log_policies[0].action", "must be 'cancel_retries' or"),
         (f"log_policies: [{{pattern: '{'(' * 5000}'}}]", 1, "log_policies[0].pattern", "is not a regular expression"),
+        ("profiling: {begin_on_batch: 9, end_after_batch: 8}", 1, "profiling.end_after_batch", "least begin_on_batch"),
         ("checkpoint_storage: {type: hdfs}", 1, "checkpoint_storage.type", "it was removed from Determined"),
         (
             "checkpoint_storage: {host_path: /x}",
