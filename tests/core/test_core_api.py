@@ -20,7 +20,7 @@ from det_lightning import core, errors
 from det_lightning.checkpoint import CheckpointStorage
 from det_lightning.core._checkpoint import CheckpointContext
 from tests.checkpoint.storage.backends import new_bucket
-from tests.ranks.ranks import on_ranks
+from tests.ranks.ranks import ends_of, on_ranks, start_forked
 
 
 @pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow)])
@@ -346,12 +346,12 @@ def test_invalid_hp_ends_with_status_0(tmp_path: Path) -> None:
 
 
 def test_signal_ends_a_script_that_never_asks(tmp_path: Path) -> None:
-    if (child := os.fork()) == 0:
+    def run(rank: int) -> None:
         with core.init(checkpoint_storage=str(tmp_path)):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+    assert ends_of(start_forked(1, run), 60) == [-signal.SIGTERM]
 
 
 @pytest.mark.slow

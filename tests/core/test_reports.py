@@ -24,6 +24,7 @@ from det_lightning import core
 from det_lightning.core._reports import select_scalars
 from det_lightning.core._task import TASK_VARIABLE, TrialTask, default_directory
 from det_lightning.core._tensorboard import EventFile, TensorBoardOutput
+from tests.ranks.ranks import ends_of, start_forked
 
 
 @pytest.fixture
@@ -135,13 +136,13 @@ def test_progress_that_is_no_fraction_is_named(progress: Any) -> None:
     [("training", 1, 0), ("training", 2, -signal.SIGTERM), ("validation", 2, -signal.SIGTERM)],
 )
 def test_a_stopped_script_that_never_asks_ends_at_a_later_step(group: str, steps: int, status: int) -> None:
-    if (child := os.fork()) == 0:
+    def run(rank: int) -> None:
         with core.init() as context:
             context.train.report_validation_metrics(1, {"loss": 0.5})
             os.kill(os.getpid(), signal.SIGTERM)
             context.train.report_metrics(group, steps, {"loss": 0.5})
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+
+    assert ends_of(start_forked(1, run), 60) == [status]
 
 
 @pytest.mark.usefixtures("task")

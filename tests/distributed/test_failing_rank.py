@@ -21,7 +21,7 @@ from det_lightning.ranks.topology import free_port
 from tests.conformance.trials import callback
 from tests.distributed.ranks import Plain
 from tests.launching import TORCHRUN, Ended, start, wait
-from tests.ranks.ranks import meet, start_forked
+from tests.ranks.ranks import ends_of, meet, start_forked
 from tests.versions import needs_shards
 
 pytestmark = pytest.mark.slow
@@ -144,10 +144,9 @@ def start_trial(strategy: str, gives_up: tuple[int, str]) -> tuple[TrialTask, li
 def test_whichever_rank_gives_up_all_end_well(strategy: str, places: list[tuple[int, str]]) -> None:
     """It is reported to the experiment, wherever it is raised."""
     for task, processes in [start_trial(strategy, gives_up) for gives_up in places]:
-        for process in processes:
-            process.join(START_S)
+        ends = ends_of(processes, START_S)
         outputs = [(task.directory / f"output-{rank}").read_text() for rank in range(2)]
-        assert [process.exitcode for process in processes] == [0, 0], outputs
+        assert ends == [0, 0], outputs
         records = [json.loads(line) for line in task.metrics_file.read_text().splitlines()]
         reports = [record["metrics"]["reason"] for record in records if record["group"] == "early_exit"]
         assert reports == ["INVALID_HP"], outputs

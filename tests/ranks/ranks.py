@@ -76,6 +76,15 @@ def start_forked(size: int, target: Callable[..., None], *arguments: Any) -> lis
     return processes
 
 
+def ends_of(processes: list[Any], timeout_s: float) -> list[int | None]:
+    """Wait for the processes, kill those that have not ended in time, and return how each ended."""
+    for process in processes:
+        process.join(timeout_s)
+        process.kill()
+        process.join()
+    return [process.exitcode for process in processes]
+
+
 def in_processes(
     size: int, folder: Path, do: Callable[[DistributedContext], Any], timeout_s: float = 300.0
 ) -> list[Any]:
@@ -101,7 +110,5 @@ def in_processes(
 
     processes = start_forked(size, run)
     found = sorted((queue.get(timeout=300) for _ in range(size)), key=lambda one: one[0])
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * size
+    assert ends_of(processes, 60) == [0] * size
     return [result for _, result in found]

@@ -24,7 +24,7 @@ from det_lightning.errors import InvalidHP
 from det_lightning.ranks import session
 from det_lightning.ranks.topology import free_port
 from tests.launching import environment
-from tests.ranks.ranks import TIMEOUT_S, in_threads, meet, numbers, on_ranks, start_forked
+from tests.ranks.ranks import TIMEOUT_S, ends_of, in_threads, meet, numbers, on_ranks, start_forked
 from tests.warm_python import start_warm_python
 
 
@@ -332,9 +332,7 @@ def results_of(target: Callable[..., None], *arguments: Any) -> list[Any]:
     """Run a function in two processes; return what those put into a queue that end well."""
     results = multiprocessing.get_context("fork").Queue()
     processes = start_forked(2, target, free_port(), results, *arguments)
-    for process in processes:
-        process.join(120)
-        assert process.exitcode is not None
+    ends_of(processes, 120)
     return [results.get(timeout=10) for process in processes if process.exitcode == 0]
 
 
