@@ -65,6 +65,7 @@ HPARAMS: dict[str, Any] = {
     [
         ("checkpoint_storage", {"secret_key": 4711, "type": "s3"}, {"secret_key": MASK, "type": "s3"}),
         ("checkpoint_storage", {"endpoint_url": "https://me:a@host"}, {"endpoint_url": f"https://me:{MASK}@host"}),
+        ("checkpoint_storage", {"account_url": "https://h?sig=a&b=1"}, {"account_url": f"https://h?sig={MASK}&b=1"}),
         ("tensorboard_storage", {"credential": "a", "prefix": ""}, {"credential": MASK, "prefix": ""}),
         ("data_layer", {"access_key": None, "bucket": "b"}, {"access_key": None, "bucket": "b"}),
         (

@@ -319,6 +319,15 @@ def test_damaged_newest_falls_back(
     assert known[4].name in warning
 
 
+def test_restarted_job_skips_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setattr("det_lightning.pytorch._trainer._fits", iter([1, 1]))
+    train_from(tmp_path, 6)
+    truncate(by_steps(tmp_path)[6] / "state_dict.pth")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert train_from(tmp_path, 8) == 4
+
+
 def test_several_damaged_are_skipped(trained: Path) -> None:
     known = by_steps(trained)
     for steps in (6, 4):

@@ -107,15 +107,22 @@ def test_program_prints_version() -> None:
 def test_ls_lists_newest_first(tmp_path: Path) -> None:
     old = write_checkpoint(tmp_path, 5, notes={"time": time.time() - 90})
     new = write_checkpoint(tmp_path, 9, notes={"time": time.time() - 3})
-    claiming = write_checkpoint(tmp_path, 5, notes={"time": time.time() + 10 * 86400})
     torn = make_incomplete(write_checkpoint(tmp_path, 11), age_s=3 * 86400)
     (tmp_path / "no checkpoint").mkdir()
     lines = run("ls", tmp_path).stdout.splitlines()
     assert lines[0].split() == ["uuid", "steps", "metric", "size", "age", "complete"]
-    assert [line.split()[0] for line in lines[2:]] == [claiming.name, new.name, old.name, torn.name]
-    assert [line.split()[-1] for line in lines[2:]] == ["yes", "yes", "yes", "NO"]
-    assert " 1 min " in lines[4]
-    assert " 3 d " in lines[5]
+    assert [line.split()[0] for line in lines[2:]] == [new.name, old.name, torn.name]
+    assert [line.split()[-1] for line in lines[2:]] == ["yes", "yes", "NO"]
+    assert " 1 min " in lines[3]
+    assert " 3 d " in lines[4]
+
+
+def test_ls_ignores_times_in_the_future(tmp_path: Path) -> None:
+    claiming = write_checkpoint(tmp_path, 5, notes={"time": time.time() + 10 * 86400})
+    newest = write_checkpoint(tmp_path, 9, notes={"time": time.time() + 3600})
+    listed = json_of("ls", tmp_path)["checkpoints"]
+    assert [entry["uuid"] for entry in listed] == [newest.name, claiming.name]
+    assert listed[1]["written_s"] < time.time() + 60
 
 
 def test_ls_with_json_lists_every_field(tmp_path: Path) -> None:
@@ -391,11 +398,14 @@ def test_at_a_terminal_prune_asks(
         assert len(left_in(indexed)) == left
 
 
-def test_prune_refuses_negative_numbers(indexed: dict[str, Path]) -> None:
+def test_prune_refuses_what_contradicts(indexed: dict[str, Path]) -> None:
     storage = indexed["a1"].parent
     for flag in ("--experiment-best", "--trial-best", "--trial-latest"):
         said = error_of("prune", storage, flag, "-1", "--yes")
         assert f"save_{flag[2:].replace('-', '_')}=-1" in said
+    loss = {"name": "loss", "value": 0.5, "smaller_is_better": True}
+    write_checkpoint(storage, notes={"experiment": "digits", "trial": "c", "metric": loss})
+    assert "by different metrics" in error_of("prune", storage, "--yes")
     assert left_in(indexed) == list(indexed)
 
 

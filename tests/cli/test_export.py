@@ -115,14 +115,9 @@ class Broken(Plain):
         super().__init__()
         hparams["width"]
 class Picky(Plain):
-    def __init__(self, lr):
-        super().__init__()
-        if lr > 1:
-            raise ValueError("lr is too large")
+    def __init__(self, width): super().__init__()
 class Ending(Plain):
     def __init__(self): raise SystemExit(0)
-class Small(pl.LightningModule):
-    def __init__(self, **hparams): super().__init__()
 class Bare(torch.nn.Module): pass
 number = 3
 """
@@ -176,6 +171,7 @@ def test_ambiguous_part_is_refused(checkpoint: Path) -> None:
         ("wrong.py", "def f(:", "Plain", "SyntaxError: "),
         ("ends.py", "raise SystemExit(0)", "Plain", "SystemExit: 0"),
         ("parts.py", PARTS, "Broken", "KeyError: 'width'"),
+        ("parts.py", PARTS, "Picky", "Picky does not take the trial's hyperparameters"),
         ("parts.py", PARTS, "Ending", "SystemExit: 0"),
         ("parts.py", PARTS, "Bare", "Bare is not the class of a LightningModule"),
         ("parts.py", PARTS, "number", "number is not the class of a LightningModule"),
@@ -186,7 +182,7 @@ def test_ambiguous_part_is_refused(checkpoint: Path) -> None:
 def test_unusable_module_is_one_line(of: str, file: str, text: str, name: str, message: str, checkpoint: Path) -> None:
     Path(file).write_text(text)
     what = (checkpoint.parent, "--all") if of == "all" else (checkpoint,)
-    is_of_checkpoint = of == "all" and name in ("Broken", "Ending")
+    is_of_checkpoint = of == "all" and name in ("Broken", "Picky", "Ending")
     ends_with = 1 if is_of_checkpoint else 2
     result = export("lightning", *what, "--module", f"{file}:{name}", "-o", "out", ends_with=ends_with)
     (line,) = result.stderr.splitlines()

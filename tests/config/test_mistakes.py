@@ -38,6 +38,8 @@ AZURE_TWICE = "checkpoint_storage: {type: azure, container: c, connection_string
         ("environment: {environment_variables: [=3]}", 1, "environment.environment_variables[0]", "must be NAME=VALUE"),
         ("log_policies: [{pattern: a, action: x}]", 1, "log_policies[0].action", "must be 'cancel_retries' or"),
         (f"log_policies: [{{pattern: '{'(' * 5000}'}}]", 1, "log_policies[0].pattern", "is not a regular expression"),
+        ("log_policies: [{pattern: 'a{9999999999}'}]", 1, "log_policies[0].pattern", "is not a regular expression"),
+        ("log_policies: [{pattern: '('}]", 1, "log_policies[0].pattern", "is not a regular expression"),
         ("profiling: {begin_on_batch: 9, end_after_batch: 8}", 1, "profiling.end_after_batch", "least begin_on_batch"),
         ("checkpoint_storage: {type: hdfs}", 1, "checkpoint_storage.type", "it was removed from Determined"),
         (

@@ -83,6 +83,9 @@ def test_lengths_give_the_time(given: str, clock: str, full_time: int, validates
         ("{name: adaptive_asha, max_trials: 4, max_time: 9}", "time_metric", "is missing beside max_time"),
         ("{name: adaptive_asha, max_trials: 4, time_metric: epochs}", "max_time", "how many epochs a trial trains"),
         ("{name: async_halving, max_trials: 4, max_length: 9}", "num_rungs", "is missing"),
+        ("{name: adaptive_asha, max_trials: 4, max_length: 9, mode: fast}", "mode", "must be 'aggressive', 'standard'"),
+        ("{name: adaptive_asha, max_trials: 4, max_length: 9, divisor: 1}", "divisor", "greater than 1"),
+        ("{name: adaptive_asha, max_trials: 4, max_length: 9, divisor: 1e9}", "divisor", "must be at most 1000; got"),
         ("{name: adaptive_asha, max_trials: 4, max_length: 9, bracket_rungs: [2, 600]}", "bracket_rungs[1]", "got 600"),
     ],
 )

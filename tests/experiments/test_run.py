@@ -57,6 +57,20 @@ def test_paths_may_be_relative(tmp_path: Path) -> None:
     assert len(events_of(project / experiment, "validation")) == 5
 
 
+def test_stopped_trials_are_complete(tmp_path: Path) -> None:
+    experiment = run_project(
+        tmp_path,
+        hyperparameters={"lr": RATES, "steps": 16},
+        searcher={
+            "name": "async_halving", "metric": "loss", "max_trials": 6, "num_rungs": 2, "divisor": 4,
+            "max_time": 16, "time_metric": "batches", "max_concurrent_trials": 2,
+        },
+    )  # fmt: skip
+    assert {event["closed"] for event in events_of(experiment, "run_ended")} == {"COMPLETED"}
+    assert len(events_of(experiment, "trial_created")) == 6
+    assert events_of(experiment, "stop_requested")
+
+
 CLAIMS_PREEMPTION = ["python3", "-c", "from trial_script import report; report('preempted', None, {})"]
 POLICY = {"name": "broken", "pattern": "[A-Z]{4} is broken$", "action": {"type": "cancel_retries"}}
 HOOK_ENDED = "ended the run before the entrypoint began"

@@ -614,6 +614,13 @@ def test_only_deepspeed_is_a_problem(start: str, severity: Severity) -> None:
     assert found.advice.startswith("write from_torch_distributed()")
 
 
+def test_core_contexts_need_no_import() -> None:
+    before = "def report(core_context, batch):\n    core_context.train.report_training_metrics(latest_batch=batch)\n"
+    assert ported(before) == before.replace("latest_batch", "steps_completed")
+    assert findings_of("def keep(core_context): core_context.checkpoint._storage_manager\n") != []
+    assert findings_of("def other(core_context): core_context.settings._values\n") == []
+
+
 FIRST_CORE_API = """\
 import determined as det
 def main(core_context, batch):

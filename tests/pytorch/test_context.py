@@ -78,6 +78,27 @@ def test_second_scaler_is_refused() -> None:
 # Training
 
 
+@pytest.mark.parametrize("frequency", [1, 3])
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("of_optimizer", [None, False, True])
+def test_aggregation_sums_and_divides(frequency: int, average: bool, of_optimizer: bool | None) -> None:
+    context = make_context(aggregation_frequency=frequency, average_aggregated_gradients=average)
+    weight = make_weight(0.0)
+    optimizer = wrapped_sgd(context, weight, average_aggregated_gradients=of_optimizer)
+    divisor = frequency if (average if of_optimizer is None else of_optimizer) and frequency > 1 else 1
+    clipped: list[float] = []
+    for batch in range(frequency):
+        context.position.batch_idx = batch
+        assert context.is_update_batch() == (batch == frequency - 1)
+        assert weight.item() == 0.0
+        context.backward(weight * 6)
+        context.step_optimizer(optimizer, clip_grads=lambda params: clipped.extend(p.grad.item() for p in params))
+    assert clipped == [pytest.approx(6 * frequency / divisor)]
+    assert weight.item() == pytest.approx(-6 * frequency / divisor)
+    assert weight.grad is None
+    assert context.optimizer_steps == 1
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -190,6 +211,31 @@ def test_reset_parameters_draws_all_anew() -> None:
 def make_scheduler(mode: Any, frequency: int = 1) -> LRScheduler:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     return LRScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5), mode, frequency)
+
+
+@pytest.mark.parametrize(
+    ("mode", "frequency", "aggregation", "steps"),
+    [
+        (Mode.STEP_EVERY_BATCH, 1, 1, [1, 1, 1, 1, 1, 1, 1, 1]),
+        (Mode.STEP_EVERY_BATCH, 3, 1, [0, 0, 1, 0, 0, 1, 0, 0]),
+        (Mode.STEP_EVERY_BATCH, 1, 4, [4, 4]),
+        (Mode.STEP_EVERY_BATCH, 3, 4, [1, 1]),
+        (Mode.STEP_EVERY_OPTIMIZER_STEP, 1, 4, [1, 1]),
+        (Mode.STEP_EVERY_OPTIMIZER_STEP, 8, 4, [0, 1]),
+        (Mode.STEP_EVERY_OPTIMIZER_STEP, 3, 4, [0, 0]),
+        (Mode.STEP_EVERY_EPOCH, 1, 1, [0, 0, 1, 0, 0, 1, 0, 0]),
+        (Mode.STEP_EVERY_EPOCH, 2, 1, [0, 0, 0, 0, 0, 1, 0, 0]),
+        (Mode.STEP_EVERY_EPOCH, 1, 2, [1, 0, 1, 1]),
+        (Mode.STEP_EVERY_EPOCH, 2, 4, [1, 0]),
+        (Mode.MANUAL_STEP, 1, 1, [0, 0, 0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_schedulers_step_by_their_mode_and_frequency(
+    mode: LRScheduler.StepMode, frequency: int, aggregation: int, steps: list[int]
+) -> None:
+    scheduler = make_scheduler(mode, frequency)
+    updates = range(aggregation - 1, 8, aggregation)
+    assert [scheduler.steps_after(update, 3, aggregation) for update in updates] == steps
 
 
 @pytest.mark.parametrize("mode", [Mode.STEP_EVERY_BATCH, Mode.STEP_EVERY_OPTIMIZER_STEP])

@@ -30,6 +30,7 @@ KEYS = {"endpoint_url": "http://u", "access_key": "a", "secret_key": "b", "sessi
         ({"host_path": "/data/"}, "/data"),
         ({"storage_path": "a/b"}, "/data/a/b"),
         ({"storage_path": None}, "/data"),
+        ({"storage_path": "/data/a"}, "/data/a"),
         ({"checkpoint_path": "old"}, "/data/old"),
         ({"checkpoint_path": "x", "tensorboard_path": "t"}, "/data/t"),
         ({"host_path": "/", "storage_path": "/data"}, "/data"),
