@@ -1,4 +1,4 @@
-"""Reads YAML as Determined does, with the line of every key, and reports all mistakes at once.
+"""Reads YAML as Determined does, and JSON as YAML, with the line of every key, and reports all mistakes at once.
 
 Determined's command line read YAML 1.2 and refused duplicate keys. Determined's master had the last word on values, and
 also accepted the booleans of YAML 1.1 (``yes``, ``off``). Dates were text, only values known to JSON got through, and

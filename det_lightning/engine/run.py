@@ -1,6 +1,7 @@
 """One run of a trial: resuming, batches, workloads and boundaries. A RunDriver calls it from Lightning's hooks.
 
 Change here: a warning about settings at the start or the resume of a run is an entry of ``_warn_of_settings``.
+One about periods or the length asks a method of ``Schedule`` in ``engine/schedule.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Where the trials of an experiment fit on the nodes of a cluster: as few nodes as possible, with equal parts."""
+"""Where the trials of an experiment fit on the nodes of a cluster: as few nodes as possible, with equal parts.
+
+Change here: a resource of trials is one of ``name_resources`` and of ``Shape.needs``. ``make_demand`` in
+``experiments/lifecycle.py`` asks for it, and ``experiments/ray_launcher.py`` reserves it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster: connecting, and finding the trials that the nodes can run."""
+"""The nodes of a Ray cluster: connecting, listing, and the check that they share files."""
 
 from __future__ import annotations
 

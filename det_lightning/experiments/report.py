@@ -1,4 +1,7 @@
-"""The page of an experiment, or of several: curves, metrics over hyperparameters, and a table of trials."""
+"""The page of an experiment, or of several: curves, metrics over hyperparameters, and a table of trials.
+
+Change here: ``report.html.jinja`` beside this file draws the charts; ``trial_reports.py`` reads the curves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running trial as the runner sees it: a process to command, and files to read."""
+"""A running trial as the runner sees it: a process to command, files to read, and the log that it writes itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""``PyTorchCallback``, the callback interface of a trial, and the callbacks and functions of older releases."""
+"""``PyTorchCallback``, the callback interface of a trial, and the callbacks and functions of older releases.
+
+Change here: a hook is a method of the interface, which ``engine/run.py`` and ``engine/checkpointing.py`` call;
+``testing/recorder.py`` and ``porting/to_lightning/hooks.py`` list the hooks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values of numpy and the standard library state files may hold, and how they are written and read back."""
+"""How state files are written, and which values of numpy and the standard library they may hold."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Decides when a run saves, which validation is the best, and which checkpoints are kept.
 
-Change here: which checkpoints are deleted is ``choose_to_delete``; ``CheckpointStorage.delete`` deletes one.
+Change here: which checkpoints are deleted is ``choose_to_delete``; ``CheckpointStorage.delete`` deletes one. What
+the rule looks at is a field of ``CheckpointRecord``, filled in ``trial_checkpoints.py`` and ``experiments/lifecycle.py``.
 """
 
 from __future__ import annotations

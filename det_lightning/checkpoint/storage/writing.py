@@ -1,6 +1,7 @@
 """Writing checkpoints in order, at once or in the background: the files, then ``metadata.json`` with the manifest.
 
-Change here: an entry of every ``metadata.json`` is written in ``complete``.
+Change here: an entry of every ``metadata.json`` is written in ``complete``; ``add_metric`` in
+``checkpoint/retention/trial_checkpoints.py`` adds one later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Compares the trial with its reference: a record of the real determined, made here or read from a file."""
+"""Compares the trial with its reference: a record of the real determined, made here or read from a file.
+
+Change here: ``--trial-tolerance`` counts here and in ``testing/checks/old_checkpoints.py``.
+"""
 
 from __future__ import annotations
 
