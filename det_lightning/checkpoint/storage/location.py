@@ -243,13 +243,19 @@ class Location:
             return file.read(limit + 1)
 
     def write(self, content: bytes) -> None:
-        """Write ``content`` to this file, completely or not at all."""
+        """Write ``content`` to this file; a file that is there is replaced completely or not at all."""
         if self.is_local:
             write_whole(self.local_path, content, sync=True)
             return
-        if not self.is_object_store:
-            self.fs.makedirs(self.parent.path, exist_ok=True)
-        self.fs.pipe_file(self.path, content)
+        if self.is_object_store:
+            self.fs.pipe_file(self.path, content)
+            return
+        self.fs.makedirs(self.parent.path, exist_ok=True)
+        is_there = self.exists()
+        new = f"{self.path}.new" if is_there else self.path
+        self.fs.pipe_file(new, content)
+        if is_there:  # never torn by a kill, as a file that is written over would be
+            self.fs.mv(new, self.path)
 
     def remove(self) -> None:
         """Remove this file, or this directory with all content, if existing."""

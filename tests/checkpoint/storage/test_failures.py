@@ -15,9 +15,10 @@ import pytest
 
 from det_lightning import errors
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint
+from det_lightning.checkpoint.retention.trial_checkpoints import add_metric
 from det_lightning.checkpoint.storage.location import new_id
 from tests.checkpoint.made_checkpoints import assert_equal
-from tests.checkpoint.storage.backends import STATE, Backend, FlakyFileSystem, all_paths, files_of, write
+from tests.checkpoint.storage.backends import STATE, Backend, FlakyFileSystem, all_paths, backend_of, files_of, write
 from tests.warm_python import start_warm_python
 
 ROOT = Path(__file__).parents[3]
@@ -37,6 +38,16 @@ def test_final_failure_keeps_a_copy(flaky: Backend, staging: Path, name: str) ->
     assert storage.list_ids() == [earlier]
     assert FlakyFileSystem.failures == []
     assert_equal(load_checkpoint(storage.find(earlier)).state, STATE)
+
+
+def test_metadata_are_never_torn_on_sftp(sftp_options: dict[str, Any], tmp_path: Path) -> None:
+    storage = backend_of("sftp", tmp_path, sftp_options).storage()
+    file = tmp_path / "storage" / write(storage) / "metadata.json"
+    before = file.read_text()
+    with file.open() as opened:
+        assert add_metric(storage, file.parent.name, {"name": "loss", "value": 0.5})
+        assert opened.read() == before, "the file was written over"
+    assert json.loads(file.read_text())["metric"]["value"] == 0.5
 
 
 @pytest.mark.parametrize("failure", [PermissionError("not yours"), ValueError("bad name")])
