@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.units import Batch, Epoch, TrainUnit
+from det_lightning.units import Batch, Epoch
 
 steps = st.integers(1, 10_000)
 
@@ -33,10 +33,3 @@ def test_container_names_its_steps(schedule: frozenset[int], step: int) -> None:
 @pytest.mark.parametrize("container", [[5, 30], (5, 30), {5, 30}, {5: "first", 30: "second"}, range(5, 31, 25)])
 def test_any_container_is_a_schedule(container: Any) -> None:
     assert [step for step in range(100) if Epoch(container).should_stop(step)] == [5, 30]
-
-
-@pytest.mark.parametrize(
-    ("unit", "shown"), [(Batch(5), "Batch(5)"), (Epoch([1, 2]), "Epoch([1, 2])"), (TrainUnit(1), "TrainUnit(1)")]
-)
-def test_units_show_what_they_are(unit: TrainUnit, shown: str) -> None:
-    assert repr(unit) == shown
