@@ -1,7 +1,8 @@
 """Decides when a run saves, which validation is the best, and which checkpoints are kept.
 
 Change here: which checkpoints are deleted is ``choose_to_delete``; ``CheckpointStorage.delete`` deletes one. What
-the rule looks at is a field of ``CheckpointRecord``, filled in ``trial_checkpoints.py`` and ``experiments/lifecycle.py``.
+the rule looks at is a field of ``CheckpointRecord``, filled in ``trial_checkpoints.py`` beside this file and in
+``experiments/lifecycle.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A trial's checkpoints in a storage: one writer, who deletes those that the rule does not keep, and adds metrics later.
+"""A trial's checkpoints in a storage: one writer, who deletes what the rule does not keep, and adds metrics later.
 
 A run, or a pruning, holds a lock on the trial's name, where the storage has locks: an empty file beside the checkpoints
 of a local disk, whose lock ends with the process. A file next to it says who holds the lock. Object stores, SFTP and
