@@ -110,7 +110,8 @@ def test_strategy_can_be_replaced_before_the_launch() -> None:
     assert other.process_group_backend == "gloo"
     assert vars(other)["_timeout"] == processes["timeout"]
     assert lightning_internals.converts_batch_norms(other)
-    assert not lightning_internals.converts_batch_norms(make_trainer(strategy=pl.strategies.DDPStrategy()).strategy)
+    without: Any = make_trainer(strategy=pl.strategies.DDPStrategy()).strategy
+    assert not lightning_internals.converts_batch_norms(without)
     assert lightning_internals.read_ddp_options(other)[0]["static_graph"]
     assert trainer.strategy is other
 
