@@ -185,16 +185,17 @@ class DeterminedCheckpoint(pl.Callback):
     def _make_path(self, checkpoint_id: str | None) -> str | None:
         return None if checkpoint_id is None else (self.storage.root / checkpoint_id).url
 
-    def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Complete the policy, and connect the module with the writer of checkpoints.
 
         Raises:
             TypeError: the module is not a ``TrialModule``.
         """
-        require_trial_module(self, pl_module)
-        pl_module.checkpoints = self._checkpoints
+        module = require_trial_module(self, pl_module)
+        module.checkpoints = self._checkpoints
         if stage == "fit":
-            searcher = pl_module.context.settings.section("searcher")
+            assert module.context is not None  # the first of all callbacks has built the trial
+            searcher = module.context.settings.section("searcher")
             self.policy, warnings = complete_policy(self._own_policy, self._configured_policy, searcher)
             self._checkpoints.policy = self.policy
             if trainer.is_global_zero:

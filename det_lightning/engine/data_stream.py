@@ -1,7 +1,4 @@
-"""The loaders of a run: training data repeat without end, resume at the exact batch, and are divided into epochs.
-
-Change here: ``continue_batches`` decides what a resume does with another batch size or number of ranks, and warns.
-"""
+"""The loaders of a run: training data repeat without end, resume at the exact batch, and are divided into epochs."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from det_lightning.engine.boundary import RunOptions
 from det_lightning.engine.loaders import RunLoader, ShownLoader, SideStream, copy_aside
 from det_lightning.engine.train_and_evaluate import overrides
 from det_lightning.escaping import get_logger
-from det_lightning.pytorch._data import DataLoader
+from det_lightning.pytorch._data import DataLoader, move
 from det_lightning.pytorch._position import GlobalBatch, TrainingPosition, continue_batches
 from det_lightning.pytorch._pytorch_context import PyTorchTrialContext
 from det_lightning.pytorch._pytorch_trial import PyTorchTrial
@@ -176,10 +173,13 @@ class TrialData:
 
     def _make_preparation(self) -> Callable[[Any], Any]:
         context = self._context
-        mover = context.to_device if overrides(context, PyTorchTrialContext, "to_device") else context.move_batch
-        move: Callable[[Any], Any] = mover if context.experimental.auto_to_device else lambda batch: batch
+        to_device: Callable[[Any], Any] = context.to_device
+        if not context.experimental.auto_to_device:
+            to_device = lambda batch: batch  # noqa: E731
+        elif not overrides(context, PyTorchTrialContext, "to_device"):  # a call less for each batch
+            to_device = functools.partial(move, context.device, context.warned_types)
         cast = context.precision.whole_models.batch_cast()
-        return move if cast is None else lambda batch: cast(move(batch))
+        return to_device if cast is None else lambda batch: cast(to_device(batch))
 
     def _resume_training(self, loaders: LoaderFactory, loader: Any, copies_aside: bool) -> Any:
         # Counts the batches of all ranks: a rank with an empty share of a pass gets a batch in a later pass.

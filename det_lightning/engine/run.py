@@ -417,7 +417,7 @@ def _find_changed_hparams(resumed: CheckpointContent, context: PyTorchTrialConte
     saved = read_settings(resumed.resume, resumed.load_data)["hparams"]
     if not isinstance(saved, dict):
         return []
-    before, now = map(flatten, (saved, context.settings.to_plain()["hparams"] or {}))
+    before, now = flatten(saved), flatten(context.settings.to_plain()["hparams"] or {})
     names = [name for name in {**before, **now} if not is_masked(before.get(name))]  # earlier releases masked some
     # By their text, since NaN is not equal to itself.
     return [name for name in names if repr(before.get(name)) != repr(now.get(name))]

@@ -1,4 +1,7 @@
-"""The position of a run in its data: the current batch, a batch sampler that resumes, batches for other ranks."""
+"""The position of a run in its data: the current batch, a batch sampler that resumes, batches for other ranks.
+
+Change here: ``continue_batches`` decides what a resume does with another batch size or number of ranks, and warns.
+"""
 
 from __future__ import annotations
 

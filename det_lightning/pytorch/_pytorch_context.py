@@ -113,7 +113,7 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
         self.optimizer_steps = 0
         self._loading_only = loading_only
         self._stop_requested = False
-        self.move_batch = functools.partial(move, self.device, set[type]())
+        self.warned_types: set[type] = set()  # that cannot be moved to the device
         if not loading_only:
             remember_run(self)
 
@@ -425,7 +425,7 @@ class PyTorchTrialContext(SettingsLookups, ReducerMethods):
 
     def to_device(self, data: Any) -> Any:
         """Move data created by the trial to the device; batches of the loader are moved already."""
-        return self.move_batch(data)
+        return move(self.device, self.warned_types, data)
 
     def set_stop_requested(self, stop_requested: bool) -> None:
         """Ask the run to end with a checkpoint at the next boundary; raise an AssertionError unless given a bool."""

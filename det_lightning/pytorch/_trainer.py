@@ -160,7 +160,7 @@ class Trainer:
         self._lightning = lightning
         task = current_task()
         self._experiment = None if task is None else ExperimentReporter(task)
-        self._tries = is_try()
+        self._is_smoke_run = is_try()
         self._checkpoints: DeterminedCheckpoint | None = None
         if context.distributed.rank == 0:
             read = trial.config_fields if isinstance(trial, ExternalStateTrial) else ()
@@ -236,7 +236,7 @@ class Trainer:
             reporting_period=reporting_period,
             step_zero_validation=step_zero_validation,
         )
-        if self._tries:
+        if self._is_smoke_run:
             schedule = {"max_length": schedule.get("max_length")}
             place = None  # of an experiment
             if self._experiment is None:
@@ -275,7 +275,7 @@ class Trainer:
                 checkpoints,
                 reading if self._experiment is None else self._experiment.complete(reading),
                 choose_preemption(list_callbacks(self._lightning)),
-                test_mode=test_mode or (TRY_BATCHES if self._tries else False),
+                test_mode=test_mode or (TRY_BATCHES if self._is_smoke_run else False),
                 **{**_DEFAULT_SCHEDULE, **schedule},
             )
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from det_lightning.checkpoint import CheckpointStorage, load_checkpoint, open_checkpoint
 from det_lightning.checkpoint.storage.storage_config import storage_from_config
 from tests.checkpoint.made_checkpoints import assert_equal
-from tests.checkpoint.storage.backends import STATE, files_of, new_bucket, s3_server
+from tests.checkpoint.storage.backends import STATE, files_of, new_bucket
 from tests.conformance.sides import outcome
 
 determined_storage = pytest.importorskip("determined.common.storage")
@@ -67,14 +66,6 @@ def test_a_prefix_is_the_same_prefix(prefix: str) -> None:
     # Knowingly different: with the prefix "." it begins its keys with "./".
     expected = "" if theirs == "." else theirs
     assert storage_from_config(config)[0] == "/".join(["s3://b", *filter(None, [expected])])
-
-
-@pytest.fixture(scope="module")
-def s3_options() -> Iterator[dict[str, Any]]:
-    pytest.importorskip("s3fs")
-    pytest.importorskip("moto.server", reason="no S3 server to test with; install moto[server]")
-    with s3_server() as options:
-        yield options
 
 
 @pytest.fixture(params=["shared_fs", "directory", "s3", "s3 without a prefix"])

@@ -114,6 +114,12 @@ def test_unusable_losses_are_refused(loss: torch.Tensor, message: str) -> None:
         make_context().backward(loss)
 
 
+def test_data_go_to_the_present_device() -> None:
+    context = make_context()
+    context.device = torch.device("meta")
+    assert context.to_device([torch.ones(1)])[0].device.type == "meta"
+
+
 def test_gradients_are_kept_if_asked() -> None:
     context, weight = make_context(), make_weight()
     context.position.batch_idx = 0

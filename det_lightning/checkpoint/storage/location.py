@@ -247,15 +247,14 @@ class Location:
         if self.is_local:
             write_whole(self.local_path, content, sync=True)
             return
-        if self.is_object_store:
+        if not self.is_object_store:
+            self.fs.makedirs(self.parent.path, exist_ok=True)
+        if self.is_object_store or not self.exists():
             self.fs.pipe_file(self.path, content)
             return
-        self.fs.makedirs(self.parent.path, exist_ok=True)
-        is_there = self.exists()
-        new = f"{self.path}.new" if is_there else self.path
+        new = f"{self.path}.new"  # a kill would tear a file that is written over
         self.fs.pipe_file(new, content)
-        if is_there:  # never torn by a kill, as a file that is written over would be
-            self.fs.mv(new, self.path)
+        self.fs.mv(new, self.path)
 
     def remove(self) -> None:
         """Remove this file, or this directory with all content, if existing."""
